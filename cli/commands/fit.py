@@ -24,7 +24,7 @@ from nestmodel import (
     prepare_deterministic,
 )
 from nestmodel.training.lightning_private import finds_launcher, launched_processes
-from nestmodel.training.saving.resume import LAST, LAST_REQUIRED, find_resumed
+from nestmodel.training.saving.resume import LAST, LAST_REQUIRED, find_resumed, stored_step
 from nestmodel.training.starting.before_start import check_outputs, check_run
 from nestmodel.training.starting.launcher import check_main_address
 from nestmodel.training.starting.origin import is_first_rank
@@ -123,6 +123,8 @@ class _Cli(LightningCLI):
         guard = next(callback for callback in cast(Any, self.trainer).callbacks if isinstance(callback, StallGuard))
         guard.check_timeout(self.trainer)
         self._check("fit")
+        path = self.config[self.subcommand].ckpt_path
+        self._first_step = 0 if path is None else stored_step(Path(path))
         self._started_s = time.monotonic()
         self._print_summary(guard)
         self._start_trackers()
@@ -173,7 +175,7 @@ class _Cli(LightningCLI):
             check_outputs(self.trainer)
 
     def after_fit(self) -> None:
-        print_results(self.trainer, time.monotonic() - self._started_s)
+        print_results(self.trainer, time.monotonic() - self._started_s, self._first_step)
 
 
 def run(arguments: list[str]) -> int:

@@ -37,7 +37,7 @@ class Launch:
     """How to start as many ranks as a run computes with; a format with `devices`, `nodes` and `ranks`."""
 
     problem: str = ""
-    """Why no run of several ranks can use these processes."""
+    """Why no run can use these processes."""
 
     for_lightning: Mapping[str, str] = field(default_factory=dict)
     """Environment variables without which Lightning refuses or overlooks the launcher."""
@@ -105,10 +105,11 @@ def check_ranks(environment: Environment, devices: int, num_nodes: int) -> None:
     if launch.num_ranks == num_ranks and launch.num_nodes in (None, num_nodes):
         return
     on_nodes = f" on {_counted(launch.num_nodes, 'node')}" if launch.num_nodes is not None else ""
+    start = launch.command.format(devices=devices, nodes=num_nodes, ranks=num_ranks)
     raise LaunchError(
         f"{launch.source} is {launch.num_ranks}{on_nodes}, but --devices {devices} x --num-nodes {num_nodes} is "
         f"{_counted(num_ranks, 'rank')}. Leave out trainer.devices and trainer.num_nodes to run on "
-        f"{launch.num_ranks}, or {launch.command.format(devices=devices, nodes=num_nodes, ranks=num_ranks)}."
+        f"{_counted(launch.num_ranks, 'rank')}, or {start}."
     )
 
 
