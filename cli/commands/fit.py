@@ -103,7 +103,7 @@ class _Cli(LightningCLI):
         elif settings["deterministic"] == "warn":
             warnings.warn(_ONLY_WARNS, stacklevel=1)
         check_precision(settings["precision"])
-        take_ranks(settings)
+        settings["devices"], settings["num_nodes"] = take_ranks(settings["devices"], settings["num_nodes"])
         trainer = super().instantiate_trainer(**kwargs)
         if finds_launcher(trainer):
             check_start(os.environ, trainer.num_devices, trainer.num_nodes)

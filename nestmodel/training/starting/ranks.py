@@ -65,24 +65,27 @@ def find_launch(environment: Environment) -> Launch | None:
     )
 
 
-def take_ranks(settings: dict[str, Any]) -> None:
-    """Sets `devices` and `num_nodes` of a trainer to those of the launcher, unless `devices` is given.
+def take_ranks(devices: Any, num_nodes: int) -> tuple[Any, int]:
+    """Returns `devices` and `num_nodes` of a trainer: those of the launcher if `devices` is `auto`.
 
     Also sets environment variables that Lightning needs to recognise the launcher.
+
+    Args:
+        devices: As the user has given it.
+        num_nodes: As the user has given it; 1 is the default, which the launcher replaces.
 
     Raises:
         LaunchError: No run can use the ranks of the launcher.
     """
     launch = find_launch(os.environ)
     if launch is None:
-        return
+        return devices, num_nodes
     if launch.problem:
         raise LaunchError(launch.problem)
     os.environ.update(launch.for_lightning)
-    if settings["devices"] == "auto" and launch.num_nodes is not None:
-        settings["devices"] = launch.ranks_per_node
-        if settings["num_nodes"] == 1:
-            settings["num_nodes"] = launch.num_nodes
+    if devices != "auto" or launch.num_nodes is None:
+        return devices, num_nodes
+    return launch.ranks_per_node, launch.num_nodes if num_nodes == 1 else num_nodes
 
 
 def check_ranks(environment: Environment, devices: int, num_nodes: int) -> None:
