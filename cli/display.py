@@ -17,6 +17,7 @@ from nestmodel.training.callbacks.live_panel import LivePanel, terminal
 from nestmodel.training.callbacks.progress import PlainLines
 from nestmodel.training.run_state import format_duration
 from nestmodel.training.step_limits import num_steps_of_run
+from nestmodel.training.stopping.end_reason import end_reason
 
 _OUTPUTS = {"metrics": "metrics.csv", "curves": "curves.png", "checkpoints": "checkpoints"}
 _PACKAGE = os.path.join(os.path.dirname(nestmodel.__file__), "")
@@ -46,18 +47,24 @@ def print_summary(rows: list[tuple[str, str]]) -> None:
     print(format_summary(rows, shutil.get_terminal_size().columns), file=sys.stderr, flush=True)
 
 
-def print_results(trainer: pl.Trainer, seconds: float) -> None:
-    """Prints the last metrics of a run, where its output is, and what may come next, to stdout."""
+def print_results(trainer: pl.Trainer, seconds: float, first_step: int) -> None:
+    """Prints the last metrics of a run, what has ended it, where its output is, and what may come next, to stdout.
+
+    Args:
+        trainer: Of the run, after `fit`.
+        seconds: Duration of this start.
+        first_step: Optimizer steps made before this start.
+    """
     directory = trainer.log_dir
     if not trainer.is_global_zero or directory is None or cast(Any, trainer).fast_dev_run:
         return
-    print(redacted("\n".join(_result_lines(trainer, Path(directory), seconds))))
+    print(redacted("\n".join(_result_lines(trainer, Path(directory), seconds, first_step))))
 
 
-def _result_lines(trainer: pl.Trainer, directory: Path, seconds: float) -> list[str]:
+def _result_lines(trainer: pl.Trainer, directory: Path, seconds: float, first_step: int) -> list[str]:
     metrics = {name: float(value) for name, value in trainer.callback_metrics.items()}
-    data = cast(Any, trainer).datamodule
-    num_steps = num_steps_of_run(trainer, data.train_dataset.plan.steps_per_epoch)
+    steps_per_epoch = cast(Any, trainer).datamodule.train_dataset.plan.steps_per_epoch
+    num_steps = num_steps_of_run(trainer, steps_per_epoch)
     is_finished = num_steps is None or trainer.global_step >= num_steps
     step = f"step {trainer.global_step:,}" + ("" if is_finished else f" of {num_steps:,}")
     parts = [f"{step} after {format_duration(seconds)}"]
@@ -67,6 +74,9 @@ def _result_lines(trainer: pl.Trainer, directory: Path, seconds: float) -> list[
             parts.append(f"{label} {loss:.3f} (token entropy {entropy:.3f})")
     outputs = {name: directory / path for name, path in _OUTPUTS.items()}
     lines = [f"{'finished' if is_finished else 'stopped before its end'}: {', '.join(parts)}"]
+    requests = cast(Any, trainer).lightning_module.stop_requests
+    if (reason := end_reason(trainer, requests, steps_per_epoch, first_step)) is not None:
+        lines.append(f"reason: {reason}")
     lines += [f"{name}: {path}" for name, path in outputs.items() if path.exists()]
     last = directory / "checkpoints" / "last.ckpt"
     if last.exists():

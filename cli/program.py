@@ -108,6 +108,9 @@ class Program:
         except _TyperUsageError as error:
             return _fail(self._usage_line(error), EXIT_USAGE)
         except Exception as error:
+            if _is_left_to_rank_0(error):
+                time.sleep(_WAIT_FOR_RANK_0_S)  # launchers end all ranks when one has failed
+                return EXIT_USAGE
             if _is_usage(error):
                 return _fail(_message(error), EXIT_USAGE)
             if isinstance(error, OSError) and _is_of_a_users_file(error):
@@ -196,7 +199,7 @@ def _run_lightning(command: Command, arguments: list[str]) -> int:
             finally:
                 is_starting = watch.is_active
     except Exception as error:
-        if not (_is_usage(error) and is_starting and not is_first_rank()):
+        if not (_is_usage(error) and is_starting and not is_first_rank()) or _is_left_to_rank_0(error):
             raise
         message = _message(error)
     # Launchers end all ranks when one has failed: rank 0 may not have come to this error yet. Those that do not end
@@ -220,6 +223,14 @@ def _is_usage(error: Exception) -> bool:
     lightning = sys.modules.get("lightning_fabric.utilities.exceptions")
     refused = () if lightning is None else (lightning.MisconfigurationException,)
     return isinstance(error, (UsageError, ConfigError, GuardError, *refused))
+
+
+def _is_left_to_rank_0(error: Exception) -> bool:
+    """Returns whether an error is one that every rank finds, and this process is not the first rank."""
+    from nestmodel.errors import LaunchError
+    from nestmodel.training.starting.origin import is_first_rank
+
+    return isinstance(error, LaunchError) and not is_first_rank()
 
 
 def _is_explained(error: Exception) -> bool:

@@ -2,9 +2,9 @@
 
 python -m nestguard OPTIONS
 
-OPTIONS is a JSON object: the arguments of `start_monitor`, and `lock`, an open file, the locked directory. With several
-nodes, the run token is that of the environment variable NESTGUARD_TOKEN, until a line with another one arrives
-on standard input.
+OPTIONS is a JSON object: the arguments of `start_monitor`; `lock`, an open file, the locked directory; and `starter`,
+the process id of the caller. With several nodes, the run token is that of the environment variable NESTGUARD_TOKEN,
+until a line with another one arrives on standard input.
 """
 
 import argparse
@@ -47,6 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         identity=Identity(**options["identity"]),
         limits=StallLimits(**options["limits"]),
         peers=peers,
+        starter_pid=options["starter"],
     )
     Monitor(config, token, DirectoryLock(directory, options["lock"])).run()
     return 0

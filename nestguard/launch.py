@@ -92,6 +92,7 @@ def start_monitor(
     options = {
         "directory": str(lock.path),
         "lock": lock.fd,
+        "starter": os.getpid(),
         "report_dir": str(Path(report_dir).resolve()),
         "limits": asdict(limits),
         "identity": asdict(identity),

@@ -5,6 +5,7 @@ training continues unwatched.
 """
 
 import logging
+import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -55,6 +56,9 @@ class MonitorConfig:
     """Identity of the rank that started the monitor."""
 
     limits: StallLimits
+    starter_pid: int
+    """Process that started the monitor, as its child; it has a heartbeat by then."""
+
     peers: PeerConfig | None = None
     """Where the monitors of several nodes connect to each other; None for a single node."""
 
@@ -93,6 +97,8 @@ class Monitor:
         """Ends the ranks of this node if the run has to be stopped; returns whether the monitor is to exit."""
         limits = self._config.limits
         if all(view.state is ProcessState.NOT_STARTED for view in views):
+            if os.getppid() != self._config.starter_pid:
+                return True  # its heartbeat has been removed: no rank is left that would be waited for
             if self._watch.age_s > limits.first_step_s:
                 _print(
                     f"stall guard: no rank sent a heartbeat within {limits.first_step_s:g} s; the run is not watched"

@@ -8,6 +8,10 @@ class ExtractError(NestError):
     """The features of an utterance cannot be computed or written."""
 
 
+class LaunchError(ConfigError):
+    """A launcher has started other ranks than the run computes with. Every rank finds it; rank 0 prints it."""
+
+
 class ProbeError(NestError):
     """The labels or texts of a corpus do not suffice for a probe, or training and test utterances share audio."""
 

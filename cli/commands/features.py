@@ -40,6 +40,9 @@ def features_command(
     as_json: AsJson = False,
 ) -> None:
     """Extract encoder features, one file per utterance."""
+    from nestmodel.training.starting.ranks import check_single_process
+
+    check_single_process("features")
     from nestmodel import extract_features, load_network
 
     with progress("utterances") as on_progress:

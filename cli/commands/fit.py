@@ -1,5 +1,6 @@
 """`nestmodel fit`, `validate` and `preflight`: Lightning's command line with our model and data module."""
 
+import os
 import sys
 import time
 import warnings
@@ -22,11 +23,13 @@ from nestmodel import (
     Throughput,
     prepare_deterministic,
 )
-from nestmodel.training.lightning_private import launched_processes
-from nestmodel.training.saving.resume import LAST, LAST_REQUIRED, find_resumed
+from nestmodel.training.lightning_private import finds_launcher, launched_processes
+from nestmodel.training.saving.resume import LAST, LAST_REQUIRED, find_resumed, stored_step
 from nestmodel.training.starting.before_start import check_outputs, check_run
 from nestmodel.training.starting.launcher import check_main_address
 from nestmodel.training.starting.origin import is_first_rank
+from nestmodel.training.starting.ranks import check_start, take_ranks
+from nestmodel.training.starting.run_checks import check_precision
 from nestmodel.training.starting.run_summary import summarise_run
 from nestmodel.training.starting.startup import watch_ranks
 
@@ -99,8 +102,12 @@ class _Cli(LightningCLI):
             prepare_deterministic()
         elif settings["deterministic"] == "warn":
             warnings.warn(_ONLY_WARNS, stacklevel=1)
-        cast(NestDataModule, self.datamodule).use_fork_server()
+        check_precision(settings["precision"])
+        settings["devices"], settings["num_nodes"] = take_ranks(settings["devices"], settings["num_nodes"])
         trainer = super().instantiate_trainer(**kwargs)
+        if finds_launcher(trainer):
+            check_start(os.environ, trainer.num_devices, trainer.num_nodes)
+        cast(NestDataModule, self.datamodule).use_fork_server()
         if self.config[self.subcommand].quiet or settings["enable_progress_bar"]:
             callbacks = cast(Any, trainer).callbacks
             callbacks[:] = [callback for callback in callbacks if not isinstance(callback, Progress)]
@@ -116,6 +123,8 @@ class _Cli(LightningCLI):
         guard = next(callback for callback in cast(Any, self.trainer).callbacks if isinstance(callback, StallGuard))
         guard.check_timeout(self.trainer)
         self._check("fit")
+        path = self.config[self.subcommand].ckpt_path
+        self._first_step = 0 if path is None else stored_step(Path(path))
         self._started_s = time.monotonic()
         self._print_summary(guard)
         self._start_trackers()
@@ -166,7 +175,7 @@ class _Cli(LightningCLI):
             check_outputs(self.trainer)
 
     def after_fit(self) -> None:
-        print_results(self.trainer, time.monotonic() - self._started_s)
+        print_results(self.trainer, time.monotonic() - self._started_s, self._first_step)
 
 
 def run(arguments: list[str]) -> int:
@@ -179,6 +188,8 @@ def run(arguments: list[str]) -> int:
     # Lightning causes this one; users cannot avoid it.
     warnings.filterwarnings("ignore", message=".*LeafSpec.*is deprecated")
     warnings.filterwarnings("ignore", message="Be aware that when using .*ckpt_path")
+    # SLURM is installed, and this run is outside it; `check_start` finds a job whose tasks do not fit.
+    warnings.filterwarnings("ignore", message="The `srun` command is available on your system but is not used")
     # The interval counts steps of the run; Lightning compares it with the steps of an epoch.
     warnings.filterwarnings("ignore", message="The number of training batches .* is smaller than the logging interval")
     silence_lightning()

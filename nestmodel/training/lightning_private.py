@@ -11,6 +11,7 @@ from typing import Any, cast
 
 import pytorch_lightning as pl
 import torch
+from lightning_fabric.plugins.environments.cluster_environment import ClusterEnvironment
 from pytorch_lightning.strategies import DDPStrategy
 
 
@@ -120,6 +121,11 @@ def set_process_group_timeout(trainer: pl.Trainer, timeout_s: float) -> None:
 def uses_distributed_sampler(trainer: pl.Trainer) -> bool:
     """Returns whether Lightning would replace the sampler of a loader by a distributed one."""
     return bool(trainer._accelerator_connector.use_distributed_sampler)
+
+
+def finds_launcher(trainer: pl.Trainer) -> bool:
+    """Returns whether Lightning looks for the launcher by itself, and not a class that the user has given."""
+    return not isinstance(trainer._accelerator_connector._cluster_environment_flag, ClusterEnvironment)
 
 
 def launched_processes(trainer: pl.Trainer) -> list[Any]:

@@ -56,7 +56,12 @@ from nestmodel.training.schedule import build_optimizer, divides_gradients
 from nestmodel.training.starting.ddp_advice import suppress_unused_parameter_advice
 from nestmodel.training.starting.kernel_race import Choice, choose_kernels, device_name
 from nestmodel.training.starting.launcher import destroy_process_group_at_exit
-from nestmodel.training.starting.run_checks import check_graph, check_graph_precision, check_sampling_rate
+from nestmodel.training.starting.run_checks import (
+    check_graph,
+    check_graph_precision,
+    check_precision,
+    check_sampling_rate,
+)
 from nestmodel.training.step_stats import DecayedCounts, StepStats, fetch
 from nestmodel.training.stopping.stop_requests import StopRequests
 
@@ -315,11 +320,12 @@ class NestModel(NestNetwork, pl.LightningModule):
         return build_optimizer(trained, self.config.optimizer, self.config.encoder.d_model, self.device)
 
     def setup(self, stage: str) -> None:  # noqa: ARG002 - Lightning's signature
-        """Checks the sampling rate of the corpus, and fixes DDP's gradient buckets.
+        """Checks the precision and the sampling rate of the corpus, and fixes DDP's gradient buckets.
 
         Raises:
-            ConfigError: The corpus has another sampling rate than the features.
+            ConfigError: The precision is not supported, or the corpus has another sampling rate than the features.
         """
+        check_precision(self.trainer.precision)
         rate = getattr(getattr(self.trainer, "datamodule", None), "sampling_rate", None)
         check_sampling_rate(self.config, rate)
         # Lightning warns because the hook is one of this model and not of its data module, which is intended.

@@ -5,7 +5,6 @@ a run validates after the same steps and on the same data for any number of rank
 """
 
 import math
-from typing import Any, cast
 from weakref import WeakKeyDictionary
 
 import pytorch_lightning as pl
@@ -107,7 +106,7 @@ def num_steps_of_run(trainer: pl.Trainer, steps_per_epoch: int | None = None) ->
         if steps_per_epoch is None:
             per_epoch = trainer.num_training_batches / trainer.accumulate_grad_batches
         else:
-            limit: _Limit = cast(Any, trainer).limit_train_batches
+            limit = _given(trainer, "limit_train_batches")
             per_epoch = min(limit, steps_per_epoch) if isinstance(limit, int) else max(1, int(limit * steps_per_epoch))
         steps += [] if math.isinf(per_epoch) else [trainer.max_epochs * int(per_epoch)]
     return min(steps, default=None)
@@ -126,7 +125,7 @@ def _convert_limit(trainer: pl.Trainer, name: str, microbatches_per_rank: int, n
 
 def _given(trainer: pl.Trainer, name: str) -> _Limit:
     """Returns a setting as the user gave it, also after its conversion."""
-    now: _Limit = vars(trainer)[name]
+    now: _Limit = getattr(trainer, name)
     given, set_before = _converted.get(trainer, {}).get(name, (now, None))
     # Another value than that of the conversion was set by the user afterwards.
     return given if set_before is None or now == set_before else now

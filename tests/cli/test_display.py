@@ -94,6 +94,11 @@ def test_a_run_without_a_terminal_shows_lines(
     assert any(text.startswith("step 2 of 2") for text in lines)
     assert "next: nestmodel features run/version_0/checkpoints/last.ckpt" in shown.out
     assert "  or: nestmodel export run/version_0/checkpoints/last.ckpt --to huggingface\n" in shown.out
+    assert "reason:" not in shown.out
+    assert main([*arguments, "--log", "csv", "--resume"]) == 0
+    (first, second, *_) = capsys.readouterr().out.splitlines()
+    assert first.startswith("finished: step 2 after ")
+    assert second == "reason: trainer.max_steps of 2 was reached by earlier starts: raise it to train longer"
 
 
 def test_a_run_for_live_speech_names_the_export_that_can_hold_its_encoder(

@@ -145,7 +145,8 @@ def test_messages_mention_only_flags_that_exist() -> None:
     known = {flag for command in OWN_COMMANDS for flags in all_flags(command) for flag in flags.split()}
     known |= {"--help", "--version", "--seed_everything", "--ckpt_path", *(setting.flag for setting in SETTINGS)}
     known |= {f"--{name}" for name in signature(PreflightTrainer.preflight).parameters}
-    known |= {"--local-addr", "--master-addr", "--rdzv-backend", "--shm-size"}  # of torchrun and of Docker
+    known |= {"--local-addr", "--master-addr", "--rdzv-backend", "--nnodes", "--nproc-per-node"}  # of torchrun
+    known |= {"--nodes", "--ntasks-per-node", "--shm-size"}  # of srun and of Docker
     unknown = []
     for package in ("nestdata", "nestmodel"):
         for path in sorted((REPOSITORY / package).rglob("*.py")):

@@ -1,13 +1,15 @@
 import json
 import os
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
 import pytest
 
 from nestguard import EXIT_STALLED
-from tests.nestguard.runs import LONG_LIMITS, PATIENCE_S, Run, is_connected, run, wait_until
+from tests.nestguard.runs import LONG_LIMITS, PATIENCE_S, REPOSITORY, Run, is_connected, run, wait_until
 from tests.ports import free_port
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(200)]
@@ -216,3 +218,26 @@ def test_losing_the_connection_to_a_monitor_is_a_warning_and_does_not_stop_the_r
         assert started.exit_codes() == [0, 0]
         assert "node 1 (host host-1): lost the connection to its monitor" in started.output
         assert not started.reports
+
+
+_LOSES_ITS_HEARTBEAT = """
+import os, sys
+from pathlib import Path
+from nestguard import Heartbeat, Identity, StallLimits, start_monitor
+me = Identity(rank=0, local_rank=0, node_rank=0, world_size=1, local_world_size=1, host="host")
+directory = Path(sys.argv[1]) / "beats"
+directory.mkdir(mode=0o700)
+heartbeat = Heartbeat(directory, me)
+heartbeat.arm()
+start_monitor(directory, StallLimits(first_step_s=1000), me, Path(sys.argv[1]))
+(directory / "rank-0.beat").unlink()
+os._exit(0)
+"""
+
+
+def test_a_monitor_ends_with_the_rank_that_started_it_if_the_heartbeat_is_gone(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", _LOSES_ITS_HEARTBEAT, str(tmp_path)]
+    # Until the monitor has ended, it holds the pipe of stderr.
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert not (tmp_path / "beats").exists()

@@ -20,7 +20,7 @@ PAUSE_AT = 5
 """The step before which a run pauses; its newest checkpoint is then that of step 4."""
 
 # The nodes of the test have no names in DNS, and no GPU.
-_ENVIRONMENT = {
+ENVIRONMENT = {
     "MASTER_ADDR": "127.0.0.1",
     "GLOO_SOCKET_IFNAME": "lo",
     "OMP_NUM_THREADS": "1",
@@ -33,7 +33,7 @@ def submit(cluster: Cluster, folder: Path, *arguments: str, options: tuple[str, 
     log = folder / "job.log"
     command = ["sbatch", "--parsable", f"--chdir={folder}", f"--output={log}", "--gpus-per-node=0"]
     command += ["--ntasks-per-node=1", *options, str(SCRIPT), *arguments]
-    return Job(cluster, cluster.run(*command, **(_ENVIRONMENT | environment)).strip(), log)
+    return Job(cluster, cluster.run(*command, **(ENVIRONMENT | environment)).strip(), log)
 
 
 @dataclass

@@ -24,8 +24,9 @@ from nestmodel.training.starting.run_checks import (
     check_kernels,
     check_look_ahead,
     check_monitors,
+    check_precision,
     check_sampling_rate,
-    num_ranks,
+    check_share,
 )
 from nestmodel.training.step_limits import check_training_limits, num_steps_of_run
 
@@ -54,11 +55,12 @@ def check_run(
         WeightsError: The checkpoint cannot be read.
     """
     plan = data.train_dataset.plan
+    check_precision(trainer.precision)
     check_sampling_rate(model.config, data.sampling_rate)
     if stage == "validate":
         if data.val_dataset is None:
             raise ConfigError("there is no validation corpus: give data.val_corpus.")
-        plan.microbatches_of(0, num_ranks(trainer))
+        check_share(trainer, plan)
         return
     if trainer.max_steps == 0:
         raise ConfigError("trainer.max_steps is 0: give the number of steps to train, or -1 for no limit.")

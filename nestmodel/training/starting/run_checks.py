@@ -4,6 +4,7 @@ Every check reads settings only: no collective, no audio and no weights. The hoo
 make the same checks for those who call `Trainer.fit` themselves.
 """
 
+import os
 from collections.abc import Sequence
 from typing import Any, cast
 
@@ -16,17 +17,55 @@ from nestmodel.errors import ConfigError
 from nestmodel.nn.encoder import check_compilable
 from nestmodel.nn.gpu.kernel_choice import Kernels
 from nestmodel.nn.loss import CONTEXT_METRICS, METRIC_NAMES
-from nestmodel.training.lightning_private import uses_distributed_sampler
+from nestmodel.training.lightning_private import finds_launcher, uses_distributed_sampler
 from nestmodel.training.saving.checkpoints import Checkpoints
+from nestmodel.training.starting.ranks import check_ranks, find_launch
 from nestmodel.training.step_limits import validates_at_multiples
 
 MAX_LOOK_AHEAD_S = 3.0
 """Largest look-ahead, in seconds, of a trained encoder with causal convolutions and regular contexts."""
 
+_PRECISIONS = ("32-true", "bf16-mixed", "16-mixed", "32", "bf16", "16")
+"""Precisions with weights in float32; the last three are older names of the first three."""
+
 
 def num_ranks(trainer: pl.Trainer) -> int:
-    """Returns the number of ranks of a run, which strategies know only when the ranks have connected."""
-    return max(int(trainer.world_size), trainer.num_devices * trainer.num_nodes)
+    """Returns the number of ranks of a run.
+
+    Raises:
+        LaunchError: A launcher that Lightning has found by itself has started others.
+    """
+    if finds_launcher(trainer):
+        check_ranks(os.environ, trainer.num_devices, trainer.num_nodes)
+    return trainer.num_devices * trainer.num_nodes
+
+
+def check_share(trainer: pl.Trainer, plan: BatchPlan) -> int:
+    """Returns how many microbatches of a step each rank processes.
+
+    Raises:
+        ConfigError: The ranks cannot share a step equally, or are not those that a launcher has started.
+    """
+    world_size = num_ranks(trainer)
+    try:
+        return len(plan.microbatches_of(0, world_size))
+    except ConfigError as error:
+        launch = find_launch(os.environ)
+        if launch is None:
+            raise
+        raise ConfigError(
+            f"{error} The number of ranks is {launch.source}, and --devices {trainer.num_devices} x --num-nodes "
+            f"{trainer.num_nodes}."
+        ) from None
+
+
+def check_precision(precision: str | int | None) -> None:
+    """Raises ConfigError if a precision of Lightning changes the type of the weights; None is Lightning's default."""
+    if precision is not None and str(precision) not in _PRECISIONS:
+        raise ConfigError(
+            f"trainer.precision is {precision}, which trains with weights of another type than float32. Set it to "
+            "bf16-mixed or 16-mixed, which compute in 16 bits with weights in float32, or to 32-true."
+        )
 
 
 def check_sampling_rate(config: NestConfig, rate: int | None) -> None:
@@ -64,7 +103,7 @@ def check_accumulation(trainer: pl.Trainer, plan: BatchPlan) -> int:
         ConfigError: A setting of the trainer conflicts with the plan, or the ranks cannot share a step equally.
     """
     world_size = num_ranks(trainer)
-    microbatches_per_rank = len(plan.microbatches_of(0, world_size))
+    microbatches_per_rank = check_share(trainer, plan)
     if trainer.accumulate_grad_batches not in (1, microbatches_per_rank):
         raise ConfigError(
             f"trainer.accumulate_grad_batches is {trainer.accumulate_grad_batches}, but it is computed from "

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import pytorch_lightning as pl
 import torch
+from lightning_fabric.plugins.environments.lightning import LightningEnvironment
 from pytorch_lightning.loggers import CSVLogger
 from pytorch_lightning.strategies import DDPStrategy
 from torch.nn.parallel import DistributedDataParallel
@@ -25,6 +26,7 @@ from nestmodel.training.lightning_private import (
     allow_clipping,
     disable_signal_handling,
     dump_checkpoint,
+    finds_launcher,
     fix_gradient_buckets,
     launched_processes,
     log_by_global_step,
@@ -297,3 +299,8 @@ def test_the_processes_that_lightning_starts_are_found(tmp_path: Path, monkeypat
 
 def test_a_run_on_one_device_starts_no_processes(tmp_path: Path) -> None:
     assert launched_processes(trainer(tmp_path)) == []
+
+
+def test_lightning_finds_the_launcher_unless_the_user_gives_one(tmp_path: Path) -> None:
+    assert finds_launcher(trainer(tmp_path))
+    assert not finds_launcher(trainer(tmp_path, plugins=[LightningEnvironment()]))

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from nestdata import AudioNoiseBatch, MixConfig, PlanConfig
 from nestmodel import Checkpoints, ConfigError, NestDataModule, NestModel
+from nestmodel.training.step_limits import convert_training_limits, num_steps_of_run
 from tests.conftest import MessyCorpora
 from tests.synthesis import folder_corpus, hiss
 from tests.training import Recorder, fit, messy_data, tiny_config, trainer
@@ -146,3 +147,10 @@ def test_fast_dev_run_makes_one_whole_step_and_writes_nothing(messy_corpora: Mes
 def test_unsupported_limits_are_rejected(corpus: Path, tmp_path: Path, settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         validations_of(corpus, tmp_path, OneWeight(), max_steps=1, **settings)
+
+
+def test_the_steps_of_a_run_are_the_same_after_its_limits_are_converted(tmp_path: Path) -> None:
+    limited = trainer(tmp_path, max_steps=-1, max_epochs=5, limit_train_batches=2)
+    assert num_steps_of_run(limited, STEPS) == 10
+    convert_training_limits(limited, MICROBATCHES, STEPS)
+    assert num_steps_of_run(limited, STEPS) == 10

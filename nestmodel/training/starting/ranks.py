@@ -1,0 +1,281 @@
+"""The ranks that a launcher has started, and the rule that a run computes with exactly these.
+
+Lightning computes the number of ranks as devices x nodes, and takes the rank of a process and, in some of its parts,
+the number of ranks from the launcher. If the two differ, it trains with batches that no rank has loaded, or trains one
+model several times. The functions here read environment variables only, so that every rank finds the same mistake.
+"""
+
+import importlib.util
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from nestmodel.errors import LaunchError
+
+Environment = Mapping[str, str]
+
+_INTERACTIVE = ("bash", "interactive")
+"""Names of SLURM jobs in which Lightning starts the ranks itself."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Launch:
+    """Processes that a launcher has started."""
+
+    source: str
+    """The environment variable with their number, as messages name it."""
+
+    num_ranks: int
+    """Number of processes on all nodes."""
+
+    num_nodes: int | None = None
+    """Nodes with equal numbers of processes; None if the launcher does not tell."""
+
+    command: str = ""
+    """How to start as many ranks as a run computes with; a format with `devices`, `nodes` and `ranks`."""
+
+    problem: str = ""
+    """Why no run can use these processes."""
+
+    for_lightning: Mapping[str, str] = field(default_factory=dict)
+    """Environment variables without which Lightning refuses or overlooks the launcher."""
+
+    @property
+    def ranks_per_node(self) -> int | None:
+        """Processes of each node; None if the launcher does not tell."""
+        return None if self.num_nodes is None else self.num_ranks // self.num_nodes
+
+
+def find_launch(environment: Environment) -> Launch | None:
+    """Returns what a launcher has started, in the order in which Lightning looks for one.
+
+    None if Lightning starts the ranks of this node itself, or if their number is unknown.
+
+    Raises:
+        LaunchError: A variable that has to be a number is none.
+    """
+    return (
+        _by_torchrun(environment)
+        or _by_slurm(environment)
+        or _by_jsrun(environment)
+        or _by_mpi(environment)
+        or _by_hand(environment)
+    )
+
+
+def take_ranks(devices: Any, num_nodes: int) -> tuple[Any, int]:
+    """Returns `devices` and `num_nodes` of a trainer: those of the launcher if `devices` is `auto`.
+
+    Also sets environment variables that Lightning needs to recognise the launcher.
+
+    Args:
+        devices: As the user has given it.
+        num_nodes: As the user has given it; 1 is the default, which the launcher replaces.
+
+    Raises:
+        LaunchError: No run can use the ranks of the launcher.
+    """
+    launch = find_launch(os.environ)
+    if launch is None:
+        return devices, num_nodes
+    if launch.problem:
+        raise LaunchError(launch.problem)
+    os.environ.update(launch.for_lightning)
+    if devices != "auto" or launch.num_nodes is None:
+        return devices, num_nodes
+    return launch.ranks_per_node, launch.num_nodes if num_nodes == 1 else num_nodes
+
+
+def check_ranks(environment: Environment, devices: int, num_nodes: int) -> None:
+    """Checks that a run computes with the ranks that a launcher has started.
+
+    Args:
+        environment: Environment variables.
+        devices: Ranks on each node with which the run computes.
+        num_nodes: Nodes with which the run computes.
+
+    Raises:
+        LaunchError: It computes with others.
+    """
+    launch = find_launch(environment)
+    if launch is None:
+        return
+    if launch.problem:
+        raise LaunchError(launch.problem)
+    num_ranks = devices * num_nodes
+    if launch.num_ranks == num_ranks and launch.num_nodes in (None, num_nodes):
+        return
+    on_nodes = f" on {_counted(launch.num_nodes, 'node')}" if launch.num_nodes is not None else ""
+    start = launch.command.format(devices=devices, nodes=num_nodes, ranks=num_ranks)
+    raise LaunchError(
+        f"{launch.source} is {launch.num_ranks}{on_nodes}, but --devices {devices} x --num-nodes {num_nodes} is "
+        f"{_counted(num_ranks, 'rank')}. Leave out trainer.devices and trainer.num_nodes to run on "
+        f"{_counted(launch.num_ranks, 'rank')}, or {start}."
+    )
+
+
+def check_start(environment: Environment, devices: int, num_nodes: int) -> None:
+    """Makes the check of `check_ranks`, and checks that Lightning can start the ranks if no launcher has.
+
+    Call it before Lightning has started ranks, which changes the environment.
+
+    Raises:
+        LaunchError: The run computes with other ranks, or would wait for ranks that nobody starts.
+    """
+    check_ranks(environment, devices, num_nodes)
+    if find_launch(environment) is not None:
+        return
+    if "LOCAL_RANK" in environment:
+        if devices * num_nodes > 1:
+            raise LaunchError(
+                f"LOCAL_RANK is {environment['LOCAL_RANK']}, so that the run starts no ranks itself, but WORLD_SIZE is "
+                f"not set: set it to {devices * num_nodes} if as many ranks are started, or unset LOCAL_RANK."
+            )
+    elif num_nodes > 1 and {"NODE_RANK", "GROUP_RANK"}.isdisjoint(environment):
+        raise LaunchError(
+            f"--num-nodes is {num_nodes}, but no launcher has started this process, and NODE_RANK is not set: start it "
+            f"by torchrun or srun on {num_nodes} nodes, or set NODE_RANK (0 to {num_nodes - 1}), MASTER_ADDR and "
+            "MASTER_PORT on each."
+        )
+
+
+def check_single_process(command: str) -> None:
+    """Checks that no launcher has started several processes of a command that runs as one.
+
+    Raises:
+        LaunchError: One has: each process would write the same output.
+    """
+    launch = find_launch(os.environ)
+    if launch is not None and launch.num_ranks > 1:
+        raise LaunchError(
+            f"{launch.source} is {launch.num_ranks}, but {command} runs as 1 process: start it without the launcher."
+        )
+
+
+def _by_torchrun(environment: Environment) -> Launch | None:
+    if "TORCHELASTIC_RUN_ID" not in environment:
+        return None
+    num_ranks = _number(environment, "WORLD_SIZE")
+    here = _number(environment, "LOCAL_WORLD_SIZE", num_ranks)
+    num_nodes = _number(environment, "GROUP_WORLD_SIZE", max(1, num_ranks // here))
+    problem = (
+        f"WORLD_SIZE of torchrun is {num_ranks}, but {here} ranks on this node (LOCAL_WORLD_SIZE) x {num_nodes} nodes "
+        f"(GROUP_WORLD_SIZE) is {here * num_nodes}: give torchrun the same --nproc-per-node on all nodes."
+    )
+    return Launch(
+        source="WORLD_SIZE of torchrun",
+        num_ranks=num_ranks,
+        num_nodes=num_nodes,
+        command="start torchrun with --nnodes {nodes} --nproc-per-node {devices}",
+        problem=problem if here * num_nodes != num_ranks else "",
+    )
+
+
+def _by_slurm(environment: Environment) -> Launch | None:
+    # An interactive step keeps the number of tasks of its job, and runs one.
+    name = next((name for name in ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS") if name in environment), None)
+    if name is None:
+        return None
+    num_tasks = _number(environment, name)
+    # The script of a job has a rank as well, and a shell of salloc has none.
+    by_srun = "SLURM_STEP_ID" in environment or (
+        "SLURM_PROCID" in environment and environment.get("ENVIRONMENT") != "BATCH"
+    )
+    is_interactive = "SLURM_NTASKS" not in environment or environment.get("SLURM_JOB_NAME") in _INTERACTIVE
+    if is_interactive and (num_tasks == 1 or not by_srun):
+        return None
+    unset = "unset SLURM_NTASKS, so that the run starts its ranks itself"
+    if not by_srun:
+        problem = (
+            f"SLURM_NTASKS is {num_tasks}, but srun has not started this process (SLURM_STEP_ID is not set): start it "
+            f"by srun, or {unset}."
+        )
+        command = f"start it by srun --nodes {{nodes}} --ntasks-per-node {{devices}}, or {unset}"
+        problem = problem if num_tasks > 1 else ""
+        return Launch(source="SLURM_NTASKS", num_ranks=1, num_nodes=1, command=command, problem=problem)
+    num_nodes = _number(environment, "SLURM_NNODES", 1)
+    per_node = environment.get("SLURM_STEP_TASKS_PER_NODE", "")
+    is_uneven = num_tasks % num_nodes > 0 or "," in per_node
+    problem = (
+        f"SLURM_NTASKS is {num_tasks} on {num_nodes} nodes{f' ({per_node})' if per_node else ''}, which differ: give "
+        "srun --ntasks-per-node, so that all nodes have the same number."
+    )
+    variables = {"SLURM_NTASKS": str(num_tasks), "SLURM_NTASKS_PER_NODE": str(num_tasks // num_nodes)}
+    if is_interactive:
+        variables["SLURM_JOB_NAME"] = "nestmodel"
+    one = f", or {unset}" if num_tasks == 1 else ""
+    return Launch(
+        source="SLURM_NTASKS",
+        num_ranks=num_tasks,
+        num_nodes=num_nodes,
+        command=f"start srun with --nodes {{nodes}} --ntasks-per-node {{devices}}{one}",
+        problem=problem if is_uneven else "",
+        for_lightning=variables,
+    )
+
+
+def _by_jsrun(environment: Environment) -> Launch | None:
+    if not {"LSB_JOBID", "LSB_DJOB_RANKFILE", "JSM_NAMESPACE_LOCAL_RANK", "JSM_NAMESPACE_SIZE"} <= set(environment):
+        return None
+    num_ranks = _number(environment, "JSM_NAMESPACE_SIZE")
+    return Launch(
+        source="JSM_NAMESPACE_SIZE of jsrun", num_ranks=num_ranks, command="start {ranks} processes with jsrun"
+    )
+
+
+def _by_mpi(environment: Environment) -> Launch | None:
+    names = {"OMPI_COMM_WORLD_SIZE": "OMPI_COMM_WORLD_LOCAL_SIZE", "PMI_SIZE": "MPI_LOCALNRANKS"}
+    name = next((name for name in names if name in environment), None)
+    if name is None or (num_ranks := _number(environment, name)) == 1:
+        return None
+    has_package = importlib.util.find_spec("mpi4py") is not None
+    if not has_package and "LOCAL_RANK" in environment:
+        return None
+    here = _number(environment, names[name], 0)
+    problem = (
+        f"{name} of mpirun is {num_ranks}, but Lightning needs the package mpi4py to connect these ranks: install it, "
+        f"or start them by torchrun --nproc-per-node {here or num_ranks}."
+    )
+    return Launch(
+        source=f"{name} of mpirun",
+        num_ranks=num_ranks,
+        num_nodes=num_ranks // here if here and num_ranks % here == 0 else None,
+        command="start mpirun with -n {ranks}",
+        problem="" if has_package else problem,
+    )
+
+
+def _by_hand(environment: Environment) -> Launch | None:
+    """Returns ranks that a person or an unknown launcher has started, or Lightning from another rank."""
+    if "WORLD_SIZE" not in environment:
+        return None
+    if "LOCAL_RANK" in environment:
+        command = "set WORLD_SIZE to {ranks}, or unset LOCAL_RANK, so that the run starts its ranks itself"
+        return Launch(source="WORLD_SIZE", num_ranks=_number(environment, "WORLD_SIZE"), command=command)
+    # Without a rank, the number was left over, and Lightning ignores it. With a number of the node, it starts ranks.
+    if "RANK" not in environment or "NODE_RANK" in environment:
+        return None
+    num_ranks = _number(environment, "WORLD_SIZE")
+    problem = (
+        f"WORLD_SIZE is {num_ranks} and RANK is {environment['RANK']}, but LOCAL_RANK is not set, so that this process "
+        "would train on its own: start it by torchrun, or unset WORLD_SIZE and RANK."
+    )
+    return Launch(source="WORLD_SIZE", num_ranks=num_ranks, problem=problem) if num_ranks > 1 else None
+
+
+def _number(environment: Environment, name: str, default: int | None = None) -> int:
+    value = environment.get(name)
+    if value is None and default is not None:
+        return default
+    if value is None or not re.fullmatch("[1-9][0-9]{0,8}", value):
+        raise LaunchError(
+            f"the environment variable {name} is {'not set' if value is None else repr(value)}, and a launcher sets it "
+            "to a number from 1: unset the variables of launchers that have not started this process."
+        )
+    return int(value)
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"

@@ -1,0 +1,145 @@
+"""Every command applies the rule of ranks, with environment variables of launchers."""
+
+import os
+from dataclasses import asdict
+from pathlib import Path
+from typing import get_args
+
+import pytest
+import torch
+import yaml
+from lightning_fabric.connector import _PRECISION_INPUT_INT, _PRECISION_INPUT_STR, _PRECISION_INPUT_STR_ALIAS
+
+from nestcli import program
+from nestcli.nestmodel import main
+from nestmodel import NestModel
+from nestmodel.errors import ConfigError
+from nestmodel.training.starting.run_checks import check_precision
+from tests.cli.test_nestmodel import TINY, error_of
+from tests.conftest import MessyCorpora
+from tests.training import tiny_config, trainer
+
+TASK = {"SLURM_JOB_NAME": "train", "SLURM_NTASKS": "1", "SLURM_NNODES": "1"}
+TASK |= {f"SLURM_{name}": "0" for name in ("PROCID", "LOCALID", "NODEID")}
+
+
+@pytest.fixture
+def environment(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """The environment of this process, without a launcher."""
+    names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "NODE_RANK", "GROUP_RANK")
+    kept = {name: value for name, value in os.environ.items() if name not in names and not name.startswith("SLURM")}
+    monkeypatch.setattr(os, "environ", kept)
+    return kept
+
+
+def arguments(corpora: MessyCorpora, directory: Path) -> list[str]:
+    (directory / "tiny.yaml").write_text(yaml.safe_dump(TINY))
+    own = ["--config", "tiny.yaml", "--data.corpus", str(corpora.speech), "--trainer.accelerator", "cpu", "-o", "run"]
+    return [*own, "--data.val_corpus", str(corpora.windows)]
+
+
+@pytest.mark.parametrize("command", ["fit", "validate", "preflight"])
+def test_other_ranks_than_those_of_the_launcher_are_one_line_before_anything_is_written(
+    command: str,
+    messy_corpora: MessyCorpora,
+    environment: dict[str, str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    environment |= TASK
+    model = NestModel(tiny_config())
+    torch.save({"nest_config": asdict(model.config), "state_dict": model.state_dict()}, tmp_path / "last.ckpt")
+    start = ["--ckpt-path", "last.ckpt"] if command == "validate" else []
+    assert main([command, *arguments(messy_corpora, tmp_path), "--devices", "2", *start]) == 2
+    line = error_of(capsys)
+    assert "SLURM_NTASKS is 1 on 1 node, but --devices 2 x --num-nodes 1 is 2 ranks" in line
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["last.ckpt", "tiny.yaml"]
+
+
+def test_features_refuse_a_launcher_of_several_processes_and_the_first_alone_says_so(
+    environment: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    waits: list[float] = []
+    monkeypatch.setattr(program.time, "sleep", waits.append)
+    monkeypatch.chdir(tmp_path)
+    environment |= {"TORCHELASTIC_RUN_ID": "none", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "RANK": "0"}
+    command = ["features", "last.ckpt", "talks", "-o", "talks.features"]
+    assert main(command) == 2
+    assert "WORLD_SIZE of torchrun is 2, but features runs as 1 process" in error_of(capsys)
+    environment["RANK"] = "1"
+    assert main(command) == 2
+    assert (capsys.readouterr().err, waits) == ("", [10.0])
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_microbatches_that_the_ranks_of_a_launcher_cannot_share_name_the_launcher(
+    messy_corpora: MessyCorpora,
+    environment: dict[str, str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    environment |= {**TASK, "SLURM_NTASKS": "3", "SLURM_STEP_ID": "0"}
+    assert main(["fit", *arguments(messy_corpora, tmp_path)]) == 2
+    line = error_of(capsys)
+    assert "plan.microbatches_per_step is 2, which 3 ranks cannot share evenly" in line
+    assert "The number of ranks is SLURM_NTASKS, and --devices 3 x --num-nodes 1." in line
+
+
+PRECISIONS = {
+    "32-true": True,
+    "16-mixed": True,
+    "bf16-mixed": True,
+    "16-true": False,
+    "bf16-true": False,
+    "64-true": False,
+    "transformer-engine": False,
+    "transformer-engine-float16": False,
+    "16": True,
+    "bf16": True,
+    "32": True,
+    "64": False,
+}
+
+
+def test_the_table_has_all_precisions_of_lightning() -> None:
+    assert set(PRECISIONS) == {*get_args(_PRECISION_INPUT_STR), *get_args(_PRECISION_INPUT_STR_ALIAS)}
+    assert {str(number) for number in get_args(_PRECISION_INPUT_INT)} <= set(PRECISIONS)
+
+
+@pytest.mark.parametrize(("precision", "is_supported"), PRECISIONS.items())
+def test_a_precision_is_supported_if_its_weights_are_float32(precision: str, is_supported: bool) -> None:
+    values = [precision, *([int(precision)] if precision.isdigit() else [])]
+    for value in values:
+        if is_supported:
+            check_precision(value)
+            continue
+        with pytest.raises(ConfigError, match=f"trainer.precision is {precision}, .* bf16-mixed or 16-mixed.*32-true"):
+            check_precision(value)
+    check_precision(None)
+
+
+@pytest.mark.parametrize("command", ["fit", "preflight"])
+@pytest.mark.parametrize("precision", [name for name, is_supported in PRECISIONS.items() if not is_supported])
+def test_a_precision_that_is_not_supported_is_one_line_before_anything_is_written(
+    command: str,
+    precision: str,
+    messy_corpora: MessyCorpora,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main([command, *arguments(messy_corpora, tmp_path), "--precision", precision]) == 2
+    assert f"trainer.precision is {precision}, " in error_of(capsys)
+    assert [path.name for path in tmp_path.iterdir()] == ["tiny.yaml"]
+
+
+def test_the_model_refuses_a_precision_that_is_not_supported(tmp_path: Path) -> None:
+    model = NestModel(tiny_config())
+    model.trainer = trainer(tmp_path, precision="bf16-true")
+    with pytest.raises(ConfigError, match="precision is bf16-true"):
+        model.setup("fit")

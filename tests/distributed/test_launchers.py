@@ -1,0 +1,102 @@
+"""Real processes of torchrun, and of SLURM by its environment variables: right, wrong and left-out numbers of ranks."""
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.conftest import MessyCorpora
+from tests.distributed.test_outcomes import EXIT_USAGE, SCRIPTS, error_lines, fit_command, start
+from tests.distributed.test_startup import MARKER, kill_all, wait_until_gone
+from tests.ports import free_port
+
+pytestmark = [pytest.mark.multiprocess, pytest.mark.slow, pytest.mark.timeout(600)]
+
+JOB = {"SLURM_JOB_ID": "7", "SLURM_JOB_NAME": "nest", "SLURM_NNODES": "1", "SLURM_NODELIST": "localhost"}
+JOB |= {"SLURM_NODEID": "0", "SLURM_STEP_ID": "0"}
+
+
+def without_devices(command: list[str]) -> list[str]:
+    at = command.index("--trainer.devices")
+    return [*command[:at], *command[at + 2 :]]
+
+
+def torchrun(num_ranks: int, command: list[str]) -> list[str]:
+    own = ["--nproc-per-node", str(num_ranks), "--master-port", str(free_port()), "--no-python"]
+    return [str(SCRIPTS / "torchrun"), *own, *command]
+
+
+def finish(command: list[str], directory: Path, **variables: str) -> int:
+    """Runs a command until no process is left that it has started, and returns its exit code."""
+    run = start(command, directory, **{MARKER: str(directory)}, **variables)
+    try:
+        run.wait(timeout=300)
+        return wait_until_gone(run, str(directory), directory / "log")
+    finally:
+        kill_all(run, str(directory))
+
+
+def weights(directory: Path) -> dict[str, torch.Tensor]:
+    (path,) = directory.glob("run/version_*/checkpoints/step_00000004.ckpt")
+    found: dict[str, torch.Tensor] = torch.load(path, map_location="cpu", weights_only=True)["state_dict"]
+    return found
+
+
+def test_torchrun_and_srun_without_devices_train_one_model_as_lightning_does(
+    messy_corpora: MessyCorpora, tmp_path: Path
+) -> None:
+    own, by_torchrun, by_srun = (tmp_path / name for name in ("own", "torchrun", "srun"))
+    assert finish(fit_command(messy_corpora, own, 2), own) == 0, (own / "log").read_text()
+    command = without_devices(fit_command(messy_corpora, by_torchrun, 2))
+    assert finish(torchrun(2, command), by_torchrun) == 0, (by_torchrun / "log").read_text()
+    command = without_devices(fit_command(messy_corpora, by_srun, 2))
+    # As `srun -n 2`, which sets no SLURM_NTASKS_PER_NODE.
+    step = {**JOB, "SLURM_NTASKS": "2", "SLURM_STEP_NUM_TASKS": "2", "MASTER_PORT": str(free_port())}
+    tasks = [start(command, by_srun, **step, SLURM_PROCID=rank, SLURM_LOCALID=rank) for rank in ("0", "1")]
+    assert [task.wait(timeout=300) for task in tasks] == [0, 0], (by_srun / "log").read_text()
+    expected = weights(own)
+    for directory in (by_torchrun, by_srun):
+        assert [path.name for path in (directory / "run").iterdir()] == ["version_0"]
+        assert "ranks       2, cpu" in (directory / "log").read_text()
+        found = weights(directory)
+        assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+def test_torchrun_with_other_devices_is_one_line_and_leaves_nothing(
+    messy_corpora: MessyCorpora, tmp_path: Path
+) -> None:
+    assert finish(torchrun(2, fit_command(messy_corpora, tmp_path, 1)), tmp_path) == 1  # torchrun's own code
+    log = (tmp_path / "log").read_text()
+    (line,) = error_lines(tmp_path)
+    assert "WORLD_SIZE of torchrun is 2 on 1 node, but --devices 1 x --num-nodes 1 is 1 rank" in line
+    assert "another rank than the first" not in log
+    assert re.search(r"Root Cause.*rank +: 0 .*exitcode +: 2 ", log, re.DOTALL), log
+    assert not (tmp_path / "run").exists()
+
+
+def test_one_task_of_slurm_with_two_devices_is_one_line_whose_remedies_work(
+    messy_corpora: MessyCorpora, tmp_path: Path
+) -> None:
+    task = {**JOB, "SLURM_PROCID": "0", "SLURM_LOCALID": "0", "MASTER_PORT": str(free_port())}
+    command = fit_command(messy_corpora, tmp_path, 2)
+    assert finish(command, tmp_path, **task, SLURM_NTASKS="1") == EXIT_USAGE
+    (line,) = error_lines(tmp_path)
+    assert "SLURM_NTASKS is 1 on 1 node, but --devices 2 x --num-nodes 1 is 2 ranks" in line
+    assert "unset SLURM_NTASKS, so that the run starts its ranks itself" in line
+    assert "Leave out trainer.devices and trainer.num_nodes to run on 1 rank" in line
+    assert not (tmp_path / "run").exists()
+    assert finish(command, tmp_path, **task) == 0
+    assert finish(without_devices(command), tmp_path, **task, SLURM_NTASKS="1") == 0
+    assert re.findall("^ranks +(.), cpu", (tmp_path / "log").read_text(), re.MULTILINE) == ["2", "1"]
+
+
+def test_the_tasks_of_a_wrong_step_end_with_2_and_the_first_one_alone_prints_why(
+    messy_corpora: MessyCorpora, tmp_path: Path
+) -> None:
+    command = fit_command(messy_corpora, tmp_path, 1)
+    tasks = [start(command, tmp_path, **JOB, SLURM_NTASKS="2", SLURM_PROCID=r, SLURM_LOCALID=r) for r in ("0", "1")]
+    assert [task.wait(timeout=120) for task in tasks] == [EXIT_USAGE] * 2, (tmp_path / "log").read_text()
+    assert len(error_lines(tmp_path)) == 1
+    assert "another rank" not in (tmp_path / "log").read_text()
+    assert not (tmp_path / "run").exists()

@@ -1,0 +1,287 @@
+import os
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from lightning_fabric.plugins.environments.kubeflow import KubeflowEnvironment
+from pytorch_lightning.strategies import DDPStrategy
+
+from nestmodel.errors import LaunchError
+from nestmodel.training.starting import ranks
+from nestmodel.training.starting.ranks import check_ranks, check_single_process, check_start, find_launch, take_ranks
+from nestmodel.training.starting.run_checks import num_ranks
+from tests.training import trainer
+
+Variables = dict[str, str]
+LAUNCHERS = ("SLURM", "TORCHELASTIC", "OMPI", "PMI", "MPI_", "JSM", "LSB")
+OTHERS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "NODE_RANK", "GROUP_RANK")
+
+
+def torchrun(world: int, here: int, nodes: int = 1) -> Variables:
+    return {
+        "TORCHELASTIC_RUN_ID": "none",
+        "WORLD_SIZE": str(world),
+        "LOCAL_WORLD_SIZE": str(here),
+        "GROUP_WORLD_SIZE": str(nodes),
+        "RANK": "0",
+        "LOCAL_RANK": "0",
+        "GROUP_RANK": "0",
+    }
+
+
+def job(tasks: int | None, nodes: int = 1, *, name: str = "train", **more: str) -> Variables:
+    """Variables of the script of a SLURM job; None is a job without --ntasks."""
+    script = {"SLURM_JOB_ID": "7", "SLURM_JOB_NAME": name, "SLURM_NNODES": str(nodes), "ENVIRONMENT": "BATCH"}
+    script |= {f"SLURM_{name}": "0" for name in ("PROCID", "LOCALID", "NODEID")}
+    return {**script, **({} if tasks is None else {"SLURM_NTASKS": str(tasks)}), **more}
+
+
+def srun(tasks: int, nodes: int = 1, per_node: str = "", **more: str) -> Variables:
+    """Variables of a task, as srun sets them in SLURM 22.05."""
+    per_node = per_node or f"{tasks // nodes}" + (f"(x{nodes})" if nodes > 1 else "")
+    step = {"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": str(tasks), "SLURM_STEP_TASKS_PER_NODE": per_node}
+    return {**job(tasks, nodes), **step, **more}
+
+
+def shell(tasks: int, name: str) -> Variables:
+    """Variables of a shell that salloc has started: it is no task."""
+    return {"SLURM_JOB_ID": "7", "SLURM_JOB_NAME": name, "SLURM_NTASKS": str(tasks), "SLURM_NNODES": "1"}
+
+
+def mpirun(size: int, here: int) -> Variables:
+    return {"OMPI_COMM_WORLD_SIZE": str(size), "OMPI_COMM_WORLD_LOCAL_SIZE": str(here), "OMPI_COMM_WORLD_RANK": "0"}
+
+
+NO_MPI4PY = {"hidden": "mpi4py"}
+NTASKS_1 = {"SLURM_NTASKS": "1", "SLURM_NNODES": "1", "SLURM_PROCID": "0", "SLURM_JOB_NAME": "train"}
+JSRUN = {"LSB_JOBID": "7", "LSB_DJOB_RANKFILE": "hosts", "JSM_NAMESPACE_LOCAL_RANK": "0", "JSM_NAMESPACE_SIZE": "4"}
+
+TABLE: list[tuple[str, Variables, int, int, str]] = [
+    # launcher, its variables, devices, nodes, and the start of the error, or "" if the run may start
+    ("none", {}, 1, 1, ""),
+    ("none", {}, 8, 1, ""),
+    ("none", {}, 2, 2, "--num-nodes is 2, but no launcher has started this process, and NODE_RANK is not set"),
+    ("none", {"NODE_RANK": "1"}, 2, 2, ""),
+    ("a left WORLD_SIZE", {"WORLD_SIZE": "4"}, 1, 1, ""),
+    ("a left WORLD_SIZE", {"WORLD_SIZE": "4"}, 2, 1, ""),
+    ("pods", {"WORLD_SIZE": "2", "RANK": "0"}, 1, 1, "WORLD_SIZE is 2 and RANK is 0, but LOCAL_RANK is not set"),
+    ("pods", {"WORLD_SIZE": "2", "RANK": "1"}, 1, 2, "WORLD_SIZE is 2 and RANK is 1, but LOCAL_RANK is not set"),
+    ("pods", {"WORLD_SIZE": "1", "RANK": "0"}, 1, 1, ""),
+    ("pods with numbers", {"WORLD_SIZE": "2", "RANK": "1", "NODE_RANK": "1"}, 8, 2, ""),
+    ("by hand", {"WORLD_SIZE": "2", "LOCAL_RANK": "0"}, 2, 1, ""),
+    ("by hand", {"WORLD_SIZE": "4", "LOCAL_RANK": "0", "NODE_RANK": "0"}, 2, 2, ""),
+    ("by hand", {"WORLD_SIZE": "2", "LOCAL_RANK": "0"}, 1, 1, "WORLD_SIZE is 2, but --devices 1 x --num-nodes 1 is 1"),
+    ("by hand", {"WORLD_SIZE": "1", "LOCAL_RANK": "0"}, 2, 1, "WORLD_SIZE is 1, but --devices 2 x --num-nodes 1 is 2"),
+    ("by hand", {"WORLD_SIZE": "two", "LOCAL_RANK": "0"}, 2, 1, "the environment variable WORLD_SIZE is 'two'"),
+    ("by hand", {"LOCAL_RANK": "0"}, 1, 1, ""),
+    ("by hand", {"LOCAL_RANK": "0"}, 2, 1, "LOCAL_RANK is 0, so that the run starts no ranks itself, but WORLD_SIZE"),
+    ("torchrun", torchrun(1, 1), 1, 1, ""),
+    ("torchrun", torchrun(2, 2), 2, 1, ""),
+    ("torchrun", torchrun(16, 8, 2), 8, 2, ""),
+    ("torchrun", torchrun(2, 2), 1, 1, "WORLD_SIZE of torchrun is 2 on 1 node, but --devices 1 x --num-nodes 1 is 1"),
+    ("torchrun", torchrun(2, 2), 4, 1, "WORLD_SIZE of torchrun is 2 on 1 node, but --devices 4 x --num-nodes 1 is 4"),
+    ("torchrun", torchrun(1, 1), 2, 1, "WORLD_SIZE of torchrun is 1 on 1 node, but --devices 2 x --num-nodes 1 is 2"),
+    ("torchrun", torchrun(16, 8, 2), 8, 1, "WORLD_SIZE of torchrun is 16 on 2 nodes, but --devices 8 x --num-nodes 1"),
+    ("torchrun", torchrun(4, 2, 2), 4, 1, "WORLD_SIZE of torchrun is 4 on 2 nodes, but --devices 4 x --num-nodes 1 is"),
+    ("torchrun", torchrun(3, 1, 2), 1, 3, "WORLD_SIZE of torchrun is 3, but 1 ranks on this node"),
+    ("torchrun", torchrun(3, 2, 2), 2, 2, "WORLD_SIZE of torchrun is 3, but 2 ranks on this node"),
+    ("torchrun", {"TORCHELASTIC_RUN_ID": "none"}, 1, 1, "the environment variable WORLD_SIZE is not set"),
+    ("torchrun in a job", {**job(1), **torchrun(2, 2)}, 2, 1, ""),
+    ("torchrun in a job", {**job(4, 2), **torchrun(2, 2)}, 4, 2, "WORLD_SIZE of torchrun is 2 on 1 node"),
+    ("torchrun in a task", {**srun(2, 2), **torchrun(16, 8, 2)}, 8, 2, ""),
+    ("srun", srun(1), 1, 1, ""),
+    ("srun", srun(2), 2, 1, ""),
+    ("srun", srun(2, SLURM_NTASKS_PER_NODE="2"), 2, 1, ""),
+    ("srun", srun(4, 2), 2, 2, ""),
+    ("srun", srun(1), 2, 1, "SLURM_NTASKS is 1 on 1 node, but --devices 2 x --num-nodes 1 is 2 ranks"),
+    ("srun", srun(1, SLURM_NTASKS_PER_NODE="8"), 8, 1, "SLURM_NTASKS is 1 on 1 node, but --devices 8 x --num-nodes 1"),
+    ("srun", srun(8), 1, 1, "SLURM_NTASKS is 8 on 1 node, but --devices 1 x --num-nodes 1 is 1 rank"),
+    ("srun", srun(4, 2), 4, 1, "SLURM_NTASKS is 4 on 2 nodes, but --devices 4 x --num-nodes 1 is 4 ranks"),
+    ("srun", srun(2), 1, 2, "SLURM_NTASKS is 2 on 1 node, but --devices 1 x --num-nodes 2 is 2 ranks"),
+    ("srun", srun(3, 2, "2,1"), 2, 2, "SLURM_NTASKS is 3 on 2 nodes (2,1), which differ: give srun --ntasks-per-node"),
+    ("srun", srun(4, 2, "3,1"), 2, 2, "SLURM_NTASKS is 4 on 2 nodes (3,1), which differ: give srun --ntasks-per-node"),
+    ("srun bash", srun(2, SLURM_JOB_NAME="bash"), 2, 1, ""),
+    ("srun bash", srun(2, SLURM_JOB_NAME="bash"), 1, 1, "SLURM_NTASKS is 2 on 1 node, but --devices 1"),
+    ("srun --pty bash", srun(1, SLURM_JOB_NAME="bash"), 8, 1, ""),
+    ("without a step id", NTASKS_1, 1, 1, ""),
+    ("without a step id", NTASKS_1, 2, 1, "SLURM_NTASKS is 1 on 1 node, but --devices 2 x --num-nodes 1 is 2 ranks"),
+    ("sbatch", job(None), 1, 1, ""),
+    ("sbatch", job(None), 8, 1, ""),
+    ("sbatch", job(None, 2), 8, 2, "--num-nodes is 2, but no launcher has started this process"),
+    ("sbatch", job(1), 1, 1, ""),
+    ("sbatch", job(1), 2, 1, "SLURM_NTASKS is 1 on 1 node, but --devices 2 x --num-nodes 1 is 2 ranks"),
+    ("sbatch", job(2), 2, 1, "SLURM_NTASKS is 2, but srun has not started this process (SLURM_STEP_ID is not set)"),
+    ("sbatch", job(2), 1, 1, "SLURM_NTASKS is 2, but srun has not started this process (SLURM_STEP_ID is not set)"),
+    ("sbatch", job(4, 2), 2, 2, "SLURM_NTASKS is 4, but srun has not started this process (SLURM_STEP_ID is not set)"),
+    ("sbatch", job(2, name="interactive"), 2, 1, ""),
+    ("salloc", shell(2, "interactive"), 2, 1, ""),
+    ("salloc", shell(2, "train"), 2, 1, "SLURM_NTASKS is 2, but srun has not started this process"),
+    ("mpirun", mpirun(2, 2), 2, 1, ""),
+    ("mpirun", mpirun(4, 2), 2, 2, ""),
+    (
+        "mpirun",
+        mpirun(2, 2),
+        1,
+        1,
+        "OMPI_COMM_WORLD_SIZE of mpirun is 2 on 1 node, but --devices 1 x --num-nodes 1 is 1",
+    ),
+    ("mpirun", {"PMI_SIZE": "2", "MPI_LOCALNRANKS": "2"}, 1, 1, "PMI_SIZE of mpirun is 2 on 1 node, but --devices 1"),
+    ("mpirun", mpirun(1, 1), 8, 1, ""),
+    ("mpirun", mpirun(2, 2) | NO_MPI4PY, 2, 1, "OMPI_COMM_WORLD_SIZE of mpirun is 2, but Lightning needs the package"),
+    ("mpirun", mpirun(2, 2) | NO_MPI4PY | {"WORLD_SIZE": "2", "LOCAL_RANK": "0"}, 2, 1, ""),
+    ("jsrun", JSRUN, 2, 2, ""),
+    ("jsrun", JSRUN, 2, 1, "JSM_NAMESPACE_SIZE of jsrun is 4, but --devices 2 x --num-nodes 1 is 2 ranks"),
+]
+
+
+@pytest.fixture(autouse=True)
+def no_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in list(os.environ):
+        if name.startswith(LAUNCHERS) or name in OTHERS:
+            monkeypatch.delenv(name)
+    with_mpi4py(monkeypatch, True)
+
+
+def with_mpi4py(monkeypatch: pytest.MonkeyPatch, is_installed: bool) -> None:
+    find_spec = lambda _: object() if is_installed else None  # noqa: E731
+    monkeypatch.setattr(ranks, "importlib", SimpleNamespace(util=SimpleNamespace(find_spec=find_spec)))
+
+
+@pytest.mark.parametrize(("launcher", "variables", "devices", "nodes", "error"), TABLE)
+def test_a_run_starts_only_with_the_ranks_that_were_started(
+    launcher: str, variables: Variables, devices: int, nodes: int, error: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with_mpi4py(monkeypatch, variables.get("hidden") != "mpi4py")
+    if not error:
+        check_start(variables, devices, nodes)
+        return
+    with pytest.raises(LaunchError) as raised:
+        check_start(variables, devices, nodes)
+    assert str(raised.value).startswith(error), launcher
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("variables", "given", "taken"),
+    [
+        ({}, ("auto", 1), ("auto", 1)),
+        ({}, ("auto", 2), ("auto", 2)),
+        (torchrun(2, 2), ("auto", 1), (2, 1)),
+        (torchrun(16, 8, 2), ("auto", 1), (8, 2)),
+        (torchrun(16, 8, 2), ("auto", 3), (8, 3)),  # an error of `check_ranks`
+        (torchrun(2, 2), (4, 1), (4, 1)),
+        (torchrun(2, 2), ("0,1", 1), ("0,1", 1)),
+        (torchrun(2, 2), (-1, 1), (-1, 1)),
+        (srun(1), ("auto", 1), (1, 1)),
+        (srun(4, 2), ("auto", 1), (2, 2)),
+        (srun(2, SLURM_JOB_NAME="bash"), ("auto", 1), (2, 1)),
+        (srun(1, SLURM_JOB_NAME="bash"), ("auto", 1), ("auto", 1)),
+        (job(1), ("auto", 1), (1, 1)),
+        (job(None), ("auto", 1), ("auto", 1)),
+        (mpirun(4, 2), ("auto", 1), (2, 2)),
+        (JSRUN, ("auto", 1), ("auto", 1)),
+        ({"WORLD_SIZE": "2", "LOCAL_RANK": "1"}, ("auto", 1), ("auto", 1)),
+    ],
+)
+def test_a_run_takes_the_ranks_of_its_launcher_unless_devices_are_given(
+    variables: Variables, given: tuple[Any, int], taken: tuple[Any, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "environ", {**os.environ, **variables})
+    assert take_ranks(*given) == taken
+
+
+@pytest.mark.parametrize(
+    ("variables", "changed"),
+    [
+        (srun(4, 2), {"SLURM_NTASKS": "4", "SLURM_NTASKS_PER_NODE": "2"}),
+        (srun(1, SLURM_NTASKS_PER_NODE="8"), {"SLURM_NTASKS": "1", "SLURM_NTASKS_PER_NODE": "1"}),
+        (
+            srun(2, SLURM_JOB_NAME="bash"),
+            {"SLURM_NTASKS": "2", "SLURM_NTASKS_PER_NODE": "2", "SLURM_JOB_NAME": "nestmodel"},
+        ),
+        (srun(1, SLURM_JOB_NAME="bash"), {}),
+        (torchrun(2, 2), {}),
+    ],
+)
+def test_lightning_finds_the_tasks_of_srun(
+    variables: Variables, changed: Variables, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    environment = {**os.environ, **variables}
+    monkeypatch.setattr(os, "environ", environment)
+    take_ranks("auto", 1)
+    assert {name: value for name, value in environment.items() if variables.get(name, value) != value} | {
+        name: environment[name] for name in changed
+    } == changed
+
+
+@pytest.mark.parametrize(
+    ("variables", "remedy", "devices", "nodes"),
+    [
+        (torchrun(2, 2), "start torchrun with --nnodes 2 --nproc-per-node 4", 4, 2),
+        (srun(8), "start srun with --nodes 2 --ntasks-per-node 4", 4, 2),
+        (srun(1), "unset SLURM_NTASKS", 4, 1),
+        (job(1), "start it by srun --nodes 1 --ntasks-per-node 4, or unset SLURM_NTASKS", 4, 1),
+        (mpirun(2, 2), "start mpirun with -n 8", 4, 2),
+        ({"WORLD_SIZE": "2", "LOCAL_RANK": "0"}, "set WORLD_SIZE to 8, or unset LOCAL_RANK", 4, 2),
+    ],
+)
+def test_the_error_names_how_to_start_as_many_ranks(
+    variables: Variables, remedy: str, devices: int, nodes: int
+) -> None:
+    with pytest.raises(LaunchError) as raised:
+        check_ranks(variables, devices, nodes)
+    assert "Leave out trainer.devices and trainer.num_nodes to run on " in str(raised.value)
+    assert remedy in str(raised.value)
+
+
+@pytest.mark.parametrize("variables", [srun(1), job(1), job(2), job(4, 2)])
+def test_without_slurm_ntasks_lightning_starts_the_ranks(variables: Variables) -> None:
+    environment = {name: value for name, value in variables.items() if name != "SLURM_NTASKS"}
+    assert find_launch(environment) is None
+    check_start(environment, 8, 1)
+
+
+@pytest.mark.parametrize(
+    ("variables", "number"),
+    [
+        ({}, 1),
+        ({"WORLD_SIZE": "4"}, 1),
+        ({"LOCAL_RANK": "0"}, 1),
+        (torchrun(1, 1), 1),
+        (torchrun(2, 2), 2),
+        (srun(1), 1),
+        (srun(8), 8),
+        (job(8), 1),
+        (shell(2, "train"), 1),
+        (mpirun(2, 2) | NO_MPI4PY, 2),
+    ],
+)
+def test_a_command_of_one_process_refuses_several(
+    variables: Variables, number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with_mpi4py(monkeypatch, variables.get("hidden") != "mpi4py")
+    monkeypatch.setattr(os, "environ", {**os.environ, **variables})
+    if number == 1:
+        check_single_process("features")
+        return
+    with pytest.raises(LaunchError, match=f"is {number}, but features runs as 1 process"):
+        check_single_process("features")
+
+
+def test_a_trainer_of_another_number_of_ranks_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = trainer(tmp_path, devices=2, strategy=DDPStrategy(process_group_backend="gloo"))
+    assert num_ranks(made) == 2
+    for name, value in torchrun(4, 4).items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(LaunchError, match="WORLD_SIZE of torchrun is 4 on 1 node, but --devices 2"):
+        num_ranks(made)
+
+
+def test_a_launcher_that_the_user_has_given_to_lightning_is_trusted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {"WORLD_SIZE": "2", "RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}.items():
+        monkeypatch.setenv(name, value)
+    made = trainer(tmp_path, num_nodes=2, strategy="ddp", plugins=[KubeflowEnvironment()])
+    assert num_ranks(made) == 2
