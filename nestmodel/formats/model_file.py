@@ -32,7 +32,7 @@ from nestmodel.formats.nemo_archive import our_names as names_from_nemo
 from nestmodel.formats.nemo_checkpoint import load_checkpoint, nemo_section
 from nestmodel.formats.safetensors import CONFIG_KEY, TensorFile, open_tensors
 
-ModelFileKind = Literal["nemo", "checkpoint", "safetensors"]
+ModelFileKind = Literal["nemo", "nemo-checkpoint", "checkpoint", "safetensors"]
 # Errors that torch, tarfile, zlib and yaml raise for a file that is damaged or of another kind.
 _READ_ERRORS = (
     *(OSError, EOFError, RuntimeError, ValueError, KeyError, zipfile.BadZipFile),
@@ -111,6 +111,7 @@ def open_model_file(path: str | Path) -> Iterator[ModelFile]:
                 checkpoint = _load_checkpoint(path)
                 entries = checkpoint
                 section = None if CONFIG_KEY in checkpoint else nemo_section(checkpoint)
+                kind = "checkpoint" if section is None else "nemo-checkpoint"
                 readers = partial(_config_of, checkpoint, section, path), partial(_state_of, checkpoint, section, path)
             else:
                 tensors = stack.enter_context(open_tensors(path))

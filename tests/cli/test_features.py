@@ -97,7 +97,7 @@ def test_probe_takes_urls_for_each_of_its_inputs(
         for given in ("speech.json", f"{server.url}/speech.json"):
             assert main(["probe", "model.ckpt", given, *options]) == 0
             reports.append(json.loads(capsys.readouterr().out))
-    assert reports[0]["layers"] == reports[1]["layers"]
+    assert reports[0]["trained"] == reports[1]["trained"]
     for name, seeds in (("train", range(24)), ("test", range(50, 60))):
         write_manifest(tmp_path, name, seeds)
     with WebServer(tmp_path).running() as server:

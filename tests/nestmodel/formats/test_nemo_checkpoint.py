@@ -14,9 +14,10 @@ import torch
 from torch import Tensor
 
 from nestcli.nestmodel import main
-from nestmodel import NestConfig, NestModel, WeightsError, load_network, read_config
+from nestmodel import ConfigError, NestConfig, NestModel, WeightsError, load_network, read_config
 from nestmodel.formats.nemo_archive import write_nemo
 from nestmodel.formats.nemo_config import config_from_nemo, config_to_nemo
+from nestmodel.training.saving.resume import find_resumed
 from tests.nestmodel.formats.models import CONFIG, assert_equal_states, checkpoint
 from tests.nestmodel.formats.test_nemo_archive import members_of
 from tests.training import tiny_config
@@ -83,6 +84,8 @@ def test_a_checkpoint_of_nemo_equals_the_nemo_file(
     assert_equal_states(NestModel(config, path), network)
     assert main(["import", str(path), "-o", str(tmp_path / "imported.ckpt")]) == 0
     assert_equal_states(load_network(tmp_path / "imported.ckpt"), network)
+    with pytest.raises(ConfigError, match=r"last\.ckpt: not a checkpoint of nestmodel but one of NeMo, .*init_from"):
+        find_resumed(str(path), tmp_path)
     # Older releases of Lightning and NeMo: a plain dict around the configuration, or no object at all.
     for number, other in enumerate(({"cfg": as_objects(section, omegaconf)}, {"cfg": section})):
         assert_equal_states(load_network(write(tmp_path / f"{number}.ckpt", other, state)), network)
