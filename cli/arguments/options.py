@@ -33,11 +33,11 @@ ModelArgument = Annotated[
     typer.Argument(metavar="MODEL", help="A checkpoint from `nestmodel fit`, a .nemo file or a safetensors file."),
 ]
 InputArguments = Annotated[
-    list[Path],
+    list[str],
     typer.Argument(
         metavar="INPUT",
         help="Any input of `nestdata prepare`: audio files, folders of audio, CSV tables, lists of paths, manifests, "
-        "data sets, corpora.",
+        "data sets, corpora, or URLs of them.",
     ),
 ]
 CorpusArguments = Annotated[

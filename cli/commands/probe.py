@@ -115,7 +115,7 @@ def probe_command(
         ),
     ] = "labels",
     test: Annotated[
-        list[Path] | None,
+        list[str] | None,
         typer.Option(metavar="INPUT", help="ctc, frames: utterances to score, of other recordings. May be repeated."),
     ] = None,
     *,
@@ -140,7 +140,7 @@ def _run(
     task: ProbeTask,
     model: Path,
     context: str | None,
-    inputs: list[Path],
+    inputs: list[str],
     settings: dict[str, Any],
     output: Path | None,
     *,

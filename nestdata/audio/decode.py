@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from nestdata.audio.channels import is_mixed
 from nestdata.audio.encoded import EncodedAudio
-from nestdata.audio.lhotse_audio import decode_other_format, parsed_transforms, transformed
+from nestdata.audio.lhotse_audio import decode_other_format, needs_whole_cut, parsed_transforms, transformed
 from nestdata.audio.resampling import resample
 from nestdata.audio.sources import content_of
 from nestdata.errors import AudioError, ConfigError, StorageError
@@ -73,7 +73,8 @@ def load_samples(
     Raises:
         AudioError: The file is missing, unreadable or shorter than the cut, or has NaN or infinite samples. The content
             of `out` is then undefined.
-        ConfigError: The audio is the output of a command, and commands are not allowed.
+        ConfigError: The audio is the output of a command, and commands are not allowed; or a transform needs a package
+            that is not installed.
         StorageError: The audio is at a URL, and the store cannot be read, which says nothing about the cut.
     """
     fields: Mapping[str, Any] = cut if isinstance(cut, Mapping) else cut.to_dict()
@@ -83,6 +84,10 @@ def load_samples(
         num_samples = num_samples_of_cut - start
     if out is None:
         out = empty_samples(fields["id"], num_samples)
+    is_span = num_samples < num_samples_of_cut and start + num_samples <= num_samples_of_cut
+    if is_span and needs_whole_cut(fields["recording"]):
+        out[:] = load_samples(cut, content=content, allow_commands=allow_commands)[start : start + num_samples]
+        return out
     reaches_end = start + num_samples == num_samples_of_cut
     seconds = fields["duration"] - start / rate if reaches_end else num_samples / rate
     if start == 0 and math.isclose(seconds, fields["recording"]["duration"], abs_tol=1e-3):
@@ -265,7 +270,7 @@ def _read_transformed(
     import soundfile
 
     rate, channel = fields["recording"]["sampling_rate"], _channel_in(fields, source)
-    transforms = parsed_transforms(fields["recording"]["transforms"])
+    transforms = parsed_transforms(fields["recording"])
     for transform in reversed(transforms):
         offset_s, seconds = transform.reverse_timestamps(offset=offset_s, duration=seconds, sampling_rate=rate)
     try:

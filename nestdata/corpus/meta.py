@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from nestdata.errors import CorpusError
+from nestdata.storage import has_scheme
 
 FORMAT_VERSION = 3
 # Corpora of format 2 have no addresses, and are otherwise equal.
@@ -77,6 +78,8 @@ def why_no_corpus(path: Path) -> str:
             f"does not exist, but {partial.name} does, so that preparing it was interrupted or still runs. Run the "
             "same `nestdata prepare` again."
         )
+    if has_scheme(str(path).replace(":/", "://", 1)):  # a path has lost one of the two slashes
+        return "is a URL, and a corpus is a local directory. Copy it to this machine; its audio may stay where it is."
     return f"does not exist. Check the path, or make one with `nestdata prepare INPUT -o {path}`."
 
 

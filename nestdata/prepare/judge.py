@@ -4,6 +4,7 @@ import sys
 from typing import Any
 
 from nestdata.audio.decode import SILENCE_DB, at_rate, energy, load_samples, samples_in
+from nestdata.audio.lhotse_audio import needs_whole_cut
 from nestdata.errors import AudioError
 from nestdata.prepare.config import PrepareConfig
 from nestdata.prepare.divide import Divided, Part
@@ -82,9 +83,9 @@ def _decoding_problem(
 
 
 def _samples_at_a_time(row: dict[str, Any]) -> int:
-    """Returns how many samples of a cut may be decoded at a time; a command is run once."""
+    """Returns how many samples of a cut may be decoded at a time; all, if each part would need the whole cut."""
     recording = row["recording"]
-    if any(source["type"] == "command" for source in recording["sources"]):
+    if needs_whole_cut(recording) or any(source["type"] == "command" for source in recording["sources"]):
         return sys.maxsize
     ratio = max(1.0, source_rate(recording) / recording["sampling_rate"])
     return max(1, int(_MAX_DECODED / ratio / max(len(source["channels"]) for source in recording["sources"])))

@@ -22,10 +22,10 @@ from nestmodel.errors import ConfigError, WeightsError
 from nestmodel.formats.hub import HUB, is_on_hub, parse_hub_name
 from nestmodel.formats.huggingface import check_huggingface, is_huggingface, write_huggingface
 from nestmodel.formats.model_card import model_card
-from nestmodel.formats.model_file import CONFIG_KEY, open_model_file
+from nestmodel.formats.model_file import open_model_file
 from nestmodel.formats.nemo_archive import write_nemo
 from nestmodel.formats.onnx import write_onnx, write_onnx_chunk
-from nestmodel.formats.safetensors import write_tensors
+from nestmodel.formats.safetensors import CONFIG_KEY, write_tensors
 from nestmodel.formats.training_record import record_of
 from nestmodel.formats.weights import ENCODER_PREFIX, load_network
 from nestmodel.nn.network import NestNetwork

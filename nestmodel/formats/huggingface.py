@@ -2,13 +2,15 @@
 
 This module translates names of weights and settings to those of transformers, and rejects models that its classes
 cannot hold. The three files are JSON and safetensors, so transformers is not needed to write them. The exported encoder
-computes the same frames in eval mode; in training, transformers applies dropout at slightly different points.
+computes the same frames in eval mode; in training, transformers applies dropout at slightly different points. The
+weights are read back under our names.
 
 Source: transformers 5, models/parakeet.
 """
 
 import json
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +18,12 @@ from torch import Tensor
 
 from nestmodel.config import EncoderConfig, NestConfig
 from nestmodel.errors import ConfigError
-from nestmodel.formats.safetensors import write_tensors
+from nestmodel.formats.safetensors import CONFIG_KEY, write_tensors
 
 CONFIG_FILE = "config.json"
+WEIGHTS_FILE = "model.safetensors"
 MODEL_TYPE = "parakeet_encoder"
+_PREFIX = "encoder."
 _RENAMED = {
     "pre_encode.conv.": "subsampling.layers.",
     "pre_encode.out.": "subsampling.linear.",
@@ -42,9 +46,8 @@ def write_huggingface(directory: Path, config: NestConfig, state: Mapping[str, T
         OSError: A file cannot be written.
     """
     check_huggingface(config)
-    prefix = "encoder."
-    weights = {_renamed(name.removeprefix(prefix)): v for name, v in state.items() if name.startswith(prefix)}
-    write_tensors(directory / "model.safetensors", weights, {})
+    weights = {_renamed(name.removeprefix(_PREFIX)): v for name, v in state.items() if name.startswith(_PREFIX)}
+    write_tensors(directory / WEIGHTS_FILE, weights, {CONFIG_KEY: json.dumps(asdict(config))})
     files = {CONFIG_FILE: _encoder_config(config), "preprocessor_config.json": _extractor_config(config)}
     for name, content in files.items():
         (directory / name).write_text(json.dumps(content, indent=2) + "\n")
@@ -83,6 +86,13 @@ def is_huggingface(directory: Path) -> bool:
     return isinstance(content, Mapping) and content.get("model_type") == MODEL_TYPE
 
 
+def our_names(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Returns weights under our names; those of a file that `write_huggingface` has not written are unchanged."""
+    if not any(name.startswith(_RENAMED["pre_encode.out."]) for name in state):
+        return dict(state)
+    return {_PREFIX + _renamed_back(name): value for name, value in state.items()}
+
+
 def _reject(field: str, value: object, why: str) -> None:
     raise ConfigError(
         f"{field} is {value!r}, and ParakeetEncoder of transformers cannot hold that: {why}. "
@@ -94,6 +104,13 @@ def _renamed(name: str) -> str:
     """Translates the name of a weight."""
     for ours, theirs in _RENAMED.items():
         name = name.replace(ours, theirs)
+    return name
+
+
+def _renamed_back(name: str) -> str:
+    """Translates the name of a weight of transformers."""
+    for ours, theirs in _RENAMED.items():
+        name = name.replace(theirs, ours)
     return name
 
 

@@ -1,4 +1,4 @@
-"""Reading model files: NeMo archives, checkpoints of `nestmodel fit`, and safetensors, on disk or on a hub.
+"""Reading model files: NeMo archives, checkpoints of `nestmodel fit` and of NeMo, safetensors, on disk or on a hub.
 
 The kind of a file is detected once, from its content and not from its name. Configuration and weights are then read
 from the open file. No file can run code while it is read, and a damaged file raises an error that names it.
@@ -17,21 +17,22 @@ from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
-import torch
 import yaml
 from torch import Tensor
 
 from nestdata import NestError
+from nestdata.storage import has_scheme
 from nestmodel.config import NestConfig
 from nestmodel.errors import WeightsError
 from nestmodel.formats.hub import fetch_from_hub, is_on_hub, parse_hub_name
-from nestmodel.formats.nemo_archive import read_nemo_config, read_nemo_state
-from nestmodel.formats.safetensors import TensorFile, open_tensors
+from nestmodel.formats.huggingface import WEIGHTS_FILE, is_huggingface
+from nestmodel.formats.huggingface import our_names as names_from_huggingface
+from nestmodel.formats.nemo_archive import config_of_section, read_nemo_config, read_nemo_state
+from nestmodel.formats.nemo_archive import our_names as names_from_nemo
+from nestmodel.formats.nemo_checkpoint import load_checkpoint, nemo_section
+from nestmodel.formats.safetensors import CONFIG_KEY, TensorFile, open_tensors
 
-ModelFileKind = Literal["nemo", "checkpoint", "safetensors"]
-CONFIG_KEY = "nest_config"
-"""Key of our configuration in a checkpoint and in the metadata of a safetensors file, where it is JSON."""
-
+ModelFileKind = Literal["nemo", "nemo-checkpoint", "checkpoint", "safetensors"]
 # Errors that torch, tarfile, zlib and yaml raise for a file that is damaged or of another kind.
 _READ_ERRORS = (
     *(OSError, EOFError, RuntimeError, ValueError, KeyError, zipfile.BadZipFile),
@@ -85,7 +86,8 @@ def open_model_file(path: str | Path) -> Iterator[ModelFile]:
     """Opens a model file. Configuration and weights are read only on request.
 
     Args:
-        path: A path, or the name of a model on the Hugging Face hub, `hf://owner/name`, which is downloaded.
+        path: A path, of a file or of a folder that `nestmodel export --to huggingface` has written; or the name of a
+            model on the Hugging Face hub, `hf://owner/name`, which is downloaded.
 
     Raises:
         ConfigError: The package that downloads models is not installed.
@@ -96,6 +98,8 @@ def open_model_file(path: str | Path) -> Iterator[ModelFile]:
         path, model = fetch_from_hub(parse_hub_name(path))
         source = str(model)
     path = Path(path)
+    if is_huggingface(path):
+        path = path / WEIGHTS_FILE
     with ExitStack() as stack:
         file, kind = _open(path, stack)
         with _as_weights_error(path):
@@ -106,10 +110,12 @@ def open_model_file(path: str | Path) -> Iterator[ModelFile]:
             elif kind == "checkpoint":
                 checkpoint = _load_checkpoint(path)
                 entries = checkpoint
-                readers = partial(_config_of, checkpoint), partial(_state_of, checkpoint, path)
+                section = None if CONFIG_KEY in checkpoint else nemo_section(checkpoint)
+                kind = "checkpoint" if section is None else "nemo-checkpoint"
+                readers = partial(_config_of, checkpoint, section, path), partial(_state_of, checkpoint, section, path)
             else:
                 tensors = stack.enter_context(open_tensors(path))
-                readers = partial(_config_of_tensors, tensors), tensors.tensors
+                readers = partial(_config_of_tensors, tensors), partial(_state_of_tensors, tensors)
         yield ModelFile(path, kind, source, *readers, entries)
 
 
@@ -137,9 +143,21 @@ def _open(path: Path, stack: ExitStack) -> tuple[BinaryIO, ModelFileKind]:
             if zipfile.is_zipfile(file):
                 return file, "checkpoint"
     except FileNotFoundError as error:
+        if has_scheme(str(path).replace(":/", "://", 1)):  # a path has lost one of the two slashes
+            raise WeightsError(
+                f"{path}: is a URL, and a model is a local file or hf://OWNER/NAME. Download it, and give its path."
+            ) from error
         raise WeightsError(f"{path}: does not exist. Give a file that exists.") from error
+    except IsADirectoryError as error:
+        raise WeightsError(
+            f"{path}: a folder, and not one of `nestmodel export --to huggingface`. Give a model file."
+        ) from error
     except OSError as error:
         raise WeightsError(f"{path}: cannot be read ({error.strerror}). Give a file that exists.") from error
+    if path.suffix == ".onnx":
+        raise WeightsError(
+            f"{path}: an ONNX file, whose weights are not read back. Give the checkpoint that it was exported from."
+        )
     raise WeightsError(
         f"{path}: neither a .nemo file, a checkpoint of nestmodel nor safetensors, or damaged. "
         "Give one of these, and check that it was copied completely."
@@ -165,7 +183,8 @@ def _as_weights_error(path: Path) -> Iterator[None]:
     except pickle.UnpicklingError as error:
         raise WeightsError(
             f"{path}: damaged, or holds other objects than tensors and plain values, which are not loaded because they "
-            "could run code. Give a file of `nestmodel`, and check that it was copied completely."
+            "could run code. Give a file of `nestmodel`; of a checkpoint of NeMo, write a .nemo file in NeMo with "
+            "`Model.load_from_checkpoint(FILE).save_to('model.nemo')`."
         ) from error
     except _READ_ERRORS as error:
         kind = type(error).__name__
@@ -173,23 +192,27 @@ def _as_weights_error(path: Path) -> Iterator[None]:
 
 
 def _load_checkpoint(path: Path) -> dict[str, Any]:
-    # Memory-mapped, so that the state of the optimizer, which is twice as large as the weights, is not read.
-    checkpoint = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
+    checkpoint = load_checkpoint(path)
     if not isinstance(checkpoint, dict):
         raise WeightsError(f"{path}: not a checkpoint of nestmodel. Give one of `nestmodel fit`.")
     return checkpoint
 
 
-def _config_of(checkpoint: Mapping[str, Any]) -> NestConfig:
-    return NestConfig.from_dict(checkpoint[CONFIG_KEY])
+def _config_of(checkpoint: Mapping[str, Any], section: Mapping[str, Any] | None, path: Path) -> NestConfig:
+    """Returns the configuration; `section` is that of a checkpoint of NeMo."""
+    return NestConfig.from_dict(checkpoint[CONFIG_KEY]) if section is None else config_of_section(section, path)
 
 
-def _state_of(checkpoint: Mapping[str, Any], path: Path) -> dict[str, Tensor]:
+def _state_of(checkpoint: Mapping[str, Any], section: Mapping[str, Any] | None, path: Path) -> dict[str, Tensor]:
     state = checkpoint["state_dict"]
     if not isinstance(state, Mapping) or not all(isinstance(value, Tensor) for value in state.values()):
         raise WeightsError(f"{path}: its state_dict is not a mapping of names to tensors. Give a file of a NEST model.")
-    return dict(state)
+    return dict(state) if section is None else names_from_nemo(state)
 
 
 def _config_of_tensors(tensors: TensorFile) -> NestConfig:
     return NestConfig.from_dict(json.loads(tensors.metadata()[CONFIG_KEY]))
+
+
+def _state_of_tensors(tensors: TensorFile) -> dict[str, Tensor]:
+    return names_from_huggingface(tensors.tensors())

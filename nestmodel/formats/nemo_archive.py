@@ -36,13 +36,7 @@ _logger = logging.getLogger(__name__)
 
 
 def read_nemo_config(tar: tarfile.TarFile, path: Path) -> NestConfig:
-    """Reads the configuration of a `.nemo` file.
-
-    In models that mask encoder frames, NeMo divides the block size by the subsampling factor, stores the result, and
-    divides it again whenever it opens the file. Here the stored value is multiplied by the factor once; the remainder
-    that the division lost has no effect. NeMo has no counterpart of `seed` and `encoder.checkpoint_activations`, which
-    get their defaults. An optimizer or schedule that is not implemented here is replaced by the default with a warning,
-    because it does not change what the model computes.
+    """Reads the configuration of a `.nemo` file; see `config_of_section`.
 
     Args:
         tar: The open archive.
@@ -59,6 +53,25 @@ def read_nemo_config(tar: tarfile.TarFile, path: Path) -> NestConfig:
     section = section.get("model", section) if isinstance(section, Mapping) else section
     if not isinstance(section, Mapping):
         raise WeightsError(f"{path}: its {CONFIG_MEMBER} is not a mapping. Export the file again.")
+    return config_of_section(section, path)
+
+
+def config_of_section(section: Mapping[str, Any], path: Path) -> NestConfig:
+    """Translates the configuration that NeMo has stored with a model.
+
+    In models that mask encoder frames, NeMo divides the block size by the subsampling factor, stores the result, and
+    divides it again whenever it opens the file. Here the stored value is multiplied by the factor once; the remainder
+    that the division lost has no effect. NeMo has no counterpart of `seed` and `encoder.checkpoint_activations`, which
+    get their defaults. An optimizer or schedule that is not implemented here is replaced by the default with a warning,
+    because it does not change what the model computes.
+
+    Args:
+        section: The `model` section.
+        path: Path of the file, for messages.
+
+    Raises:
+        ConfigError: The model has a setting that is not implemented here.
+    """
     section = _with_whole_blocks(section)
     without_optimizer = {key: value for key, value in section.items() if key != "optim"}
     config = config_from_nemo(without_optimizer)
@@ -91,6 +104,11 @@ def read_nemo_state(tar: tarfile.TarFile, path: Path) -> dict[str, Tensor]:
         state = torch.load(unpacked if is_compressed else file, map_location="cpu", weights_only=True)
     if not isinstance(state, Mapping) or not all(isinstance(value, Tensor) for value in state.values()):
         raise WeightsError(f"{path}: its {WEIGHTS_MEMBER} is not a mapping of names to tensors. Export the file again.")
+    return our_names(state)
+
+
+def our_names(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Returns the weights of NeMo under our names, without those that NeMo stores more than once."""
     copies = (_SUBSAMPLING_COPY, *_MASK_COPIES)
     return {name.replace(_WRAPPED, _UNWRAPPED): value for name, value in state.items() if not name.startswith(copies)}
 

@@ -13,6 +13,9 @@ from torch import Tensor
 
 from nestmodel.errors import ConfigError
 
+CONFIG_KEY = "nest_config"
+"""Key of our configuration in a checkpoint and in the metadata of a safetensors file, where it is JSON."""
+
 
 class TensorFile:
     """An open safetensors file."""

@@ -70,8 +70,8 @@ def load_network(path: str | Path, context: Context | None = None) -> NestNetwor
     Call `train()` of the network to train it further.
 
     Args:
-        path: A `.nemo` file, a checkpoint of `nestmodel fit` or `save_network`, or a safetensors file; or the name of
-            a repository on the Hugging Face hub that has one such file: `hf://owner/name`, `hf://owner/name@revision`
+        path: A `.nemo` file, a checkpoint of `nestmodel fit`, `save_network` or NeMo, or a safetensors file; or the
+            name of a repository on the Hugging Face hub that has one such file: `hf://owner/name`, `hf://owner/name@revision`
             or `hf://owner/name@revision/file`. It is downloaded to the cache of huggingface_hub.
         context: One of the attention contexts that the encoder was trained with, to use instead of the first of them.
 
@@ -113,7 +113,7 @@ def load_weights(network: NestNetwork, path: str | Path, parts: WeightParts = "a
 
     Args:
         network: The network to modify.
-        path: A `.nemo` file, a checkpoint of `nestmodel fit`, or a safetensors file.
+        path: Any file that `load_network` reads, or a folder that `nestmodel export --to huggingface` has written.
         parts: Whether to load all weights or only those of the encoder.
 
     Raises:

@@ -25,7 +25,7 @@ import nestguard
 from nestdata import AudioNoiseBatch, PackedBatch
 from nestmodel.attention_context import context_name
 from nestmodel.config import NestConfig
-from nestmodel.formats.model_file import CONFIG_KEY
+from nestmodel.formats.safetensors import CONFIG_KEY
 from nestmodel.formats.training_record import METRICS, RECORD_KEY, SETTINGS_KEY, TrainingRecord, record_of
 from nestmodel.formats.weights import build_network, load_weights
 from nestmodel.nn.batch_norm import StepBatchNorm, update_running_stats
@@ -86,7 +86,7 @@ class NestModel(NestNetwork, pl.LightningModule):
 
         Args:
             config: All sizes and settings.
-            init_from: A `.nemo` file, a checkpoint of `nestmodel fit`, or a safetensors file to start from.
+            init_from: A file to start from, or a folder for Hugging Face; see `load_weights`.
             init_parts: Whether to load all weights of that file, or those of the encoder only.
             kernels: The form of each part of a training step in `fit`.
 

@@ -8,6 +8,7 @@ import torch
 
 from nestcli.nestmodel import main
 from nestmodel import NestModel
+from tests.addressed import WebServer
 from tests.cli.commands import run
 from tests.extras import needs
 from tests.nestmodel.evaluate.probe.spoken_tones import write_manifest
@@ -67,6 +68,41 @@ def test_features_prints_its_summary_as_json(tmp_path: Path, capsys: pytest.Capt
     found = json.loads(capsys.readouterr().out)
     assert (found["num_utterances"], found["layers"], found["left_out"]) == (24, [2], {"unreadable": 1})
     assert found["path"] == str(tmp_path / "f")
+
+
+@needs("remote", "obstore")
+def test_features_of_a_url_equal_those_of_the_file(
+    directory: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with WebServer(directory).running() as server:
+        values = []
+        for number, given in enumerate(("speech/3.wav", f"{server.url}/speech/3.wav")):
+            output = tmp_path / str(number)
+            assert main(["features", "model.ckpt", given, "-o", str(output), "--device", "cpu"]) == 0
+            row = json.loads((output / "index.jsonl").read_text())
+            values.append(np.load(output / row["file"]))
+        np.testing.assert_array_equal(*values)
+        assert main(["features", "model.ckpt", f"{server.url}/gone.wav", "-o", str(tmp_path / "gone")]) != 0
+        assert f"{server.url}/gone.wav" in capsys.readouterr().err
+
+
+@needs_probe
+@needs("remote", "obstore")
+def test_probe_takes_urls_for_each_of_its_inputs(
+    directory: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ["--label", "pitch", "--device", "cpu", "--train-per-class", "3", "--json"]
+    with WebServer(directory).running() as server:
+        reports = []
+        for given in ("speech.json", f"{server.url}/speech.json"):
+            assert main(["probe", "model.ckpt", given, *options]) == 0
+            reports.append(json.loads(capsys.readouterr().out))
+    assert reports[0]["trained"] == reports[1]["trained"]
+    for name, seeds in (("train", range(24)), ("test", range(50, 60))):
+        write_manifest(tmp_path, name, seeds)
+    with WebServer(tmp_path).running() as server:
+        sides = [f"{server.url}/train.json", "--test", f"{server.url}/test.json"]
+        assert main(["probe", "model.ckpt", *sides, "--task", "frames", "--num-units", "4", "--max-epochs", "2"]) == 0
 
 
 @needs_probe

@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 
 from nestdata import NestError
 from nestmodel import NestNetwork, load_network
-from nestmodel.formats.model_file import CONFIG_KEY, open_model_file
+from nestmodel.formats.model_file import open_model_file
 from nestmodel.formats.nemo_archive import CONFIG_MEMBER, WEIGHTS_MEMBER, write_nemo
+from nestmodel.formats.safetensors import CONFIG_KEY
 from tests.fuzz.inputs import altered, mutated
 from tests.fuzz.target import Target
 from tests.training import tiny_config

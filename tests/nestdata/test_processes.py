@@ -207,6 +207,9 @@ def test_a_corpus_of_others_runs_nothing(tmp_path: Path, source: dict[str, Any])
         {"name": "NoSuchTransform", "kwargs": {}},
         {"name": "Narrowband", "kwargs": {"codec": "mulaw", "source_sampling_rate": 15999, "restore_orig_sr": True}},
         {"name": "Resample", "kwargs": {"source_sampling_rate": 16000, "target_sampling_rate": 10**9}},
+        {"name": "ReverbWithImpulseResponse", "kwargs": {"rir_generator": {"sr": 10**9}}},
+        {"name": "ReverbWithImpulseResponse", "kwargs": {"rir_generator": {"sr": 16000, "max_T60": 1e9}}},
+        {"name": "DereverbWPE", "kwargs": {"n_fft": 1 << 40}},
     ],
 )
 def test_a_transform_that_would_read_other_audio_or_take_much_memory_is_refused(

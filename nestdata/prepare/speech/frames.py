@@ -1,7 +1,8 @@
 """Decodes a recording block by block, and returns the probability of speech and the power of each frame.
 
 Memory does not depend on the length of the recording, apart from eight bytes per frame of 32 ms, which is 0.9 MB for an
-hour, and from the encoded bytes of audio that is not in a local file.
+hour, from the encoded bytes of audio that is not in a local file, and from the samples of a recording whose transforms
+need all of it.
 """
 
 from collections.abc import Mapping
@@ -11,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nestdata.audio.decode import at_rate, load_samples, samples_in
+from nestdata.audio.lhotse_audio import needs_whole_cut
 from nestdata.errors import AudioError
 from nestdata.prepare.speech.detector import FRAME_SAMPLES, RATE, speech_probabilities, start_state
 
@@ -45,13 +47,18 @@ def speech_frames(row: Mapping[str, Any], content: bytes | None = None) -> Speec
     num_samples = samples_in(row["duration"], RATE)
     probabilities, powers, state = list[NDArray[np.float32]](), list[NDArray[np.float32]](), start_state()
     block = _BLOCK_FRAMES * FRAME_SAMPLES
-    error = None
+    whole, error = None, None
     for start in range(0, num_samples, block):
         length = min(block, num_samples - start)
         frames = np.zeros((-(-length // FRAME_SAMPLES), FRAME_SAMPLES), np.float32)
         samples = frames.reshape(-1)
         try:
-            load_samples(row, start=start, num_samples=length, out=samples[:length], content=content)
+            if start == 0 and needs_whole_cut(row["recording"]):
+                whole = load_samples(row, content=content)
+            if whole is None:
+                load_samples(row, start=start, num_samples=length, out=samples[:length], content=content)
+            else:
+                samples[:length] = whole[start : start + length]
         except AudioError as caught:
             error = caught
             break

@@ -20,6 +20,7 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
+from nestdata.audio.lhotse_audio import is_resampled
 from nestdata.errors import shortened
 from nestdata.prepare.inputs.formats.packed import PackedShar
 from nestdata.prepare.speech.measures import SpeechTotals
@@ -232,7 +233,7 @@ class CorpusWriter:
         for kind, counter in self._samples_by.items():
             if label.get(kind) in counter:
                 counter[label[kind]] -= int(record["num_samples"])
-        self._num_resampled -= "transforms" in cut["recording"]
+        self._num_resampled -= is_resampled(cut["recording"])
 
     def _move_bytes(self, begin: int, end: int, to: int) -> None:
         while begin < end:

@@ -10,6 +10,7 @@ import orjson
 from numpy.typing import NDArray
 
 from nestdata.audio.channels import is_mixed
+from nestdata.audio.lhotse_audio import is_resampled
 from nestdata.corpus.addresses import NO_SHARD
 from nestdata.corpus.file_version import row_of
 from nestdata.errors import shortened
@@ -122,7 +123,7 @@ class ItemCollector:
             (
                 line, row["id"], num_samples, round(row["start"] * 1e6),
                 _MIXED_CHANNEL if "custom" in row and is_mixed(row) else row["channel"],
-                number, "transforms" in row["recording"], language, speaker, address, version,
+                number, is_resampled(row["recording"]), language, speaker, address, version,
             )
         )  # fmt: skip
 

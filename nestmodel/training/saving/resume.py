@@ -110,8 +110,9 @@ def check_checkpoint(path: Path) -> None:
     """
     with open_model_file(path) as file:
         if file.kind != "checkpoint":
+            what = "of nestmodel but one of NeMo" if file.kind == "nemo-checkpoint" else f"but a {file.kind} file"
             raise WeightsError(
-                f"{path}: not a checkpoint but a {file.kind} file, from which no run can be resumed. Start a new run "
+                f"{path}: not a checkpoint {what}, from which no run can be resumed. Start a new run "
                 "with its weights: --model.init_from."
             )
         file.read_config()

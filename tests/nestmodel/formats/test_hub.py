@@ -68,6 +68,15 @@ def test_a_network_is_loaded_by_name_once_and_then_from_the_cache(hub: Hub, tmp_
 
 
 @needs_hub
+def test_training_starts_from_an_export_for_hugging_face_on_the_hub(hub: Hub, tmp_path: Path) -> None:
+    network, path = checkpoint(tmp_path)
+    folder = export_model(path, "huggingface", tmp_path / "exported")
+    hub.repositories["me/encoder"] = {file.name: file.read_bytes() for file in folder.iterdir()}
+    for name in ("hf://me/encoder", "hf://me/encoder/model.safetensors"):
+        assert_equal_states(NestModel(CONFIG, Path(name), "encoder"), network, "encoder.")
+
+
+@needs_hub
 def test_without_a_connection_the_cache_is_used(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from huggingface_hub import constants
 

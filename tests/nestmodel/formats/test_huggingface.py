@@ -6,10 +6,21 @@ import pytest
 import torch
 
 from nestdata import OutputError
-from nestmodel import ConfigError, FeatureConfig, NestConfig, NestNetwork
+from nestmodel import (
+    ConfigError,
+    FeatureConfig,
+    NestConfig,
+    NestModel,
+    NestNetwork,
+    WeightsError,
+    load_network,
+    load_weights,
+    read_config,
+)
 from nestmodel.formats.conversion import export_model
 from nestmodel.formats.huggingface import write_huggingface
 from nestmodel.formats.nemo_archive import write_nemo
+from tests.nestmodel.formats.models import CONFIG, assert_equal_states, checkpoint
 from tests.synthesis import chirp
 from tests.training import tiny_config
 
@@ -62,6 +73,19 @@ def test_transformers_computes_the_same_features_and_encoder_frames(config: Nest
     assert found.attention_mask.sum(1).tolist() == enc_lens.tolist()
     for row, num_valid in enumerate(enc_lens.tolist()):
         torch.testing.assert_close(found.last_hidden_state[row, :num_valid], expected[row, :num_valid])
+
+
+def test_an_export_is_read_back_bit_for_bit(tmp_path: Path) -> None:
+    network, path = checkpoint(tmp_path)
+    folder = export_model(path, "huggingface", tmp_path / "exported")
+    names = {name for name in network.state_dict() if name.startswith("encoder.")}
+    for given in (folder, folder / "model.safetensors"):
+        assert read_config(given) == CONFIG
+        assert_equal_states(NestModel(CONFIG, given, "encoder"), network, "encoder.")
+        report = load_weights(NestNetwork(CONFIG), given)
+        assert (set(report.loaded), report.unused, report.mismatched) == (names, (), ())
+        with pytest.raises(WeightsError, match=r"the encoder and not the whole model .*--model\.init_parts encoder"):
+            load_network(given)
 
 
 def test_layers_are_not_dropped_in_training(tmp_path: Path) -> None:

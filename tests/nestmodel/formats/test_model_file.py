@@ -47,6 +47,7 @@ def test_broken_and_foreign_files_raise_one_line_that_names_the_file(tmp_path: P
     for name, content in {
         "text.ckpt": b"no checkpoint",
         "empty.ckpt": b"",
+        "graph.onnx": b"\x08\x0a\x12\x07pytorch",
         "cut.ckpt": whole[: len(whole) // 2],
         "cut.safetensors": tensors[: len(tensors) // 2],
     }.items():
@@ -63,13 +64,20 @@ def test_broken_and_foreign_files_raise_one_line_that_names_the_file(tmp_path: P
         "list.ckpt": "not a checkpoint of nestmodel",
         "code.ckpt": "could run code",
         "gone.ckpt": "does not exist",
-        ".": "cannot be read",
+        ".": "a folder, and not one of `nestmodel export --to huggingface`",
+        "graph.onnx": "an ONNX file, .*Give the checkpoint that it was exported from",
     }
     for name, message in expected.items():
         with pytest.raises(WeightsError, match=message) as caught:
             load_network(tmp_path / name)
         assert str(tmp_path / name) in str(caught.value)
         assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("path", ["https://HOST/model.nemo", Path("s3://bucket/model.ckpt")])
+def test_a_model_at_a_url_is_refused_with_the_form_that_works(path: str | Path) -> None:
+    with pytest.raises(WeightsError, match=r"is a URL, and a model is a local file or hf://OWNER/NAME\. Download it"):
+        load_network(path)
 
 
 @pytest.mark.parametrize(("kind", "num_opened"), [("nemo", 1), ("checkpoint", 2), ("safetensors", 1)])

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import orjson
 
 from nestdata.audio.channels import MIX_FIELD, Channel
-from nestdata.errors import ManifestError, in_one_line
+from nestdata.errors import ConfigError, ManifestError, in_one_line
 from nestdata.prepare.inputs.audio import LhotseCut, Member, Unusable
 from nestdata.prepare.inputs.entry import Entry, check_command, resolve, seconds
 from nestdata.prepare.inputs.format import Format, GivenInput, Opened
@@ -73,6 +73,7 @@ class LhotseManifest(LineSource):
             if self.channel == "mix":
                 row["custom"] = {MIX_FIELD: "mix"}
         _check_cut(row, where)
+        _check_transforms(row["recording"], where)
         cut = dict(MonoCut.from_dict(row).to_dict())
         _check_recording(cut, where)
         cut["start"] = float(cut["start"])  # Lhotse's writers set the integer 0
@@ -230,8 +231,6 @@ def _check_cut(row: dict[str, Any], where: str) -> None:
 
 def _check_recording(cut: dict[str, Any], where: str) -> None:
     """Checks the values that Lhotse does not validate."""
-    from nestdata.audio.lhotse_audio import check_transforms  # imports numpy
-
     recording = cut["recording"]
     numbers = {key: recording.get(key) for key in ("sampling_rate", "num_samples")} | {"channel": cut.get("channel")}
     for key, value in numbers.items():
@@ -239,13 +238,25 @@ def _check_recording(cut: dict[str, Any], where: str) -> None:
             raise ManifestError(f"{where}: {key} is {value!r}. Fix this line.")
     if seconds(recording, "duration", where) is None:
         raise ManifestError(f"{where}: the recording has no duration. Add it, or drop this line.")
-    try:
-        check_transforms(recording.get("transforms") or ())
-    except ValueError as error:
-        raise ManifestError(
-            f"{where}: {error}. Write the audio to files in Lhotse first, with `CutSet.save_audios`."
-        ) from None
     for source in recording["sources"]:
         channels = source.get("channels")
         if not isinstance(channels, list) or not all(type(channel) is int for channel in channels):
             raise ManifestError(f"{where}: the channels of a source are {channels!r}. Give a list of numbers.")
+
+
+def _check_transforms(recording: dict[str, Any], where: str) -> None:
+    """Checks transforms before Lhotse builds them, which fails without a word on the remedy if a package is missing."""
+    transforms, rate = recording.get("transforms"), recording.get("sampling_rate")
+    if not transforms or type(rate) is not int:
+        return
+    from nestdata.audio.lhotse_audio import check_application, check_transforms  # imports numpy
+
+    try:
+        check_transforms(transforms)
+        check_application(transforms, rate)
+    except ConfigError as error:
+        raise ManifestError(f"{where}: {error}") from None
+    except ValueError as error:
+        raise ManifestError(
+            f"{where}: {error}. Write the audio to files in Lhotse first, with `CutSet.save_audios`."
+        ) from None

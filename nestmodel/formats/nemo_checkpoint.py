@@ -1,0 +1,93 @@
+"""Training checkpoints that Lightning writes for NeMo, read without NeMo and without OmegaConf.
+
+Their weights have the names of a NeMo archive. Their hyperparameters hold the configuration of the model as objects of
+OmegaConf. The reader of torch, which creates no objects of a file, gets classes of this module in their place, which
+hold the values and have no methods. So a file cannot run code.
+
+Source: NeMo 3.0.0, core/classes/modelPT.py (`hparams`); Lightning 2.6, trainer/connectors/checkpoint_connector.py
+(`dump_checkpoint`); OmegaConf 2.3 and 2.4, base.py, nodes.py.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.serialization import safe_globals
+
+# A configuration has a few hundred values. One whose parts contain each other would have any number.
+_MAX_VALUES = 100_000
+
+
+class _Object:
+    """Stands for an object of OmegaConf, and for the types of values, which are not used."""
+
+
+def _empty_dict(*_: object) -> dict[str, Any]:
+    return {}
+
+
+_STAND_INS: list[Any] = [
+    *(
+        (_Object, f"omegaconf.{name}")
+        for name in (
+            *("dictconfig.DictConfig", "listconfig.ListConfig", "base.Metadata", "base.ContainerMetadata"),
+            *("nodes.AnyNode", "nodes.StringNode", "nodes.IntegerNode", "nodes.FloatNode", "nodes.BooleanNode"),
+            *(
+                "nodes.BytesNode",
+                "nodes.PathNode",
+                "nodes.EnumNode",
+                "nodes.UnionNode",
+                "nodes.InterpolationResultNode",
+            ),
+        )
+    ),
+    *((_Object, f"typing.{name}") for name in ("Any", "Dict", "List", "Union", "Optional")),
+    *((_Object, f"builtins.{name}") for name in ("dict", "list", "int", "long", "str", "float", "bool")),
+    (_empty_dict, "collections.defaultdict"),
+]
+
+
+def load_checkpoint(path: Path) -> Any:
+    """Loads a checkpoint of `nestmodel` or of NeMo, without running code of the file.
+
+    The file is memory-mapped, so that the state of the optimizer, which is twice as large as the weights, is not read.
+
+    Raises:
+        OSError, RuntimeError, UnpicklingError: The file is damaged, or holds other objects than tensors, plain values
+            and configurations of OmegaConf.
+    """
+    with safe_globals(_STAND_INS):
+        return torch.load(path, map_location="cpu", mmap=True, weights_only=True)
+
+
+def nemo_section(checkpoint: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """Returns the configuration of the model in a checkpoint of NeMo; None for another checkpoint.
+
+    Raises:
+        ValueError: It has too many values.
+    """
+    parameters = _Plain().of(checkpoint.get("hyper_parameters"))
+    section = parameters.get("cfg") if isinstance(parameters, dict) else None
+    return section if isinstance(section, dict) else None
+
+
+class _Plain:
+    """Converts values of a checkpoint to dicts, lists and plain values."""
+
+    def __init__(self) -> None:
+        self._num_left = _MAX_VALUES
+
+    def of(self, value: Any) -> Any:
+        """Returns a value without the objects of OmegaConf; raises RecursionError if it contains itself."""
+        self._num_left -= 1
+        if self._num_left < 0:
+            raise ValueError(f"a configuration of more than {_MAX_VALUES} values")
+        if isinstance(value, _Object):  # a dict, a list, or a single value
+            fields = vars(value)
+            return self.of(fields["_content"] if "_content" in fields else fields.get("_val"))
+        if isinstance(value, dict):
+            return {key: self.of(item) for key, item in value.items()}
+        if isinstance(value, list):
+            return [self.of(item) for item in value]
+        return value

@@ -1,0 +1,206 @@
+"""Transforms that Lhotse puts into manifests: equal samples at every load and in every process, or a refusal."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from lhotse import CutSet, Recording, RecordingSet
+from lhotse.augmentation import AudioTransform
+
+from nestdata import ConfigError, Corpus, ManifestError, PrepareConfig, prepare_corpus
+from nestdata.audio import lhotse_audio
+from nestdata.audio.decode import at_rate, load_samples
+from nestdata.audio.resampling import resample
+from nestdata.prepare.speech import frames
+from nestdata.prepare.speech.frames import speech_frames
+from tests.extras import needs
+from tests.synthesis import Samples, chirp, hiss, write_audio, write_jsonl
+
+# Lhotse passes a tensor to a function of NumPy.
+pytestmark = pytest.mark.filterwarnings("ignore:__array_wrap__ must accept:DeprecationWarning")
+
+Change = Callable[[Recording], Recording]
+
+# The methods of Lhotse that put a transform into a recording, by its name. A transform that is new in Lhotse is missing
+# here, and its name in a manifest is refused until it is examined.
+CHANGES: dict[str, dict[str, Change]] = {
+    "Resample": {"resample": lambda r: r.resample(24000)},
+    "Speed": {"speed": lambda r: r.perturb_speed(0.9)},
+    "Tempo": {"tempo": lambda r: r.perturb_tempo(1.1)},
+    "Volume": {"volume": lambda r: r.perturb_volume(0.5)},
+    "Narrowband": {
+        "mulaw": lambda r: r.narrowband("mulaw"),
+        "mulaw-8k": lambda r: r.narrowband("mulaw", restore_orig_sr=False),
+    },
+    "LoudnessNormalization": {"loudness": lambda r: r.normalize_loudness(-25)},
+    "DereverbWPE": {"wpe": lambda r: r.dereverb_wpe()},
+    "ReverbWithImpulseResponse": {
+        "room": lambda r: r.reverb_rir(room_rng_seed=3, source_rng_seed=4),
+        "early": lambda r: r.reverb_rir(room_rng_seed=3, source_rng_seed=4, early_only=True, normalize_output=False),
+        "room-without-seeds": lambda r: r.reverb_rir(),
+        "two-rooms": lambda r: r.reverb_rir().reverb_rir(room_rng_seed=1, source_rng_seed=1),
+    },
+    "Clipping": {
+        "soft": lambda r: r.clip_amplitude(gain_db=6.0),
+        "hard": lambda r: r.clip_amplitude(hard=True, gain_db=12.0, normalize=False, oversampling=None),
+    },
+    "Compress": {codec: lambda r, codec=codec: r.compress(codec) for codec in ("opus", "mp3", "vorbis", "gsm")},
+}
+REGISTERED = sorted(AudioTransform.KNOWN_TRANSFORMS)
+NEEDED = {"LoudnessNormalization": "pyloudnorm", "DereverbWPE": "nara_wpe", "Tempo": "torchaudio.sox_effects"}
+
+
+@pytest.fixture
+def recording(tmp_path: Path) -> Recording:
+    return Recording.from_file(write_audio(tmp_path / "a.wav", chirp(100, 3000, 1.5) + hiss(24000, 1)))
+
+
+def with_transform(recording: Recording, name: str, **arguments: Any) -> dict[str, Any]:
+    """Returns the line of a manifest, also for a transform that Lhotse cannot build here."""
+    return {**recording.to_dict(), "transforms": [{"name": name, "kwargs": arguments}]}
+
+
+def test_every_transform_that_lhotse_knows_is_examined_here() -> None:
+    assert set(REGISTERED) <= set(CHANGES)
+
+
+_LOAD_ELSEWHERE = """
+import random, sys
+import numpy as np, torch
+from nestdata import Corpus
+random.seed(5), np.random.seed(6), torch.manual_seed(7), torch.set_num_threads(2)
+corpus = Corpus.open(sys.argv[1])
+torch.rand(3)
+np.savez(sys.argv[2], **{corpus.line(i)["id"]: corpus.load(i)[1] for i in reversed(range(len(corpus)))})
+"""
+
+
+def test_transforms_give_the_same_bits_at_every_load_and_in_every_process_or_are_refused(
+    tmp_path: Path, recording: Recording
+) -> None:
+    changed = {}
+    for name in REGISTERED:
+        for label, change in CHANGES[name].items():
+            if name in NEEDED and not lhotse_audio._has_module(NEEDED[name]):
+                manifest = write_jsonl(tmp_path / "refused.jsonl", [change(recording).to_dict()])
+                with pytest.raises(ManifestError, match=f"'{name}' needs {NEEDED[name]}") as caught:
+                    prepare_corpus(manifest, tmp_path / "refused.corpus")
+                assert "\n" not in str(caught.value)
+                continue
+            cut = change(recording).to_cut()
+            cut.id = label
+            changed[label] = cut
+    CutSet.from_cuts(changed.values()).to_file(tmp_path / "cuts.jsonl")
+    prepare_corpus(tmp_path / "cuts.jsonl", tmp_path / "a.corpus", PrepareConfig(report_samples=0))
+    script = [sys.executable, "-c", _LOAD_ELSEWHERE, tmp_path / "a.corpus", tmp_path / "elsewhere.npz"]
+    subprocess.run(script, check=True, env={**os.environ, "OMP_NUM_THREADS": "2", "PYTHONHASHSEED": "1"})
+    elsewhere = np.load(tmp_path / "elsewhere.npz")
+    corpus = Corpus.open(tmp_path / "a.corpus")
+    states = torch.get_rng_state(), np.random.get_state()[1]
+    for index in range(len(corpus)):
+        cut_id, samples = corpus.load(index)
+        assert np.abs(samples).max() > 0
+        np.testing.assert_array_equal(samples, elsewhere[cut_id], err_msg=cut_id)
+        np.testing.assert_array_equal(samples, corpus.load(index)[1], err_msg=cut_id)
+        span = corpus.load(index, start=5001, num_samples=8000)[1]
+        np.testing.assert_array_equal(span, corpus.load(index, start=5001, num_samples=8000)[1], err_msg=cut_id)
+        if lhotse_audio.needs_whole_cut(corpus.line(index)["recording"]):
+            np.testing.assert_array_equal(span, samples[5001:13001], err_msg=cut_id)
+    assert torch.equal(states[0], torch.get_rng_state())
+    np.testing.assert_array_equal(states[1], np.random.get_state()[1])
+    assert len(elsewhere) == len(changed) >= 10
+
+
+def test_a_simulated_room_depends_on_its_seeds_and_without_seeds_on_the_recording(recording: Recording) -> None:
+    def samples(recording_id: str, **seeds: int) -> Samples:
+        changed = recording.reverb_rir(affix_id=False, **seeds)
+        changed.id = recording_id
+        return load_samples(changed.to_cut())
+
+    seeds = {"room_rng_seed": 3, "source_rng_seed": 4}
+    np.testing.assert_array_equal(samples("a", **seeds), samples("b", **seeds))
+    np.testing.assert_array_equal(samples("a"), samples("a"))
+    others = [samples("a", **seeds), samples("a", **{**seeds, "source_rng_seed": 5}), samples("a"), samples("b")]
+    assert all(not np.array_equal(a, b) for number, a in enumerate(others) for b in others[:number])
+
+
+@pytest.mark.parametrize("name", NEEDED)
+def test_a_transform_whose_package_is_missing_is_refused_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recording: Recording, name: str
+) -> None:
+    monkeypatch.setattr(lhotse_audio, "_has_module", lambda _: False)
+    arguments = {"LoudnessNormalization": {"target": -25.0}, "Tempo": {"factor": 1.1}}.get(name, {})
+    row = with_transform(recording, name, **arguments)
+    manifest = write_jsonl(tmp_path / "many.jsonl", [{**row, "id": f"{number}"} for number in range(3)])
+    message = rf"transform '{name}' needs {NEEDED[name]}, which is not installed\. .*(pip install|up to 2\.8)"
+    with pytest.raises(ManifestError, match=rf"many\.jsonl:1: the {message}"):
+        prepare_corpus(manifest, tmp_path / "a.corpus")
+    cut = {**recording.to_cut().to_dict(), "recording": row}
+    with pytest.raises(ConfigError, match=message):
+        load_samples(cut)
+
+
+@pytest.mark.skipif("Compress" not in REGISTERED, reason="Lhotse has no Compress before 1.32")
+def test_a_codec_that_fails_for_all_audio_is_refused_before_any_is_loaded(tmp_path: Path) -> None:
+    audio = write_audio(tmp_path / "a.wav", chirp(100, 3000, 1.0, 44100), 44100)
+    changed = Recording.from_file(audio).compress("opus")
+    manifest = write_jsonl(tmp_path / "a.jsonl", [changed.to_dict()])
+    with pytest.raises(
+        ManifestError, match=r"a\.jsonl:1: .*'Compress' with the codec 'opus' fails at 44100 Hz: .*Opus"
+    ):
+        prepare_corpus(manifest, tmp_path / "a.corpus")
+
+
+def test_a_codec_without_its_library_is_refused_with_the_name_of_the_library(
+    tmp_path: Path, recording: Recording
+) -> None:
+    arguments = {"codec": "lpc10", "source_sampling_rate": 16000, "restore_orig_sr": True}
+    manifest = write_jsonl(tmp_path / "a.jsonl", [with_transform(recording, "Narrowband", **arguments)])
+    try:
+        recording.narrowband("lpc10")
+    except RuntimeError:
+        with pytest.raises(ManifestError, match=r"a\.jsonl:1: .*'lpc10' fails at 16000 Hz: .*libspandsp"):
+            prepare_corpus(manifest, tmp_path / "a.corpus")
+    else:
+        assert prepare_corpus(manifest, tmp_path / "a.corpus").num_cuts == 1
+
+
+@pytest.mark.skipif("Compress" not in REGISTERED, reason="Lhotse has no Compress before 1.32")
+@pytest.mark.parametrize("codec", ["mp3", "vorbis"])
+def test_a_codec_before_a_resampling_encodes_at_the_rate_of_the_samples(tmp_path: Path, codec: str) -> None:
+    audio = write_audio(tmp_path / "a.wav", chirp(100, 9000, 1.0, 32000), 32000)
+    changed = Recording.from_file(audio).compress(codec).to_cut().to_dict()
+    resampled = {**changed, "recording": at_rate(changed["recording"], 16000)}
+    expected = resample(load_samples(changed), 32000, 16000)
+    np.testing.assert_array_equal(load_samples(resampled), expected)
+
+
+def test_only_cuts_whose_rate_changes_are_called_resampled(tmp_path: Path, recording: Recording) -> None:
+    def num_resampled(*changed: Recording) -> int:
+        RecordingSet.from_recordings(changed).to_file(tmp_path / "a.jsonl")
+        return prepare_corpus(tmp_path / "a.jsonl", tmp_path / "a.corpus", overwrite=True).num_resampled
+
+    wide = Recording.from_file(write_audio(tmp_path / "wide.wav", chirp(100, 3000, 1.0, 44100), 44100))
+    assert num_resampled(recording.perturb_volume(0.5), recording.perturb_speed(1.1), recording.clip_amplitude()) == 0
+    assert num_resampled(recording.reverb_rir(), wide.perturb_volume(0.5)) == 1
+    # From 16 to 8 kHz, and back to the rate of the corpus.
+    assert num_resampled(wide.resample(16000), recording.narrowband("mulaw", restore_orig_sr=False)) == 1
+
+
+@needs("vad", "silero_vad")
+def test_speech_is_found_in_a_transformed_recording_whatever_the_blocks(
+    monkeypatch: pytest.MonkeyPatch, recording: Recording
+) -> None:
+    cut = json.loads(json.dumps(recording.clip_amplitude(gain_db=6.0).to_cut().to_dict()))
+    expected = speech_frames(cut)
+    monkeypatch.setattr(frames, "_BLOCK_FRAMES", 5)
+    found = speech_frames(cut)
+    np.testing.assert_array_equal(found.powers, expected.powers)
+    np.testing.assert_allclose(found.probabilities, expected.probabilities, rtol=0, atol=1e-5)  # other batch sizes
