@@ -168,7 +168,7 @@ def _header_after(error: Exception, audio: File | Member) -> tuple[AudioInfo, in
         if isinstance(error, PermissionError):
             return Unusable("unreadable", f"{path} cannot be opened ({error.strerror}); grant read permission")
         if not os.path.isfile(path):
-            return Unusable("missing", f"{path} does not exist")
+            return Unusable("missing", f"{path} does not exist{audio.hint}")
     encoded = EncodedAudio(str(audio), audio.read())
     if not encoded.size():
         return Unusable("empty", f"{audio} has no bytes")

@@ -86,24 +86,31 @@ def source_rate(recording: dict[str, Any]) -> int:
 
 def _cut_from_file(entry: Entry, audio: File | Command | Member, config: PrepareConfig) -> WholeEntry | Unusable:
     """Returns the cut of a span of a file or of the output of a command."""
-    rate, channel = config.sampling_rate, 0 if config.channel == "mix" else config.channel
+    given = config.channel if entry.channel is None else entry.channel
+    rate, channel = config.sampling_rate, 0 if given == "mix" else given
     duration = entry.duration if entry.num_frames is None else entry.num_frames / rate
     if config.probe == "missing" and duration is not None:
+        entry = _at_rate(entry, rate)
         info = AudioInfo(rate, samples_in(entry.offset + duration, rate), channel + 1)
     else:
         found = read_header(audio)
         if isinstance(found, Unusable):
             return found
-        info = found
+        info, entry = found, _at_rate(entry, found.rate)
         duration = entry.duration if entry.num_frames is None else entry.num_frames / info.rate
         if problem := _problem_of_span(info, entry.offset, duration):
             return problem
     left = info.num_frames / info.rate - entry.offset
     row = _cut_row(entry, audio, info, left if duration is None else min(duration, left), channel)
-    if config.channel == "mix":
+    if given == "mix":
         row["custom"] = row.get("custom", {}) | {MIX_FIELD: "mix"}
     problem = _problem_of_layout(info.rate, channel, info.num_channels, config)
     return problem or WholeEntry(entry, audio, row, info.version)
+
+
+def _at_rate(entry: Entry, rate: int) -> Entry:
+    """Returns an entry whose start is in seconds, given the rate of its file."""
+    return entry if entry.first_frame is None else entry._replace(offset=entry.first_frame / rate)
 
 
 def _cut_row(
@@ -197,7 +204,7 @@ def _cut_from_lhotse(entry: Entry, audio: LhotseCut, config: PrepareConfig) -> W
     if problem := _problem_of_span(in_manifest, row["start"], row["duration"]):
         return problem
     if config.probe != "missing" and not audio.is_measured and (audio.member or source["type"] == "file"):
-        info = read_header(audio.member or File(source["source"]))
+        info = read_header(audio.member or File(source["source"], hint=audio.hint))
         if isinstance(info, Unusable):
             return info
         rate, num_channels, version = info.rate, info.num_channels, info.version

@@ -276,7 +276,7 @@ def _check_rejects(
     why = f"; the first: {example.where}: {example.reason}, {example.detail}" if example else ""
     reasons = ", ".join(f"{number} {reason}" for reason, number in writer.rejected.most_common())
     if stats is None:
-        advice = ADVICE[example.reason] if example else "Check the paths, which are taken relative to the manifest."
+        advice = ADVICE[example.reason] if example else "Check the command that wrote it."
         names = [str(source.path) for source in sources]
         raise ManifestError(
             f"{', '.join(names[:3])}{', ...' if len(names) > 3 else ''}: no usable cut among {writer.num_entries} "

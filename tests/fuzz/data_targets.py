@@ -146,6 +146,7 @@ def line_inputs(*rows: dict[str, Any]) -> st.SearchStrategy[tuple[str, bytes]]:
         other = st.one_of(changed, mutated(valid)).map(lambda line: valid + line.replace(b'"a"', b'"b"'))
         return st.one_of(
             st.tuples(st.just("speech.jsonl"), other),
+            st.tuples(st.just("speech.json"), other.map(lambda lines: b"[" + b",".join(lines.splitlines()) + b"]")),
             st.tuples(st.just("speech.jsonl.gz"), other.map(gzip.compress)),
             st.tuples(st.just("speech.jsonl.gz"), mutated(gzip.compress(valid))),
         )
@@ -293,7 +294,8 @@ _TABLES = (
     b'client_id\tpath\tsentence\n1\ta.wav\t"quoted\n2\tb.wav\tx\n',
     b"audio_filepath;duration;speaker\na.wav;0.3;tom\n",
 )
-_KALDI = (b"a ROOT/a.wav\nb ROOT/b.wav\n", b"u1 a 0.0 0.2\nu2 a 0.1 0.3\n", b"u1 some words\nu2 more\n")
+_FAIRSEQ = b"ROOT\na.wav\t4800\nb.wav\t100\na.wav:100:200\t200\n"
+_KALDI = (b"a ROOT/a.wav\nb ROOT/b.wav\n", b"u1 a 0.0 0.2\nu2 a 0.1 0.3 0\n", b"u1 some words\nu2 more\n")
 DATA_TARGETS: dict[str, Target] = {
     "FLAC header": Target(lambda: audio_inputs(".flac"), read_audio_header, num_tested=150),
     "WAV header": Target(lambda: audio_inputs(".wav"), read_audio_header, num_tested=150),
@@ -304,7 +306,7 @@ DATA_TARGETS: dict[str, Target] = {
     "tar of audio": Target(lambda: mutated(_webdataset()), prepare_tar, num_tested=20),
     "NeMo manifest": Target(lambda: line_inputs(*NEMO), prepare_lines),
     "Lhotse manifest": Target(lambda: line_inputs(*LHOTSE), prepare_lines),
-    "fairseq manifest": Target(lambda: mutated(b"ROOT\na.wav\t4800\nb.wav\t100\n"), prepare_fairseq),
+    "fairseq manifest": Target(lambda: mutated(_FAIRSEQ), prepare_fairseq),
     "table": Target(table_inputs, prepare_table),
     "list of paths": Target(lambda: mutated(b"a.wav\n/data/b.wav\r\n\nc.flac\n"), prepare_list),
     "one audio file": Target(lambda: audio_inputs(".flac", ".wav", ".mp3"), prepare_audio_file, num_tested=20),

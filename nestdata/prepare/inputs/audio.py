@@ -3,7 +3,7 @@
 Each kind gives its own bytes, knows its location and names itself.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal
 from zlib import crc32
 
@@ -37,6 +37,7 @@ RejectReason = Literal[
     "unsafe_member",
     "too_large",
     "invalid_url",
+    "malformed_row",
 ]
 
 MAX_BYTES = 0xFFFFFFFF
@@ -67,6 +68,9 @@ class File(_Audio):
 
     stored_path: str = ""
     """Path of the file once the corpus is in place, if that differs from `location`."""
+
+    hint: str = field(default="", compare=False, repr=False)
+    """What to add to the message if it does not exist: the other places where it was looked for."""
 
     def __str__(self) -> str:
         return self.location
@@ -142,6 +146,9 @@ class LhotseCut(_Audio):
     is_measured: bool = False
     """Whether length, rate and channels in `row` were measured on the audio itself, so that its header need not be
     read."""
+
+    hint: str = field(default="", compare=False, repr=False)
+    """That of its `File`."""
 
     @property
     def location(self) -> str:

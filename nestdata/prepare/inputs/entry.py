@@ -6,21 +6,17 @@ input into lines, paths, row numbers or shards; `entries` parses one item, in wh
 """
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import islice
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 from urllib.parse import quote
 
 from nestdata.errors import ManifestError
-from nestdata.prepare.inputs.audio import Audio, File
+from nestdata.prepare.inputs.audio import Audio
 from nestdata.storage import has_scheme, is_url
 
 # Offsets and durations of this many seconds, about four months, or more are treated as mistakes.
 MAX_SECONDS = 1e7
-
-# Number of relative names that are looked up to find the folder that they start from.
-_MAX_LOOKUPS = 100
 
 AUDIO_SUFFIXES = (
     ".wav", ".flac", ".ogg", ".opus", ".mp3", ".aiff", ".aif", ".m4a", ".sph", ".w64", ".wma",
@@ -69,6 +65,12 @@ class Entry(NamedTuple):
     earlier one, for instance if a tar turns out to hold two members with the name in a line.
     """
 
+    first_frame: int | None = None
+    """Start of the span in samples at the rate of the file, instead of `offset`."""
+
+    channel: int | None = None
+    """Channel of the file, counted from 0; None for that of the configuration, or of a `LhotseCut`."""
+
 
 @runtime_checkable
 class Source(Protocol):
@@ -113,34 +115,6 @@ class ReadsFiles(Protocol):
         """Returns the absolute paths or URLs of the files that the entries of an item depend on."""
 
 
-def entry_of_file(
-    where: str,
-    name: str,
-    directory: str,
-    root: str,
-    *,
-    span: tuple[float | None, float | None] = (None, None),
-    labels: dict[str, Any] | None = None,
-    number: int | None = None,
-) -> Entry:
-    """Returns the entry of a file that a manifest names.
-
-    Args:
-        where: Position in the input.
-        name: The name in the manifest: a path or a URL.
-        directory: Absolute path or URL of the folder that relative names start from.
-        root: The folder that ids are relative to.
-        span: Offset and duration in seconds; None where the manifest gives none.
-        labels: See `Entry`.
-        number: See `Entry`.
-    """
-    path = resolve(directory, name)
-    cut_id, (offset, duration) = id_of_name(path, name, root), span
-    if offset is not None:
-        cut_id += span_suffix(offset, duration)
-    return Entry(where, cut_id, File(path), offset or 0.0, duration, labels=labels, number=number)
-
-
 def seconds(row: dict[str, Any], key: str, where: str) -> float | None:
     """Returns a value in seconds, or None if the key is missing or null.
 
@@ -180,35 +154,6 @@ def relative_id(cut_id: str, root: str) -> str:
     if not root or scheme != root_scheme or (scheme and path.split("/")[0] != root_path.split("/")[0]):
         return cut_id
     return os.path.relpath("/" + path.lstrip("/"), "/" + root_path.lstrip("/"))
-
-
-def id_of_name(path: str, name: str, root: str) -> str:
-    """Returns the id of the cut of a file in a manifest; see `cut_id_of`.
-
-    Args:
-        path: The absolute path or URL of the file.
-        name: The name in the manifest. If it is relative, the id does not depend on the location of the manifest.
-        root: The folder that ids are relative to.
-    """
-    cut_id = cut_id_of(path, root)
-    is_outside = cut_id.startswith("/") or "://" in cut_id
-    return relative_id(cut_id, root) if is_outside and not (name.startswith("/") or is_url(name)) else cut_id
-
-
-def base_directory(names: Iterable[str], folders: Sequence[str], default: str) -> str:
-    """Returns the absolute path of the folder that relative names of files start from.
-
-    Args:
-        names: The names, of which only the first are looked up. Absolute paths, URLs and commands decide nothing.
-        folders: Folders in order of preference: the first in which a name exists is returned.
-        default: Returned if no name exists.
-    """
-    relative = (name for name in names if name and not os.path.isabs(name) and not has_scheme(name))
-    for name in islice(relative, _MAX_LOOKUPS):
-        for folder in folders:
-            if os.path.exists(os.path.join(folder, name)):
-                return folder
-    return default
 
 
 def resolve(directory: str, name: str) -> str:

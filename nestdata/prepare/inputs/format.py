@@ -16,7 +16,8 @@ from nestdata.audio.channels import Channel
 from nestdata.errors import ManifestError, StorageError
 from nestdata.input_format import InputFormat
 from nestdata.prepare.inputs.entry import AUDIO_SUFFIXES, Source, where_paths_start
-from nestdata.prepare.inputs.lines import open_lines, parse_object
+from nestdata.prepare.inputs.json_objects import is_spread, spread_objects
+from nestdata.prepare.inputs.lines import LineReader, open_lines, parse_object
 from nestdata.prepare.inputs.listing import names_in, objects_below
 from nestdata.prepare.inputs.patterns import expand, is_pattern
 from nestdata.storage import is_url, join, parent, storage
@@ -183,15 +184,29 @@ class GivenInput:
         """Number of `line`, counted from 1."""
         return self._lines[2]
 
+    @property
+    def is_spread(self) -> bool:
+        """Whether the manifest is JSON, and its objects are not one per line."""
+        return is_spread(self.line)
+
+    @cached_property
+    def first_object(self) -> bytes:
+        """The text of the first JSON object, which is `line` in most manifests; empty if there is none.
+
+        Raises:
+            ManifestError: The objects are not one per line, and the first is not a JSON object.
+        """
+        return next(spread_objects(self.path), b"") if self.is_spread else self.line
+
     @cached_property
     def row(self) -> dict[str, Any]:
-        """The JSON object in `line`.
+        """The first JSON object.
 
         Raises:
             ManifestError: It is not one.
         """
         try:
-            return parse_object(self.line, self.path, self.line_number) or {}
+            return parse_object(self.first_object, f"{self.path}:{self.line_number}") or {}
         except ManifestError as error:
             raise ManifestError(
                 f"{error} Other kinds of input: an audio file, a folder of audio, a CSV with a column audio_filepath, "
@@ -201,10 +216,10 @@ class GivenInput:
     @cached_property
     def _lines(self) -> tuple[bytes, bytes, int]:
         with open_lines(self.path) as file:
-            first = line = file.readline()
+            first = line = _first_part(file)
             number = 1
             while line and not line.strip():
-                line, number = file.readline(), number + 1
+                line, number = _first_part(file), number + 1
         return first, line, number
 
     def _why_no_folder(self, path: Path) -> str:
@@ -213,6 +228,12 @@ class GivenInput:
         if self.format == "kaldi":
             return f"{path}: a file, but --format kaldi reads a Kaldi directory. Give the folder that holds wav.scp."
         return f"{path}: a file, but --format {self.format} reads a folder. Give the folder, or leave out --format."
+
+
+def _first_part(file: LineReader) -> bytes:
+    """Reads a line; of a JSON array that has no end in the buffer, returns that part: it may be longer than lines."""
+    start = file.start()
+    return start if start.startswith(b"[") and b"\n" not in start else file.readline()
 
 
 def _is_object(url: str) -> bool:

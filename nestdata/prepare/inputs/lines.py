@@ -22,6 +22,9 @@ from nestdata.storage import is_url, storage
 MAX_LINE_BYTES = 1 << 24
 """Length of the longest line. A cut with an alignment of every word of a day is a few megabytes."""
 
+ONE_PER_LINE = "Write one object per line, for instance with `jq -c '.[]'`."
+"""What to do about a JSON array where it is not read."""
+
 # A manifest may be this many times as long as its gzip stream, which is ten times what lines of a manifest reach, and
 # somewhat more if it is short. Gzip can expand a thousandfold.
 _MAX_RATIO, _MAX_EXPANDED = 200, 1 << 24
@@ -69,8 +72,12 @@ def numbered_lines(location: str) -> Iterator[tuple[int, bytes]]:
         yield from enumerate(file, start=1)
 
 
-def parse_object(line: bytes, path: Path | str, number: int) -> dict[str, Any] | None:
+def parse_object(line: bytes, where: str) -> dict[str, Any] | None:
     """Parses one line; returns None for a blank one.
+
+    Args:
+        line: The line.
+        where: Its position, for messages.
 
     Raises:
         ManifestError: It is not a JSON object.
@@ -84,11 +91,13 @@ def parse_object(line: bytes, path: Path | str, number: int) -> dict[str, Any] |
             row = json.loads(line)  # accepts NaN, which Python writes for missing scores
         except (ValueError, RecursionError):
             raise ManifestError(
-                f"{path}:{number}: not JSON ({error.msg}, at character {error.pos + 1}). Every line must be one JSON "
-                "object; fix or drop it."
+                f"{where}: not JSON ({error.msg}, at character {error.pos + 1}). Every line must be one JSON object; "
+                "fix or drop it."
             ) from error
+    if isinstance(row, list):
+        raise ManifestError(f"{where}: a JSON array where a JSON object was expected. {ONE_PER_LINE}")
     if not isinstance(row, dict):
-        raise ManifestError(f"{path}:{number}: {type(row).__name__} where a JSON object was expected. Fix or drop it.")
+        raise ManifestError(f"{where}: {type(row).__name__} where a JSON object was expected. Fix or drop it.")
     return row
 
 
@@ -117,7 +126,7 @@ class LineReader:
     Reading takes as long as iterating over the file itself.
     """
 
-    def __init__(self, name: str, file: BufferedIOBase) -> None:
+    def __init__(self, name: str, file: BufferedReader) -> None:
         self._name = name
         self._file = file
         self._num_lines = 0
@@ -129,6 +138,10 @@ class LineReader:
             ManifestError: It is too long.
         """
         return next(iter(self), b"")
+
+    def start(self) -> bytes:
+        """Returns the bytes that are buffered, the next ones at least, without reading them."""
+        return self._file.peek()
 
     def __iter__(self) -> Iterator[bytes]:
         read, limit = self._file.readline, MAX_LINE_BYTES + 1
@@ -225,4 +238,5 @@ def _why_no_manifest(path: Path) -> str:
             f"{path}: {kind}, not a file. Manifests are opened more than once, so process substitution and devices "
             "do not work. Write the manifest to a file, and give that."
         )
-    return f"{path}: no such file or folder. {where_paths_start(path)}"
+    advice = "Separate inputs by spaces." if "," in path.name else where_paths_start(path)
+    return f"{path}: no such file or folder. {advice}"

@@ -34,11 +34,6 @@ def is_pattern(text: str) -> bool:
     return ("{" in text or ".." in text or "_OP_" in text) and _PATTERN.search(text) is not None
 
 
-def names_shards(name: str) -> bool:
-    """Returns whether a path in a manifest stands for numbered shards; lists in braces may be part of a file name."""
-    return ".." in name and any(match[1] for match in _PATTERN.finditer(name))
-
-
 def default_output(manifest: str | Path) -> Path:
     """Returns the corpus directory of an input for which none is named: in the current directory, by the input's name.
 

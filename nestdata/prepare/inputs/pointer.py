@@ -5,8 +5,8 @@ import re
 from nestdata.errors import ManifestError, StorageError
 from nestdata.prepare.inputs.audio import Member, Unusable
 from nestdata.prepare.inputs.content import StoredContent
-from nestdata.prepare.inputs.entry import resolve
 from nestdata.prepare.inputs.listing import object_info
+from nestdata.prepare.inputs.names import FileNames
 from nestdata.prepare.inputs.shard import damage, unsafe
 from nestdata.prepare.inputs.tar import TarError, walk_archive
 from nestdata.storage import is_url, storage
@@ -15,12 +15,12 @@ from nestdata.storage import is_url, storage
 _POINTER = re.compile(r"(?P<tar>[^?]+)\?o=(?P<start>\d{1,18})&e=\d{1,18}")
 
 
-def member_at(pointer: str, directory: str, where: str) -> Member | Unusable:
+def member_at(pointer: str, names: FileNames, where: str) -> Member | Unusable:
     """Returns the member that a pointer names, whose length is read from its header in the tar.
 
     Args:
         pointer: The source of a Lhotse `AudioSource` of type `shar_ptr`.
-        directory: The folder that relative paths of tars start from.
+        names: Finds the tar.
         where: Position in the manifest, for messages.
 
     Raises:
@@ -30,7 +30,7 @@ def member_at(pointer: str, directory: str, where: str) -> Member | Unusable:
     parts = _POINTER.fullmatch(pointer)
     if parts is None:
         raise ManifestError(f"{where}: a source of type 'shar_ptr' at {pointer!r}. Give TAR?o=START&e=END.")
-    location = parts["tar"] if is_url(parts["tar"]) else resolve(directory, parts["tar"])
+    location = parts["tar"] if is_url(parts["tar"]) else names.file(parts["tar"]).location
     start = int(parts["start"])
     try:
         info = object_info(location) if is_url(location) else storage().info(location)

@@ -5,7 +5,7 @@ from typing import get_args
 from nestdata.prepare.inputs.audio import RejectReason
 
 ADVICE: dict[RejectReason, str] = {
-    "missing": "Check the paths, which are taken relative to the manifest.",
+    "missing": "Check the paths; docs/formats.md says where relative ones start.",
     "not_a_file": "Name audio files: directories, pipes, sockets and devices are never opened.",
     "empty": "Copy the files again, or drop the lines.",
     "unreadable": "Convert the files again.",
@@ -34,6 +34,7 @@ ADVICE: dict[RejectReason, str] = {
     "unsafe_member": "Pack the archives again, without links, devices, and names outside of the archive.",
     "too_large": "Divide the files: members of 4 GiB or more have no address.",
     "invalid_url": "Give URLs of object stores, without user names, passwords, queries and fragments.",
+    "malformed_row": "Fix these rows, or drop them.",
 }
 
 assert set(ADVICE) == set(get_args(RejectReason))

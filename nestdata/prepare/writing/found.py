@@ -98,7 +98,8 @@ def rejected_entry(entry: "Entry", reason: RejectReason, detail: str, channel: C
         case LhotseCut(row, member):
             span = span_of_cut(row, member)
         case File() | Member():
-            index = None if channel == "mix" else channel
+            given = channel if entry.channel is None else entry.channel
+            index = None if given == "mix" else given
             span = AudioSpan(audio.location, _extent(audio.member), entry.offset, entry.duration, index)
     return Reject(entry.where, entry.cut_id, reason, detail, span)
 

@@ -26,6 +26,7 @@ from nestdata.prepare.inputs.formats import (
 from nestdata.prepare.inputs.formats.audio_files import AudioFiles
 from nestdata.prepare.inputs.formats.lhotse import LhotseManifest, open_objects
 from nestdata.prepare.inputs.listing import forget_answers
+from nestdata.prepare.inputs.names import FileNames
 from nestdata.storage import common_folder
 
 # In the order in which they are asked. The kind of an input and its first line are read once for all of them.
@@ -102,7 +103,7 @@ def open_sources(inputs: Sequence[Any], options: InputOptions) -> list[Source]:
         )
     tars = options.tars if len(options.tars) == len(inputs) else [*options.tars, None][:1] * len(inputs)
     forget_answers()
-    parser = LhotseManifest("", os.getcwd(), options.channel, options.allow_commands)
+    parser = LhotseManifest("", FileNames.of((), (os.getcwd(),), os.getcwd()), options.channel, options.allow_commands)
     found = [
         open_objects(given, parser) or _detect_input(GivenInput(given, options, number, pattern))
         for number, (given, pattern) in enumerate(zip(inputs, tars, strict=True))

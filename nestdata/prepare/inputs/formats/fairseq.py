@@ -1,4 +1,7 @@
-"""fairseq's wav2vec manifests: a folder on the first line, then one relative path and number of samples per line."""
+"""fairseq's wav2vec manifests: a folder on the first line, then one relative path and number of samples per line.
+
+A path may be FILE:OFFSET:FRAMES, a span of a file in samples.
+"""
 
 import os
 from collections.abc import Iterator
@@ -7,15 +10,16 @@ from pathlib import Path
 from typing import ClassVar
 
 from nestdata.errors import ManifestError
-from nestdata.prepare.inputs.audio import File
 from nestdata.prepare.inputs.entry import AUDIO_SUFFIXES, Entry, cut_id_of, resolve
 from nestdata.prepare.inputs.format import Format, GivenInput, Opened
 from nestdata.prepare.inputs.formats.table import is_table
 from nestdata.prepare.inputs.lines import LineSource
+from nestdata.prepare.inputs.names import FileNames, entry_of_slice, read_slice
 from nestdata.storage import has_scheme, is_url, parent
 
 # Numbers of samples with more digits are mistakes: such a file would last centuries.
 _MAX_DIGITS = 15
+_TAB = b"\t"
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,20 +32,28 @@ class FairseqManifest(LineSource):
     num_header_lines: ClassVar[int] = 1
     path: Path | str
     root: str
-    folder: str
-    """Absolute path or URL of the folder on the first line."""
+    names: FileNames
+    """Relative paths start from the folder on the first line."""
 
     def entries(self, number: int, item: bytes) -> Iterator[Entry]:
         """Yields the entry of a line; none for a blank one."""
         if not item.strip():
             return
         name, tab, count = item.rstrip(b"\r\n").partition(b"\t")
-        if not name or not tab or not count.strip().isdigit() or len(count.strip()) > _MAX_DIGITS:
+        where = self.where(number)
+        if b"\t" in count:
             raise ManifestError(
-                f"{self.where(number)}: {item[:80]!r} is not a path, a tab and a number of samples. Fix or drop it."
+                f"{where}: {len(item.split(_TAB))} columns, but fairseq's manifests have two, a path and a number of "
+                "samples. Remove the others, or write a table whose header has a column audio_filepath."
             )
-        path = resolve(self.folder, name.decode(errors="surrogateescape"))
-        yield Entry(self.where(number), cut_id_of(path, self.root), File(path), num_frames=int(count))
+        if not name or not tab or not count.strip().isdigit() or len(count.strip()) > _MAX_DIGITS:
+            raise ManifestError(f"{where}: {item[:80]!r} is not a path, a tab and a number of samples. Fix or drop it.")
+        text = name.decode(errors="surrogateescape")
+        if part := read_slice(self.names, text, where):
+            yield entry_of_slice(where, *part, self.root)
+            return
+        file = self.names.file(text)
+        yield Entry(where, cut_id_of(file.location, self.root), file, num_frames=int(count))
 
 
 def is_fairseq(path: Path | str, first_line: bytes) -> bool:
@@ -63,7 +75,9 @@ def is_fairseq(path: Path | str, first_line: bytes) -> bool:
 
 
 def fairseq_folder(path: Path | str, first_line: bytes) -> str:
-    """Returns the absolute location of the folder on the first line, which may be relative to the manifest's folder.
+    """Returns the absolute location of the folder on the first line.
+
+    It may be relative to the folder of the manifest or to the current directory, and begin with `~`.
 
     Raises:
         ManifestError: The first line is blank or a table row.
@@ -80,7 +94,9 @@ def _folder(path: Path | str, line: bytes) -> str:
     name = _text(line)
     if isinstance(path, str) or has_scheme(name):
         return resolve(parent(str(path)), name).rstrip("/")
-    return resolve("/", os.path.abspath(path.parent / name))
+    beside = resolve("/", os.path.abspath(path.parent / name))
+    found = (beside, os.path.abspath(name), os.path.abspath(os.path.expanduser(name)))
+    return next((folder for folder in found if os.path.isdir(folder)), beside)
 
 
 def _text(line: bytes) -> str:
@@ -93,7 +109,11 @@ def _detect(given: GivenInput) -> bool:
 
 def _open(given: GivenInput) -> Opened:
     folder = fairseq_folder(given.path, given.first_line)
-    return folder, lambda root: FairseqManifest(given.path, root, folder)
+    is_there = is_url(folder) or os.path.isdir(folder)
+    problem = "" if is_there else ", which does not exist; write there where the audio is"
+    hint = f"; names start from the folder on line 1, {folder}{problem}"
+    names = FileNames((folder,), folder, hint=hint)
+    return folder, lambda root: FairseqManifest(given.path, root, names)
 
 
 FORMAT = Format("fairseq", _detect, _open)

@@ -1,5 +1,8 @@
 """Kaldi data directories: wav.scp, and segments, text, utt2spk, utt2lang, utt2dur and reco2dur if they exist.
 
+Source: Kaldi's `extract-segments`, for the fields of `segments`. `reco2file_and_channel` names the files of transcripts
+for scoring, and Kaldi does not read audio by it.
+
 Lhotse's reader of Kaldi directories stops at the first recording that it cannot open, and gives up when a fifth of the
 recordings are broken. The files are therefore read here. The file that lists the utterances is read line by line; the
 others are held in memory.
@@ -13,16 +16,13 @@ from typing import Any, ClassVar, NamedTuple
 
 from nestdata.errors import ManifestError
 from nestdata.prepare.inputs.audio import Command, File
-from nestdata.prepare.inputs.entry import (
-    MAX_SECONDS,
-    Entry,
-    base_directory,
-    check_command,
-    resolve,
-)
+from nestdata.prepare.inputs.entry import MAX_SECONDS, Entry, check_command
 from nestdata.prepare.inputs.format import Format, GivenInput, Opened
 from nestdata.prepare.inputs.lines import count_lines, open_lines
+from nestdata.prepare.inputs.names import FileNames
 
+# Longer numbers of channels are mistakes: libsndfile reads up to 1024 channels.
+_MAX_CHANNEL_DIGITS = 4
 _LABEL_FILES = {"text": "text", "utt2spk": "speaker", "utt2lang": "language"}
 
 
@@ -40,6 +40,8 @@ class _Span(NamedTuple):
     end: float | None = None
     """End in the recording, in seconds; None for the end of the recording."""
 
+    channel: int | None = None
+
 
 class _Utterance(NamedTuple):
     utterance: str
@@ -47,6 +49,7 @@ class _Utterance(NamedTuple):
     offset: float
     duration: float | None
     labels: dict[str, Any]
+    channel: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +58,8 @@ class KaldiDirectory:
 
     items_per_task: ClassVar[None] = None
     path: Path
-    directory: str
-    """Absolute path of the folder that relative paths start from."""
+    names: FileNames
+    """Relative paths start from the current directory, as in Kaldi's recipes, or from the directory itself."""
 
     allow_commands: bool
     has_segments: bool
@@ -73,7 +76,7 @@ class KaldiDirectory:
             if duration is None and span.recording in recordings:
                 duration = max(recordings[span.recording] - span.offset, 0.0)
             own = {name: values[span.utterance] for name, values in labels.items() if span.utterance in values}
-            yield _Utterance(span.utterance, span.audio, span.offset, duration, own)
+            yield _Utterance(span.utterance, span.audio, span.offset, duration, own, span.channel)
 
     def entries(self, number: int, item: _Utterance | None) -> Iterator[Entry]:
         """Yields the entry of an utterance; none for a blank line."""
@@ -81,7 +84,7 @@ class KaldiDirectory:
             return
         where = self.where(number)
         audio = self._audio(item.audio, where)
-        yield Entry(where, item.utterance, audio, item.offset, item.duration, labels=item.labels)
+        yield Entry(where, item.utterance, audio, item.offset, item.duration, labels=item.labels, channel=item.channel)
 
     def where(self, number: int) -> str:
         """Returns the path of `segments` or, if there is none, of `wav.scp`, and the line number, counted from 1."""
@@ -98,7 +101,7 @@ class KaldiDirectory:
             return Command(text[:-1].strip())
         if ".ark:" in text:
             raise ManifestError(f"{where}: {text!r} is in a Kaldi archive. Write it to audio files first.")
-        return File(resolve(self.directory, text))
+        return self.names.file(text)
 
     def _recordings(self) -> Iterator[_Span | None]:
         for row in _rows(self.path / "wav.scp", "a recording and its file or command"):
@@ -106,12 +109,14 @@ class KaldiDirectory:
 
     def _segments(self) -> Iterator[_Span | None]:
         audio = self._table("wav.scp")
-        rows = _rows(self.path / "segments", "an utterance, a recording, a start and an end in seconds", 4)
+        expected = "an utterance, a recording, a start and an end in seconds, and perhaps a channel"
+        rows = _rows(self.path / "segments", expected, 4, 5)
         for number, row in enumerate(rows, start=1):
             if row is None:
                 yield None
                 continue
-            utterance, recording, *times = row
+            utterance, recording, *times = row[:4]
+            channel = _channel(row[4], self.where(number)) if len(row) > 4 else None
             if recording not in audio:
                 raise ManifestError(f"{self.where(number)}: recording {recording!r} is not in wav.scp. Add it there.")
             start, end = (_seconds(time, self.where(number)) for time in times)
@@ -119,7 +124,7 @@ class KaldiDirectory:
                 raise ManifestError(
                     f"{self.where(number)}: a segment from {start:g} s to {end:g} s. Fix or drop this line."
                 )
-            yield _Span(utterance, recording, audio[recording], start, end if end >= 0 else None)
+            yield _Span(utterance, recording, audio[recording], start, end if end >= 0 else None, channel)
 
     def _table(self, name: str) -> dict[str, str]:
         """Returns the value of each utterance or recording in a file; empty if the file does not exist."""
@@ -142,25 +147,25 @@ def _open(given: GivenInput) -> Opened:
     given.check_folder()
     if not has_table(path, "wav.scp"):
         raise ManifestError(f"{path}: no wav.scp in this folder, so that it is not a Kaldi directory.")
-    has_segments, base = has_table(path, "segments"), _audio_directory(path)
-    return given.location, lambda _: KaldiDirectory(path, base, given.options.allow_commands, has_segments)
+    has_segments, names = has_table(path, "segments"), _names(path)
+    return given.location, lambda _: KaldiDirectory(path, names, given.options.allow_commands, has_segments)
 
 
 FORMAT = Format("kaldi", lambda given: given.kind == "folder" and given.has_file("wav.scp"), _open)
 
 
-def _audio_directory(path: Path) -> str:
-    """Returns the absolute path of the folder that relative paths in wav.scp start from.
+def _names(path: Path) -> FileNames:
+    """Returns how wav.scp names its files.
 
     Kaldi takes them relative to the current directory of a recipe; in a directory that was moved, they are relative to
-    the directory itself. The first relative path that exists in either folder decides.
+    the directory itself.
 
     Raises:
         ManifestError: There is no wav.scp, or it cannot be read.
     """
     own = os.path.abspath(path)
     names = (row[1] for row in _rows(path / "wav.scp") if row and not row[1].endswith("|"))
-    return base_directory(names, (os.getcwd(), own), own)
+    return FileNames.of(names, (os.getcwd(), own), own)
 
 
 def has_table(directory: Path, name: str) -> bool:
@@ -171,7 +176,7 @@ def has_table(directory: Path, name: str) -> bool:
     return (directory / name).exists() and not (directory / name).is_dir()
 
 
-def _rows(path: Path, expected: str = "", num_fields: int = 2) -> Iterator[list[str] | None]:
+def _rows(path: Path, expected: str = "", num_fields: int = 2, max_fields: int = 0) -> Iterator[list[str] | None]:
     """Yields the fields of each line, or None for a blank one.
 
     Args:
@@ -179,15 +184,24 @@ def _rows(path: Path, expected: str = "", num_fields: int = 2) -> Iterator[list[
         expected: The fields of a line, in words. If given, a line with too few or too many fields is an error;
             otherwise missing fields are empty.
         num_fields: Number of fields. If it is 2, the second field may hold spaces.
+        max_fields: Largest number of fields, if it is another one.
     """
     with open_lines(path) as file:
         for number, line in enumerate(file, start=1):
             # Split as bytes: `str.split` would also split text at Unicode spaces.
             fields = line.strip().split(None, 1 if num_fields == 2 else -1)
             row = [field.decode(errors="surrogateescape") for field in fields]
-            if expected and row and len(row) != num_fields:
+            if expected and row and not num_fields <= len(row) <= max(num_fields, max_fields):
                 raise ManifestError(f"{path}:{number}: not {expected}: {line[:80]!r}. Fix or drop this line.")
             yield [*row, *[""] * (num_fields - len(row))] if row else None
+
+
+def _channel(text: str, where: str) -> int:
+    if text.isascii() and text.isdigit() and len(text) <= _MAX_CHANNEL_DIGITS:
+        return int(text)
+    raise ManifestError(
+        f"{where}: the channel is {text!r}. Give it as a number, as in Kaldi: 0 is the first channel and 1 the second."
+    )
 
 
 def _seconds(text: str, where: str) -> float:

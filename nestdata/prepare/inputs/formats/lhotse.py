@@ -11,10 +11,12 @@ import orjson
 from nestdata.audio.channels import MIX_FIELD, Channel
 from nestdata.errors import ConfigError, ManifestError, in_one_line
 from nestdata.prepare.inputs.audio import LhotseCut, Member, Unusable
-from nestdata.prepare.inputs.entry import Entry, check_command, resolve, seconds
+from nestdata.prepare.inputs.entry import Entry, check_command, seconds
 from nestdata.prepare.inputs.format import Format, GivenInput, Opened
 from nestdata.prepare.inputs.given import is_corpus, is_lhotse
-from nestdata.prepare.inputs.lines import LineSource, check_manifest, parse_object
+from nestdata.prepare.inputs.json_objects import ObjectSource
+from nestdata.prepare.inputs.lines import check_manifest, parse_object
+from nestdata.prepare.inputs.names import FileNames
 from nestdata.prepare.inputs.pointer import member_at
 from nestdata.storage import is_url
 
@@ -22,24 +24,25 @@ _CORPUS_FILES = ("meta.json", "index.npy", "cuts.jsonl")
 
 
 @dataclass(frozen=True, slots=True)
-class LhotseManifest(LineSource):
+class LhotseManifest(ObjectSource):
     """Lhotse MonoCuts or recordings; a recording becomes one cut."""
 
     path: Path | str
-    directory: str
-    """The folder that relative paths start from: the current directory, as in Lhotse, or that of a URL."""
+    names: FileNames
+    """Relative paths start from the current directory, as in Lhotse, or from the folder of the manifest."""
 
     channel: Channel
     """Channel of the cut that a recording becomes."""
 
     allow_commands: bool
+    is_spread: bool = False
 
     def entries(self, number: int, item: bytes) -> Iterator[Entry]:
         """Yields the entry of a line; none for a blank one."""
-        row = parse_object(item, self.path, number)
+        where = self.where(number)
+        row = parse_object(item, where)
         if row is None:
             return
-        where = self.where(number)
         try:
             cut = self.parse_cut(row, where)
         except ManifestError:
@@ -48,14 +51,16 @@ class LhotseManifest(LineSource):
             raise ManifestError(
                 f"{where}: not a Lhotse cut or recording ({in_one_line(error)}). Fix this line."
             ) from error
+        hint = ""
         for source in cut["recording"]["sources"]:
             self._check_source(source, where)
             if source["type"] == "file":
-                source["source"] = resolve(self.directory, source["source"])
+                file = self.names.file(source["source"])
+                source["source"], hint = file.location, file.hint
                 if is_url(source["source"]):
                     source["type"] = "url"
         found = self._located(cut, where)
-        yield Entry(where, cut["id"], found if isinstance(found, Unusable) else LhotseCut(cut, found))
+        yield Entry(where, cut["id"], found if isinstance(found, Unusable) else LhotseCut(cut, found, hint=hint))
 
     def parse_cut(self, row: dict[str, Any], where: str) -> dict[str, Any]:
         """Returns the dict of a MonoCut, completed and checked by Lhotse; modifies `row`."""
@@ -88,7 +93,7 @@ class LhotseManifest(LineSource):
         source = next((source for source in cut["recording"]["sources"] if cut["channel"] in source["channels"]), None)
         if source is None or source["type"] != "shar_ptr":
             return None
-        return member_at(source["source"], self.directory, where)
+        return member_at(source["source"], self.names, where)
 
     def _check_source(self, source: dict[str, Any], where: str) -> None:
         kind, location = source.get("type"), source.get("source")
@@ -207,13 +212,16 @@ def _detect(given: GivenInput) -> bool:
 
 
 def _open(given: GivenInput) -> Opened:
-    directory = given.parent if isinstance(given.path, str) else os.getcwd()
-    parser = LhotseManifest(given.path, directory, given.options.channel, given.options.allow_commands)
+    if isinstance(given.path, str):
+        names = FileNames((given.parent,), given.parent)
+    else:
+        names = FileNames.of((), (os.getcwd(), given.parent), os.getcwd())
+    parser = LhotseManifest(given.path, names, given.options.channel, given.options.allow_commands)
     if _is_corpus_folder(given):
         path = Path(given.path)
         return given.location, lambda _: CorpusCuts(path, None, replace(parser, path=path / "cuts.jsonl"))
     check_manifest(given.path)
-    return given.parent, lambda _: parser
+    return given.parent, lambda _: replace(parser, is_spread=given.is_spread)
 
 
 FORMAT = Format("lhotse", _detect, _open)

@@ -8,6 +8,7 @@ Longer than 300 lines, because one format has two forms, files and tars, whose l
 tars are matched to lines by names that only nearly agree.
 """
 
+import os
 import posixpath
 import re
 from collections import defaultdict
@@ -16,6 +17,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
+import orjson
+
 from nestdata.errors import ManifestError
 from nestdata.prepare.inputs.audio import Member, Unusable
 from nestdata.prepare.inputs.entry import (
@@ -23,15 +26,16 @@ from nestdata.prepare.inputs.entry import (
     AUDIO_SUFFIXES,
     Entry,
     cut_id_of,
-    entry_of_file,
     seconds,
     span_suffix,
 )
-from nestdata.prepare.inputs.format import Format, GivenInput, Opened
+from nestdata.prepare.inputs.format import TAR, Format, GivenInput, Opened
 from nestdata.prepare.inputs.formats.nemo_shards import find_tars
 from nestdata.prepare.inputs.grouping import grouped_lines
-from nestdata.prepare.inputs.lines import LineSource, check_manifest, numbered_lines, parse_object
-from nestdata.prepare.inputs.patterns import check_shards, names_shards
+from nestdata.prepare.inputs.json_objects import ObjectSource, spread_objects
+from nestdata.prepare.inputs.lines import ONE_PER_LINE, check_manifest, numbered_lines, parse_object
+from nestdata.prepare.inputs.names import FileNames, entry_of_file
+from nestdata.prepare.inputs.patterns import check_shards
 from nestdata.prepare.inputs.shard import OpenShard, damage, entry_number, open_shard, shard_and_position, unsafe
 from nestdata.prepare.inputs.tar import TarError, plain_name, stem_and_suffix
 from nestdata.storage import join
@@ -42,29 +46,29 @@ _NOT_LABELS = _SPAN_KEYS | {"shard_id", "_skipme"}
 
 
 @dataclass(frozen=True, slots=True)
-class NemoManifest(LineSource):
+class NemoManifest(ObjectSource):
     """Lines with `audio_filepath` or `audio_filename`, and optionally `offset`, `duration` and labels."""
 
     path: Path | str
     root: str
-    directory: str
-    """The folder that relative paths start from: that of the manifest."""
+    names: FileNames
+    is_spread: bool = False
 
     def entries(self, number: int, item: bytes) -> Iterator[Entry]:
         """Yields the entry of a line; none for a blank one."""
-        row = parse_object(item, self.path, number)
+        where = self.where(number)
+        row = parse_object(item, where)
         if row is None:
             return
-        where = self.where(number)
         name = _name_in(row, where)
-        if "shard_id" in row or (".." in name and names_shards(name)):
+        if "shard_id" in row or TAR.fullmatch(name):
             raise ManifestError(
                 f"{where}: a line of a tarred data set ({_shard_in(row, name)}) in a manifest of files. Begin the "
                 "manifest with a line that has a shard_id, or give the archives with --tars PATTERN."
             )
         labels = {key: value for key, value in row.items() if key not in _SPAN_KEYS}
         span = seconds(row, "offset", where), seconds(row, "duration", where)
-        yield entry_of_file(where, name, self.directory, self.root, span=span, labels=labels)
+        yield entry_of_file(where, name, self.names, self.root, span=span, labels=labels)
 
 
 class _Item(NamedTuple):
@@ -163,7 +167,7 @@ class NemoTarred:
     def _shard_of(self, tars: dict[int, str], position: int, content: bytes) -> int | None:
         """Returns the number of the shard of a line; None for a blank line."""
         manifest = self.manifests[0]
-        row = parse_object(content, manifest, position)
+        row = parse_object(content, f"{manifest}:{position}")
         if row is None:
             return None
         shard = row.get("shard_id", self.tars[0][0] if len(tars) == 1 else None)
@@ -182,11 +186,11 @@ class NemoTarred:
 
     def _parsed(self, manifest: int, position: int, content: bytes) -> _Line | None:
         """Parses a line; returns None for a blank line, and for one that NeMo skips."""
-        row = parse_object(content, self.manifests[manifest], position)
-        if row is None or row.get("_skipme"):
-            return None
         number = entry_number(manifest, position)
         where = self.where(number)
+        row = parse_object(content, where)
+        if row is None or row.get("_skipme"):
+            return None
         name = _name_in(row, where)
         labels = {key: value for key, value in row.items() if key not in _NOT_LABELS}
         return _Line(
@@ -237,9 +241,12 @@ def _detect(given: GivenInput) -> bool:
 def _open(given: GivenInput) -> Opened:
     if given.is_pattern:
         check_shards(given.names, str(given.path))
-    elif b'"shard_id"' not in given.line and given.tars is None:
+    elif b'"shard_id"' not in given.first_object and given.tars is None:
         check_manifest(given.path)
-        return given.parent, lambda root: NemoManifest(given.path, root, given.parent)
+        names = _names(given)
+        return names.base, lambda root: NemoManifest(given.path, root, names, given.is_spread)
+    elif given.is_spread:
+        raise ManifestError(f"{given.path}: a manifest of a tarred data set in another form. {ONE_PER_LINE}")
     folder, tars = find_tars(given)
     return folder, lambda root: NemoTarred(
         path=given.path,
@@ -253,6 +260,27 @@ def _open(given: GivenInput) -> Opened:
 
 
 FORMAT = Format("nemo", _detect, _open)
+
+
+def _names(given: GivenInput) -> FileNames:
+    if isinstance(given.path, str):
+        return FileNames((given.parent,), given.parent)
+    return FileNames.of(_first_names(given), (given.parent, os.getcwd()), given.parent)
+
+
+def _first_names(given: GivenInput) -> Iterator[str]:
+    """Yields the name in each line that has one; the manifest is only opened if the first name is not enough."""
+    yield from _name_if_any(given.first_object)
+    lines = (line for _, line in numbered_lines(given.location))
+    for item in spread_objects(given.path) if given.is_spread else lines:
+        yield from _name_if_any(item)
+
+
+def _name_if_any(item: bytes) -> Iterator[str]:
+    try:
+        yield _name_in(orjson.loads(item), "")
+    except (ValueError, TypeError, AttributeError, ManifestError):
+        return  # an error when it is read
 
 
 def _ambiguous(found: Member | Unusable, name: str, others: Sequence[str], location: str) -> Unusable:
@@ -313,4 +341,9 @@ def _name_in(row: dict[str, Any], where: str) -> str:
     if not any(key in row for key in AUDIO_KEYS):
         raise ManifestError(f"{where}: the key audio_filepath is missing. Add it, or drop this line.")
     name = next(row[key] for key in AUDIO_KEYS if key in row)
+    if isinstance(name, list):
+        raise ManifestError(
+            f"{where}: audio_filepath is a list, for NeMo the channels of one recording: {str(name)[:80]}. Join the "
+            "files into one, for instance with `sox -M`, or give each file a line."
+        )
     raise ManifestError(f"{where}: audio_filepath is {name!r}. Give the path of one file as a string.")

@@ -68,7 +68,7 @@ def _tars_beside(manifest: str, given: str) -> dict[int, str]:
             return {shard_number(names[0]) or 0: names[0]} if len(names) == 1 else numbered(sorted(names), given)
     raise ManifestError(
         f"{given}: a manifest of a tarred data set, and no tars in {folders[-1]}. Give them with "
-        "--tars 'PATTERN', such as 's3://bucket/audio_{0..511}.tar'."
+        "--tars 'PATTERN', such as 's3://bucket/audio_{0..511}.tar'; give manifests of files one by one."
     )
 
 

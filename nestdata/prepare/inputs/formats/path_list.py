@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nestdata.errors import ManifestError
-from nestdata.prepare.inputs.entry import AUDIO_SUFFIXES, Entry, base_directory, entry_of_file
+from nestdata.prepare.inputs.entry import AUDIO_SUFFIXES, Entry
 from nestdata.prepare.inputs.format import Format, GivenInput, Opened
 from nestdata.prepare.inputs.lines import LineSource, open_lines
+from nestdata.prepare.inputs.names import FileNames, entry_of_file
 from nestdata.storage import name_of
 
 _SUFFIXES = (".txt", ".lst", ".list", ".txt.gz", ".lst.gz", ".list.gz")
@@ -20,8 +21,7 @@ class PathList(LineSource):
 
     path: Path | str
     root: str
-    directory: str
-    """Absolute path or URL of the folder that relative paths start from."""
+    names: FileNames
 
     def entries(self, number: int, item: bytes) -> Iterator[Entry]:
         """Yields the entry of a line; none for a blank one."""
@@ -33,7 +33,7 @@ class PathList(LineSource):
                 f"{self.where(number)}: a NUL character in the path {name[:80]!r}. Write one path per line, as "
                 "`find -print` does."
             )
-        yield entry_of_file(self.where(number), name, self.directory, self.root)
+        yield entry_of_file(self.where(number), name, self.names, self.root)
 
 
 def _detect(given: GivenInput) -> bool:
@@ -55,22 +55,18 @@ def _detect(given: GivenInput) -> bool:
 
 
 def _open(given: GivenInput) -> Opened:
-    folder = _directory(given)
-    return folder, lambda root: PathList(given.path, root, folder)
+    names = _names(given)
+    return names.base, lambda root: PathList(given.path, root, names)
 
 
 FORMAT = Format("list", _detect, _open)
 
 
-def _directory(given: GivenInput) -> str:
-    """Returns the absolute path or URL of the folder that relative paths in a list start from.
-
-    The first one that exists in the folder of the list or in the current directory decides.
-    """
+def _names(given: GivenInput) -> FileNames:
     if isinstance(given.path, str):
-        return given.parent
+        return FileNames((given.parent,), given.parent)
     with open_lines(given.path) as file:
-        return base_directory((_name_in(line) for line in file), (given.parent, os.getcwd()), given.parent)
+        return FileNames.of((_name_in(line) for line in file), (given.parent, os.getcwd()), given.parent)
 
 
 def _name_in(line: bytes) -> str:

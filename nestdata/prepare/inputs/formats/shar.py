@@ -18,6 +18,7 @@ from nestdata.prepare.inputs.entry import Entry
 from nestdata.prepare.inputs.format import Format, GivenInput, Opened
 from nestdata.prepare.inputs.formats.lhotse import LhotseManifest
 from nestdata.prepare.inputs.lines import numbered_lines, parse_object
+from nestdata.prepare.inputs.names import FileNames
 from nestdata.prepare.inputs.shard import OpenShard, damage, entry_number, open_shard, shard_and_position, unsafe
 from nestdata.prepare.inputs.tar import TarError, plain_name, stem_and_suffix
 from nestdata.storage import join, name_of, parent
@@ -72,7 +73,7 @@ class SharDirectory:
         lines: dict[str, _Line] = {}
         repeated = []
         for position, content in numbered_lines(names.cuts):
-            row = parse_object(content, names.cuts, position)
+            row = parse_object(content, f"{names.cuts}:{position}")
             if row is None:
                 continue
             cut_id = row.get("id")
@@ -171,7 +172,9 @@ def _open(given: GivenInput) -> Opened:
     shards = _shards_in(given)
     if not shards:
         raise ManifestError(f"{path}: no cuts.000000.jsonl.gz or the like. Give the folder that holds them.")
-    parser = LhotseManifest(path, given.location, given.options.channel, given.options.allow_commands)
+    parser = LhotseManifest(
+        path, FileNames((given.location,), given.location), given.options.channel, given.options.allow_commands
+    )
     return given.location, lambda _: SharDirectory(path, shards, parser)
 
 

@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 from nestdata.errors import ManifestError
-from nestdata.prepare.inputs.entry import AUDIO_KEYS, Entry, base_directory, entry_of_file, seconds
+from nestdata.prepare.inputs.audio import Unusable
+from nestdata.prepare.inputs.entry import AUDIO_KEYS, Entry, seconds
 from nestdata.prepare.inputs.format import Format, GivenInput, Opened
 from nestdata.prepare.inputs.lines import LineSource, open_lines
+from nestdata.prepare.inputs.names import FileNames, entry_of_file, entry_of_slice, read_slice
 from nestdata.storage import join
 
 # Names of the column with the audio file, the first of them that a table has: those of NeMo, Common Voice, Hugging
@@ -25,8 +27,9 @@ _SPAN_COLUMNS = {"offset": "offset", "start": "offset", "duration": "duration", 
 _RENAMED = {"client_id": "speaker", "transcript": "text"}
 _DELIMITERS = ("\t", ",", ";", "|")
 _SUFFIXES = (".csv", ".csv.gz")
-# Common Voice: names in the table are relative to this folder beside it.
-_CLIPS_HEADER, _CLIPS_FOLDER = ("client_id", "path"), "clips"
+# Common Voice, scripted and spontaneous speech: names in a table that begins with these columns are relative to a
+# folder beside it. Source: the folders and columns in https://github.com/common-voice/cv-dataset.
+_COMMON_VOICE = {("client_id", "path"): "clips", ("client_id", "audio_id", "audio_file"): "audios"}
 _MAX_COLUMNS = 1000
 
 
@@ -55,9 +58,7 @@ class Table(LineSource):
     has_line_numbers: ClassVar[bool] = True
     path: Path | str
     root: str
-    directory: str
-    """Absolute path or URL of the folder that relative paths start from."""
-
+    names: FileNames
     columns: Columns
 
     def items(self) -> Iterator[tuple[int, list[str]]]:
@@ -75,19 +76,41 @@ class Table(LineSource):
         """Yields the entry of a row; its number is that of its line."""
         line, row = item
         where, columns = self.where(line), self.columns
-        if len(row) != len(columns.names):
-            raise ManifestError(
-                f"{where}: {len(row)} fields, but the header has {len(columns.names)}. Quote fields that contain "
-                f"{columns.delimiter!r}, or fix this line."
-            )
+        num_columns = len(columns.names)
+        if len(row) > num_columns and not any(row[num_columns:]):
+            row = row[:num_columns]  # delimiters at the end of a line, as spreadsheets write them
+        if len(row) != num_columns:
+            yield Entry(where, where, self._malformed(row, where), number=line)
+            return
         name = row[columns.audio]
         if not name.strip() or name.endswith("/") or "\0" in name:
             raise ManifestError(
                 f"{where}: {columns.names[columns.audio]} is {name[:80]!r}. Give the path of a file, or drop this line."
             )
         labels = {label: row[index] for index, label in columns.labels if row[index]}
+        if not columns.spans and (part := read_slice(self.names, name, where)):
+            yield entry_of_slice(where, *part, self.root, labels=labels)._replace(number=line)
+            return
         span = _span(columns, row, where)
-        yield entry_of_file(where, name, self.directory, self.root, span=span, labels=labels, number=line)
+        yield entry_of_file(where, name, self.names, self.root, span=span, labels=labels, number=line)
+
+    def _malformed(self, row: list[str], where: str) -> Unusable:
+        """Returns why a row has another number of fields than the header.
+
+        Raises:
+            ManifestError: It has several lines, most likely because of a quotation mark that hides many rows.
+        """
+        delimiter = self.columns.delimiter
+        problem = f"{len(row)} fields, but the header has {len(self.columns.names)}"
+        if any("\n" in field for field in row):
+            raise ManifestError(
+                f"{where}: {problem}, in a row of several lines that ends here. Check whether a quotation mark is "
+                "missing before this line."
+            )
+        advice = (
+            "remove the tab, or drop this line" if delimiter == "\t" else f"quote fields that contain {delimiter!r}"
+        )
+        return Unusable("malformed_row", f"{problem}; {advice}")
 
 
 def is_table(path: Path | str, first_line: bytes) -> bool:
@@ -145,28 +168,24 @@ def _detect(given: GivenInput) -> bool:
 
 def _open(given: GivenInput) -> Opened:
     columns = _read_columns(given.path)
-    directory = _directory(given, columns)
-    return directory, lambda root: Table(given.path, root, directory, columns)
+    names = _names(given, columns)
+    return names.base, lambda root: Table(given.path, root, names, columns)
 
 
 FORMAT = Format("csv", _detect, _open)
 
 
-def _directory(given: GivenInput, columns: Columns) -> str:
-    """Returns the absolute path or URL of the folder that relative paths in a table start from.
-
-    In Common Voice, this is the folder `clips` beside the table. Otherwise, the first relative path that exists in the
-    folder of the table or in the current directory decides.
-    """
+def _names(given: GivenInput, columns: Columns) -> FileNames:
+    """Returns how a table names its files: in Common Voice, relative to a folder beside it."""
     path, folder = given.path, given.parent
-    clips = join(folder, _CLIPS_FOLDER)
-    if columns.names[: len(_CLIPS_HEADER)] == _CLIPS_HEADER and (isinstance(path, str) or os.path.isdir(clips)):
-        return clips
+    clips = [join(folder, name) for header, name in _COMMON_VOICE.items() if columns.names[: len(header)] == header]
     if isinstance(path, str):
-        return folder
+        folder = [*clips, folder][0]
+        return FileNames((folder,), folder)
+    clips = [name for name in clips if os.path.isdir(name)]
     rows = (row for _, row in islice(_rows(path, columns.delimiter), 1, None))
     names = (row[columns.audio] for row in rows if len(row) > columns.audio and "\0" not in row[columns.audio])
-    return base_directory(names, (folder, os.getcwd()), folder)
+    return FileNames.of(() if clips else names, (*clips, folder, os.getcwd()), [*clips, folder][0])
 
 
 def _rows(path: Path | str, delimiter: str) -> Iterator[tuple[int, list[str]]]:

@@ -89,7 +89,9 @@ def test_a_forced_format_is_not_detected(tmp_path: Path) -> None:
         ("m.json", b"\xef\xbb\xbf", r"m\.json: the manifest is empty"),
         ("m.json", b'{"path": "a.wav", "seconds": 1}', r"m\.json:1: neither a NeMo line .* keys are: path, seconds"),
         ("m.json", b"\n{}", r"m\.json:2: neither a NeMo line .* Force a format with --format: audio, folder"),
-        ("m.json", b'[{"audio_filepath": "a.wav"}]', r"m\.json:1: list where a JSON object was expected"),
+        ("m.json", b"[", r"m\.json, object 1: ends here, before the end of its JSON"),
+        ("m.json", b"[]", r"m\.json:1: neither a NeMo line"),
+        ("m.json", b'["a.wav"]', r"m\.json, object 1: str where a JSON object was expected.* a list of paths"),
         ("m.yaml", b"- id: cut", r"m\.yaml:1: not JSON .* Other kinds of input: an audio file"),
         ("m.json", b"\x00\xff\xfe", r"m\.json:1: not JSON"),
         ("m.csv", b"", r"m\.csv: the manifest is empty"),
@@ -173,6 +175,7 @@ for name, number in sorted(opens.items()):
 
 def test_a_manifest_is_opened_once_to_detect_its_format_and_once_to_read_it(tmp_path: Path) -> None:
     every_source(tmp_path)
+    (tmp_path / "000.wav").touch()  # otherwise, further lines of the NeMo manifest are read to find its folder
     (tmp_path / "segmented").mkdir()
     (tmp_path / "segmented" / "wav.scp").write_text("r1 a.wav\n")
     (tmp_path / "segmented" / "segments").write_text("u1 r1 0 1\n")

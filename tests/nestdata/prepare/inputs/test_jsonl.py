@@ -115,10 +115,13 @@ def test_only_the_line_with_text_that_is_not_unicode_is_rejected(tmp_path: Path)
         ("RIFF\xff\x00", "not JSON"),
         ('{"audio_filepath": "\xff"}', "not JSON .*UTF-8"),
         ("[" * 100000, "not JSON"),
-        ('["a.wav", 1.0]', "list where a JSON object was expected"),
+        ('["a.wav", 1.0]', "a JSON array where a JSON object was expected. Write one object per line"),
         ('"a.wav"', "str where a JSON object was expected"),
         ('{"text": "no audio"}', "the key audio_filepath is missing"),
-        ('{"audio_filepath": ["a.wav"]}', r"audio_filepath is \['a.wav'\]"),
+        (
+            '{"audio_filepath": ["a.wav"]}',
+            r"audio_filepath is a list, for NeMo the channels .*: \['a.wav'\]\. Join the",
+        ),
         ('{"audio_filepath": ""}', "audio_filepath is ''"),
         ('{"audio_filename": ""}', "audio_filepath is ''"),
         ('{"audio_filepath": null}', "audio_filepath is None"),
@@ -139,7 +142,6 @@ def test_only_the_line_with_text_that_is_not_unicode_is_rejected(tmp_path: Path)
             '{"audio_filepath": "audio__OP_0..7_CL_.tar"}',
             r"a line of a tarred data set \('audio__OP_0\.\.7_CL_\.tar'\)",
         ),
-        ('{"audio_filepath": "x_{0..7}/a.wav"}', "a line of a tarred data set"),
     ],
 )
 def test_a_bad_line_of_a_nemo_manifest_is_an_error_that_names_the_line(tmp_path: Path, line: str, message: str) -> None:
@@ -306,5 +308,5 @@ def test_a_long_name_is_shortened_where_it_is_rejected(tmp_path: Path) -> None:
     cuts, (reject,) = prepared(tmp_path / "m.json")
     assert (list(cuts), reject["reason"]) == (["a"], "missing")
     assert len(reject["detail"]) <= 2000
-    assert reject["detail"].endswith("b.wav does not exist")
+    assert f"b.wav does not exist, nor below {Path.cwd()}" in reject["detail"]
     assert len(reject["cut_id"]) <= 2000

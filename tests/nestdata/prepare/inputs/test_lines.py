@@ -21,13 +21,13 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("short")
 def test_the_longest_line_that_is_allowed_is_read_with_its_newline_or_without() -> None:
     for content in (b"a" * (LIMIT - 1) + b"\n" + b"b" * LIMIT, b"a" * LIMIT):
-        assert b"".join(LineReader("m.json", io.BytesIO(content))) == content
+        assert b"".join(LineReader("m.json", io.BufferedReader(io.BytesIO(content)))) == content
 
 
 @pytest.mark.usefixtures("short")
 @pytest.mark.parametrize("content", [b"a" * LIMIT + b"\n", b"a" * (LIMIT + 1)])
 def test_a_longer_line_is_an_error_that_shows_its_number_and_its_beginning(content: bytes) -> None:
-    reader = LineReader("m.json", io.BytesIO(b"1\n2\n3\n" + content))
+    reader = LineReader("m.json", io.BufferedReader(io.BytesIO(b"1\n2\n3\n" + content)))
     assert reader.readline() == b"1\n"
     lines = iter(reader)
     assert [next(lines), next(lines)] == [b"2\n", b"3\n"]

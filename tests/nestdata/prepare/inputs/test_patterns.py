@@ -10,7 +10,6 @@ from nestdata.prepare.inputs.patterns import (
     default_output,
     expand,
     is_pattern,
-    names_shards,
     numbered,
     shard_number,
 )
@@ -38,24 +37,6 @@ from nestdata.prepare.inputs.patterns import (
 def test_a_pattern_stands_for_its_names(pattern: str, names: list[str]) -> None:
     assert expand(pattern) == names
     assert is_pattern(pattern) == (names != [pattern])
-
-
-@pytest.mark.parametrize(
-    ("name", "is_shard"),
-    [
-        ("audio_{0..127}.tar", True),
-        ("audio__OP_0..127_CL_.tar", True),
-        ("audio_[0..7]/a.wav", True),
-        ("audio_0.tar", False),
-        ("../a.wav", False),
-        ("a{1}..wav", False),
-        ("a..{x,y}.wav", False),
-        ("audio_{0..127..2}.tar", True),
-        ("take_OP_1.wav", False),
-    ],
-)
-def test_shard_patterns_are_distinguished_from_file_names(name: str, is_shard: bool) -> None:
-    assert names_shards(name) == is_shard
 
 
 @pytest.mark.parametrize(

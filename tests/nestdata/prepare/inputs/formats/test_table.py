@@ -115,8 +115,10 @@ def test_repeated_rows_are_rejected_with_their_lines(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ("a.wav", r"m\.csv:2: 1 fields, but the header has 3\. Quote fields that contain ','"),
-        ("a.wav,1,x,y", r"m\.csv:2: 4 fields"),
+        (
+            'a.wav,1,"x\nb.wav,1,y\nc.wav",1,z',
+            r"m\.csv:4: 5 fields, .* row of several lines .* quotation mark is missing",
+        ),
         (",1,x", r"m\.csv:2: path is ''\. Give the path of a file"),
         ("wavs/,1,x", r"m\.csv:2: path is 'wavs/'"),
         ("a\0.wav,1,x", r"m\.csv:2: path is 'a\\x00\.wav'"),

@@ -1,0 +1,125 @@
+"""Manifests whose JSON objects are not one per line: arrays, and objects spread over lines."""
+
+import gzip
+import json
+import tracemalloc
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nestdata import ManifestError
+from nestdata.prepare.inputs import json_objects
+from nestdata.prepare.inputs import lines as lines_module
+from nestdata.prepare.inputs.json_objects import is_spread, spread_objects
+from tests.nestdata.prepare.inputs.reading import detect_input, entries_of, lhotse_cut, lhotse_recording
+from tests.synthesis import write_jsonl
+
+ROWS = [
+    {"audio_filepath": "a.wav", "text": 'ü ]}[{"\n'},
+    {"audio_filepath": "b.wav", "offset": 0.5, "words": [{"w": 1}]},
+]
+FORMS = {
+    "indented array": json.dumps(ROWS, indent=2),
+    "array on one line": json.dumps(ROWS),
+    "array of lines": "[\n" + ",\n".join(map(json.dumps, ROWS)) + "\n]\n",
+    "indented objects": "\n".join(json.dumps(row, indent=1) for row in ROWS),
+    "after blank lines": "\ufeff\n \r\n" + json.dumps(ROWS, indent="\t", ensure_ascii=False).replace("\n", "\r\n"),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("suffix", ["", ".gz"])
+def test_all_forms_give_the_entries_of_one_object_per_line(tmp_path: Path, form: str, suffix: str) -> None:
+    content = FORMS[form].encode()
+    path = tmp_path / f"m.json{suffix}"
+    path.write_bytes(gzip.compress(content) if suffix else content)
+    expected = entries_of(write_jsonl(tmp_path / "lines.json", ROWS))
+    entries = entries_of(path)
+    assert [entry._replace(where="") for entry in entries] == [entry._replace(where="") for entry in expected]
+    assert [entry.where for entry in entries] == [f"{path}, object 1", f"{path}, object 2"]
+
+
+@pytest.mark.parametrize("rows", [[lhotse_cut("c1"), lhotse_cut("c2")], [lhotse_recording("a.wav", "r")]])
+@pytest.mark.parametrize("indent", [None, 2])
+def test_an_array_of_lhotse_is_read(tmp_path: Path, rows: list[dict[str, Any]], indent: int | None) -> None:
+    (tmp_path / "cuts.json").write_text(json.dumps(rows, indent=indent))
+    assert detect_input(tmp_path / "cuts.json").format == "lhotse"
+    assert [entry.cut_id for entry in entries_of(tmp_path / "cuts.json")] == [row["id"] for row in rows]
+
+
+_values = st.recursive(
+    st.none() | st.booleans() | st.integers(-(10**20), 10**20) | st.floats() | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(
+    st.lists(st.dictionaries(st.text(), _values, max_size=4), max_size=5), st.sampled_from([None, 0, 3]), st.booleans()
+)
+def test_what_json_dump_writes_is_read(
+    tmp_path_factory: pytest.TempPathFactory, rows: list[dict[str, Any]], indent: int | None, is_array: bool
+) -> None:
+    path = tmp_path_factory.mktemp("json") / "m.json"
+    text = json.dumps(rows, indent=indent) if is_array else "\n".join(json.dumps(row, indent=indent) for row in rows)
+    path.write_text(text)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(json_objects, "_CHUNK_BYTES", 7)
+        assert repr([json.loads(item) for item in spread_objects(path)]) == repr(rows)  # NaN does not equal itself
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [(b"[", True), (b" [{\n", True), (b"{\r\n", True), (b'{"a": 1}\n', False), (b'{"a":\n', False), (b"a\n", False)],
+)
+def test_the_first_line_says_whether_objects_are_one_per_line(line: bytes, expected: bool) -> None:
+    assert is_spread(line) == expected
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ('[{"audio_filepath": "a.wav"}', "object 2: ends here, before the end of its JSON"),
+        ('[{"audio_filepath": "a.wav"}, {"audio', "object 2: not JSON"),
+        ('[{"audio_filepath": "a.wav"}] x', "object 2: not JSON"),
+        ('[{"audio_filepath": "a.wav"}, ["b.wav"]]', "object 2: list where a JSON object was expected"),
+        ('[{"audio_filepath": "a.wav"}, 7]', "object 2: int where a JSON object was expected"),
+        ('[{"audio_filepath": "a.wav"}, {"text": "x"}]', "object 2: the key audio_filepath is missing"),
+        ('{\n"audio_filepath": "a.wav"\n}\n{"audio_filepath"\n', "object 2: not JSON"),
+        ('[{"audio_filepath": "a.wav"}, ' + '{"x":' * 100_000, "object 2: nested too deeply"),
+        ('[{"audio_filepath": "a.wav", "shard_id": 1}]', "a manifest of a tarred data set in another form.*`jq -c"),
+    ],
+)
+def test_what_is_not_an_object_is_an_error_that_names_its_number(tmp_path: Path, content: str, message: str) -> None:
+    (tmp_path / "m.json").write_text(content)
+    with pytest.raises(ManifestError, match=rf"m\.json[,:] {message}"):
+        entries_of(tmp_path / "m.json")
+
+
+def test_an_object_that_is_too_long_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(json_objects, "MAX_LINE_BYTES", 1000)
+    monkeypatch.setattr(json_objects, "_CHUNK_BYTES", 100)
+    for content in ('[{"a": 1}, {"text": "' + "x" * 2000 + '"}]', '[{"a": 1}, {"text": "' + "x" * 2000):
+        (tmp_path / "m.json").write_text(content)
+        items = spread_objects(tmp_path / "m.json")
+        assert next(items) == b'{"a": 1}'
+        with pytest.raises(ManifestError, match=r"object 2: not JSON .*, or longer than"):
+            next(items)
+
+
+def test_an_array_on_one_line_may_be_longer_than_lines_and_takes_bounded_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lines_module, "MAX_LINE_BYTES", 1 << 16)
+    path = tmp_path / "m.json"
+    path.write_text("[" + ", ".join(f'{{"audio_filepath": "/data/{number}.wav"}}' for number in range(100_000)) + "]")
+    assert detect_input(path).format == "nemo"
+    tracemalloc.start()
+    try:
+        assert sum(1 for _ in spread_objects(path)) == 100_000
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
