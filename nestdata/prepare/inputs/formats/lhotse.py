@@ -14,6 +14,7 @@ from nestdata.prepare.inputs.audio import LhotseCut, Member, Unusable
 from nestdata.prepare.inputs.entry import Entry, check_command, resolve, seconds
 from nestdata.prepare.inputs.format import Format, GivenInput, Opened
 from nestdata.prepare.inputs.given import is_corpus, is_lhotse
+from nestdata.prepare.inputs.labels import label_text
 from nestdata.prepare.inputs.lines import LineSource, check_manifest, parse_object
 from nestdata.prepare.inputs.pointer import member_at
 from nestdata.storage import is_url
@@ -77,7 +78,9 @@ class LhotseManifest(LineSource):
         _check_recording(cut, where)
         cut["start"] = float(cut["start"])  # Lhotse's writers set the integer 0
         for label in cut["supervisions"]:
-            label |= {key: str(label[key]) for key in ("language", "speaker") if key in label}
+            label |= {key: label_text(label[key]) for key in ("text", "language", "speaker") if key in label}
+            for key in [key for key, value in label.items() if value is None]:
+                del label[key]
             if "alignment" in label:  # holds named tuples, which orjson does not write
                 label["alignment"] = {kind: [*map(list, items)] for kind, items in label["alignment"].items()}
         return cut

@@ -11,6 +11,7 @@ from typing import Any, ClassVar, NamedTuple
 from nestdata.errors import ManifestError
 from nestdata.prepare.inputs.entry import AUDIO_KEYS, Entry, base_directory, entry_of_file, seconds
 from nestdata.prepare.inputs.format import Format, GivenInput, Opened
+from nestdata.prepare.inputs.labels import table_labels
 from nestdata.prepare.inputs.lines import LineSource, open_lines
 from nestdata.storage import join
 
@@ -85,7 +86,7 @@ class Table(LineSource):
             raise ManifestError(
                 f"{where}: {columns.names[columns.audio]} is {name[:80]!r}. Give the path of a file, or drop this line."
             )
-        labels = {label: row[index] for index, label in columns.labels if row[index]}
+        labels = table_labels({label: row[index] for index, label in columns.labels})
         span = _span(columns, row, where)
         yield entry_of_file(where, name, self.directory, self.root, span=span, labels=labels, number=line)
 

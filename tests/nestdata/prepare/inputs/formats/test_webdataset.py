@@ -93,7 +93,7 @@ def test_patterns_folders_and_lists_of_tars_are_the_same_data_set(tmp_path: Path
 
 def test_the_format_is_detected_by_what_is_in_a_folder(tmp_path: Path) -> None:
     write_tar(tmp_path / "audio_0.tar", [("a.flac", b"")])
-    assert detect_input(tmp_path).format == "webdataset"
+    assert isinstance(source_of(tmp_path), WebDataset)
     (tmp_path / "tarred_audio_manifest.json").touch()
     with pytest.raises(
         ManifestError, match=r"tars beside tarred_audio_manifest\.json, as NeMo writes them\. Give a man"
@@ -101,7 +101,7 @@ def test_the_format_is_detected_by_what_is_in_a_folder(tmp_path: Path) -> None:
         detect_input(tmp_path)
     assert detect_input(tmp_path, "webdataset").format == "webdataset"
     some_audio(tmp_path / "b.wav")
-    assert detect_input(tmp_path).format == "folder"
+    assert [type(source) for source in open_sources([tmp_path], InputOptions())] == [AudioFolder, WebDataset]
 
 
 @pytest.mark.parametrize(
