@@ -6,8 +6,11 @@ from pathlib import Path
 import pytest
 
 from nestdata import ManifestError
-from nestdata.prepare.inputs import Entry
+from nestdata.prepare.inputs import Entry, InputOptions
 from nestdata.prepare.inputs.audio import Unusable
+from nestdata.prepare.inputs.formats.detect import open_sources
+from nestdata.prepare.inputs.formats.folder import AudioFolder
+from nestdata.prepare.inputs.formats.webdataset import WebDataset
 from tests.nestdata.prepare.inputs.reading import (
     content_or_reason,
     detail_of,
@@ -21,7 +24,8 @@ from tests.nestdata.prepare.inputs.shards import write_tar
 
 def samples(folder: Path, *names: str) -> list[tuple[str, str]]:
     """Returns the id of each sample of a tar with these members, and its audio or the reason why it is rejected."""
-    return found_in(entries_of(write_tar(folder / "a.tar", [(name, name.encode()) for name in names])))
+    entries = entries_of(write_tar(folder / "a.tar", [(name, name.encode()) for name in names]))
+    return found_in(sorted(entries, key=lambda entry: entry.number or 0))  # as a corpus has them
 
 
 def found_in(entries: list[Entry]) -> list[tuple[str, str]]:
