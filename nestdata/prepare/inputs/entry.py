@@ -27,8 +27,8 @@ MAIN_SUFFIXES = (
 )  # fmt: skip
 """Suffixes of the formats that speech is published in. If files differ in the suffix alone, these are read first."""
 
-# Other suffixes of what the decoders read. Left out are those that mostly name something else: `.mat`, `.htk` (features),
-# `.iff` (pictures) and `.ts` (programs), and `.raw`, whose rate is unknown.
+# Other suffixes of what the decoders read. Left out are those that mostly name something else, `.mat`, `.htk`
+# (features), `.iff` (pictures) and `.ts` (programs), and `.raw`, whose rate is unknown.
 _LIBSNDFILE_SUFFIXES = (
     ".wave", ".rf64", ".aifc", ".au", ".snd", ".caf", ".oga", ".mp1", ".mp2", ".nist", ".voc", ".ircam", ".sf",
     ".svx", ".8svx", ".avr", ".paf", ".pvf", ".sds", ".wve", ".xi",

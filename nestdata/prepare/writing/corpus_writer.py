@@ -196,7 +196,7 @@ class CorpusWriter:
             self._rejected.write(json.dumps(row, ensure_ascii=False) + "\n")
 
     def _repeated(self, records: Records) -> tuple["array[int]", "array[int]"]:
-        """Returns the indices of cuts that repeat the id of an earlier cut, ascending, and those of the earlier cuts."""
+        """Returns the indices of cuts that repeat the id of an earlier cut, ascending, and those of the earlier."""
         repeated, firsts, repeated_digests = array("q"), array("q"), repeated_values(records.column("id"))
         first_with_digest = np.full(len(repeated_digests), -1)
         colliding: dict[str, int] = {}  # ids that share their digest with a different, earlier id

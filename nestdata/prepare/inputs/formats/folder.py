@@ -245,7 +245,9 @@ def _open(given: GivenInput) -> Opened:
     def sources(root: str) -> list[Source]:
         if not (found.num_audio or found.tars or found.parquet):
             is_remote = isinstance(given.path, str)
-            what = "object of this name, and no audio below it" if is_remote else "audio in this folder or its subfolders"
+            what = (
+                "object of this name, and no audio below it" if is_remote else "audio in this folder or its subfolders"
+            )
             raise ManifestError(f"{given.folder}: no {what}{found.others_text()}. docs/formats.md lists what is read.")
         opened: list[Source] = []
         if found.num_audio or found.others:

@@ -68,7 +68,7 @@ class WebDataset:
         """Yields the tars with their indices."""
         yield from enumerate(self.tars)
 
-    def entries(self, number: int, item: tuple[int, str]) -> Iterator[Entry]:
+    def entries(self, number: int, item: tuple[int, str]) -> Iterator[Entry]:  # noqa: ARG002, entries have their own
         """Yields the samples of a tar.
 
         Raises:
@@ -85,7 +85,9 @@ class WebDataset:
                     keys_with_audio.append(hash(key))
                     yield self._entry(index, position, tar, key, [*waiting.joined(key), *sample])
                 elif not waiting.add(key, position, sample):
-                    detail = f"no audio beside {_names(sample)}, and too many members to join them: pack with --sort=name"
+                    detail = (
+                        f"no audio beside {_names(sample)}, and too many members to join them: pack with --sort=name"
+                    )
                     yield self._rejected(index, position, tar, key, Unusable("no_such_member", detail))
         if not waiting.keys.isdisjoint(keys_with_audio):
             yield from self._joined_late(index, shard, waiting)
