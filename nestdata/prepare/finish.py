@@ -16,10 +16,10 @@ from nestdata.prepare.config import PrepareConfig
 from nestdata.prepare.equal_files import equal_files
 from nestdata.prepare.inputs import Source
 from nestdata.prepare.inputs.formats.folder import other_files
+from nestdata.prepare.notes import notes_of
 from nestdata.prepare.pool import Pool
 from nestdata.prepare.progress import PrepareReport
 from nestdata.prepare.reporting.listening import ListeningConfig, collect_samples
-from nestdata.prepare.reporting.notes import notes_of
 from nestdata.prepare.reporting.report import write_report
 from nestdata.prepare.speech.detector import detector_name
 from nestdata.prepare.speech.summary import SpeechSummary

@@ -151,7 +151,8 @@ def parquet_beside_audio(names: list[str]) -> tuple[list[str], list[str]]:
         from pyarrow import parquet
     except ImportError:
         return names, []
-    with_audio, without = [], []
+    with_audio: list[str] = []
+    without: list[str] = []
     for name in names:
         try:
             with _open(name) as file:
