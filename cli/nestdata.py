@@ -10,7 +10,7 @@ PROGRAM = Program(
     commands={
         "prepare": Command(
             "prepare:prepare_command",
-            "Prepare one corpus from one or more inputs.",
+            "Prepare one corpus from inputs; reads headers or, with --probe decode, all audio.",
             (
                 "nestdata prepare talks/ -o speech.corpus --jobs 8",
                 "nestdata prepare noise.json -o noise.corpus --pcm",
@@ -27,7 +27,7 @@ PROGRAM = Program(
         ),
         "verify": Command(
             "verify:verify_command",
-            "Check that the audio of a corpus or packed set is complete and unchanged.",
+            "Check that the audio of a corpus or packed set is there and unchanged.",
             (
                 "nestdata verify speech.corpus --checksums",
                 "nestdata verify speech.corpus --root /new/disk --set-root",

@@ -153,6 +153,8 @@ def _print_summary(report: "PrepareReport") -> None:
         f"{report.path}: {report.num_cuts} cuts, {report.hours:.2f} h, "
         f"{report.shortest_s:.2f} to {report.longest_s:.2f} s"
     )
+    for note in report.notes:
+        out.print(f"  {note}")
     if report.num_resampled:
         out.print(f"  resampled when read: {report.num_resampled}")
     if report.speech:

@@ -18,8 +18,8 @@ def verify_command(
         bool,
         typer.Option(
             "--checksums",
-            help="Read all audio: compare checksums, and decode the cuts that have none. Without it, only sizes and "
-            "ETags are compared.",
+            help="Read all audio: compare checksums, and decode the cuts that have none. Without it, only sizes, "
+            "times and ETags are compared.",
         ),
     ] = False,
     root: Annotated[
@@ -45,7 +45,7 @@ def verify_command(
     allow_commands: AllowCommands = False,
     as_json: AsJson = False,
 ) -> int:
-    """Check that the audio of a corpus or packed set is complete and unchanged.
+    """Check that the audio of a corpus or packed set is there, and unchanged since it was prepared.
 
     Each problem is one line; the exit code is 1 if there is any.
     """

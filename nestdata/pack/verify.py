@@ -77,6 +77,7 @@ def verify_corpus(
         if root is not None:
             _check_root_matters(corpus)
         report, num_tasks, tasks = corpus_tasks(corpus, checksums, accept_changed)
+    report.reads_audio = checksums
     accepted: list[tuple[int, FileVersion]] = []
     for done, checked in enumerate(_run_all(tasks, jobs), start=1):
         report.num_checked += checked.num_checked

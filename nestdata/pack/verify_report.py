@@ -36,6 +36,9 @@ class VerifyReport:
     num_shards: int
     """Number of shards, whose sizes were compared. Local files that are not in tars do not count."""
 
+    reads_audio: bool = False
+    """Whether bytes or samples were read, rather than sizes, times and ETags only."""
+
     num_checked: int = 0
     """Number of cuts whose bytes or samples were read; 0 without checksums."""
 
@@ -52,6 +55,8 @@ class VerifyReport:
         checked = f", audio of {self.num_checked} read" if self.num_checked else ""
         accepted = f", changed files of {self.num_accepted} accepted" if self.num_accepted else ""
         found = f"{len(self.problems)} problems" if self.problems else "no problems"
+        if not self.reads_audio:
+            found += " in sizes and times; no audio was read, which --checksums does"
         return f"{self.location}: {self.num_cuts} cuts{checked}{accepted}, {self.num_shards} shards: {found}"
 
 

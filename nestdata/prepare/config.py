@@ -64,7 +64,7 @@ class PrepareConfig:
 
     probe: ProbeMode = "all"
     """How to check audio: `missing` reads headers only where the manifest has no duration, `all` reads every header,
-    `decode` decodes every file.
+    `decode` decodes every file, and finds those that are cut off or damaged, all-zero audio and byte-equal files.
 
     With `missing`, other durations are trusted, and their files are assumed to have the sampling rate of the corpus."""
 

@@ -5,7 +5,7 @@
 
 import logging
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,10 @@ from nestdata.corpus.addresses import AddressTable, relative_name
 from nestdata.corpus.meta import FORMAT_VERSION, meta_content
 from nestdata.prepare.bank_writer import write_bank
 from nestdata.prepare.config import PrepareConfig
+from nestdata.prepare.equal_files import equal_files
 from nestdata.prepare.inputs import Source
+from nestdata.prepare.inputs.formats.folder import other_files
+from nestdata.prepare.notes import notes_of
 from nestdata.prepare.pool import Pool
 from nestdata.prepare.progress import PrepareReport
 from nestdata.prepare.reporting.listening import ListeningConfig, collect_samples
@@ -46,9 +49,12 @@ def finish_corpus(
     Returns:
         A summary of the corpus.
     """
-    report = _report(stats, output, config)
+    report = _report(stats, output, config, other_files(sources))
     meta = _meta(stats, sources, config, report)
     addresses = AddressTable.open(partial, meta)
+    equal = equal_files(partial, addresses, pool) if config.probe == "decode" else None
+    notes = notes_of(config, stats, report.other_files, equal)
+    report = replace(report, notes=notes, num_equal_files=equal.number if equal else None)
     if config.pcm:
         write_bank(partial, output, pool, addresses, allow_commands=config.allow_commands)
     listening = None
@@ -62,13 +68,13 @@ def finish_corpus(
         languages = {name: stats.drawn_cuts.get(name, []) for name in report.hours_by_language}
         listening = collect_samples(options, addresses, languages, stats.drawn_rejects)
     hours_by = {"language": report.hours_by_language, "speaker": report.hours_by_speaker}
-    write_report(partial, output.name, meta, hours_by, listening)
+    write_report(partial, output.name, meta, hours_by, listening, notes)
     # Last, because a directory without it does not open as a corpus.
     (partial / "meta.json").write_bytes(meta_content(meta))
     return report
 
 
-def _report(stats: CorpusStats, output: Path, config: PrepareConfig) -> PrepareReport:
+def _report(stats: CorpusStats, output: Path, config: PrepareConfig, others: dict[str, int]) -> PrepareReport:
     rate = config.sampling_rate
     hours_by = {
         kind: {name: samples / rate / 3600 for name, samples in counter.most_common() if samples}
@@ -81,6 +87,8 @@ def _report(stats: CorpusStats, output: Path, config: PrepareConfig) -> PrepareR
         shortest_s=stats.shortest / rate,
         longest_s=stats.longest / rate,
         num_resampled=stats.num_resampled,
+        num_long=stats.num_long,
+        other_files=others,
         rejected=stats.rejected,
         hours_by_language=hours_by.get("language", {}),
         hours_by_speaker=hours_by.get("speaker", {}),
@@ -112,6 +120,6 @@ def _meta(
         "rejected": stats.rejected,
         **found,
         **shards,
-        "manifests": [str(source.path) for source in sources],
+        "manifests": list(dict.fromkeys(str(source.path) for source in sources)),
         "settings": asdict(config),
     }

@@ -14,7 +14,8 @@ from nestdata.errors import StorageError
 from nestdata.prepare.config import PrepareConfig
 from nestdata.prepare.header import AudioInfo, read_header
 from nestdata.prepare.inputs.audio import Audio, Command, File, LhotseCut, Member, RejectReason, Unusable, at_member
-from nestdata.prepare.inputs.entry import LABELS, Entry
+from nestdata.prepare.inputs.entry import Entry
+from nestdata.prepare.inputs.labels import LABELS, label_text
 from nestdata.prepare.writing.found import Reject, rejected_entry, span_of_cut
 from nestdata.storage import FileVersion
 
@@ -139,8 +140,8 @@ def _cut_row(
     for key, value in (entry.labels or {}).items():
         if key not in LABELS:
             custom[key] = value
-        elif value is not None:
-            labels[LABELS[key]] = value if isinstance(value, str) else str(value)
+        elif (text := label_text(value)) is not None:
+            labels[LABELS[key]] = text
     if labels:
         span = {"id": cut_id, "recording_id": cut_id, "start": 0.0, "duration": duration, "channel": channel}
         row["supervisions"].append(span | labels)

@@ -277,7 +277,7 @@ def _check_rejects(
     reasons = ", ".join(f"{number} {reason}" for reason, number in writer.rejected.most_common())
     if stats is None:
         advice = ADVICE[example.reason] if example else "Check the command that wrote it."
-        names = [str(source.path) for source in sources]
+        names = [*dict.fromkeys(str(source.path) for source in sources)]
         raise ManifestError(
             f"{', '.join(names[:3])}{', ...' if len(names) > 3 else ''}: no usable cut among {writer.num_entries} "
             f"entries{f' ({reasons})' if reasons else ''}{why}. {advice}"

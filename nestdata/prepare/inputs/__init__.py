@@ -6,9 +6,10 @@ run; `nestdata.prepare.probe` decides whether the audio of an entry is usable.
 """
 
 from nestdata.input_format import InputFormat
-from nestdata.prepare.inputs.entry import LABELS, Entry, Source
+from nestdata.prepare.inputs.entry import Entry, Source
 from nestdata.prepare.inputs.format import InputOptions
 from nestdata.prepare.inputs.given import AudioInput, AudioInputs, audio_inputs
+from nestdata.prepare.inputs.labels import LABELS
 
 __all__ = [
     "LABELS",

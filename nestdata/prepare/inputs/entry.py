@@ -18,24 +18,28 @@ from nestdata.storage import has_scheme, is_url
 # Offsets and durations of this many seconds, about four months, or more are treated as mistakes.
 MAX_SECONDS = 1e7
 
-AUDIO_SUFFIXES = (
+MAIN_SUFFIXES = (
     ".wav", ".flac", ".ogg", ".opus", ".mp3", ".aiff", ".aif", ".m4a", ".sph", ".w64", ".wma",
 )  # fmt: skip
+"""Suffixes of the formats that speech is published in. If files differ in the suffix alone, these are read first."""
+
+# Other suffixes of what the decoders read. Left out are those that mostly name something else, `.mat`, `.htk`
+# (features), `.iff` (pictures) and `.ts` (programs), and `.raw`, whose rate is unknown.
+_LIBSNDFILE_SUFFIXES = (
+    ".wave", ".rf64", ".aifc", ".au", ".snd", ".caf", ".oga", ".mp1", ".mp2", ".nist", ".voc", ".ircam", ".sf",
+    ".svx", ".8svx", ".avr", ".paf", ".pvf", ".sds", ".wve", ".xi",
+)  # fmt: skip
+_FFMPEG_SUFFIXES = (
+    ".aac", ".ac3", ".amr", ".ape", ".awb", ".dff", ".dsf", ".dts", ".eac3", ".m4b", ".mka", ".mpc", ".mpga", ".ra",
+    ".spx", ".tta", ".weba", ".wv", ".3g2", ".3gp", ".asf", ".avi", ".f4v", ".flv", ".m2ts", ".m4v", ".mkv", ".mov",
+    ".mp4", ".mpeg", ".mpg", ".mts", ".mxf", ".ogv", ".ogx", ".vob", ".webm", ".wmv",
+)  # fmt: skip
+
+AUDIO_SUFFIXES = MAIN_SUFFIXES + _LIBSNDFILE_SUFFIXES + _FFMPEG_SUFFIXES
+"""Suffixes of what libsndfile or, if torchcodec is installed, FFmpeg reads: audio, and videos for their sound."""
 
 AUDIO_KEYS = ("audio_filepath", "audio_filename")
 """Names of the audio file in NeMo's manifests, which others use as well."""
-
-# Label names in the inputs, and the supervision fields that they become. Other values are kept as custom fields.
-LABELS = {
-    "text": "text",
-    "sentence": "text",
-    "transcription": "text",
-    "lang": "language",
-    "language": "language",
-    "locale": "language",
-    "speaker": "speaker",
-    "speaker_id": "speaker",
-}
 
 
 class Entry(NamedTuple):

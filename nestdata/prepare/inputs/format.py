@@ -6,7 +6,7 @@ Local inputs are `Path`, and those at URLs are `str`.
 import codecs
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -53,9 +53,10 @@ class InputOptions:
     """Path of the same directory once the corpus is in place."""
 
 
-Opened = tuple[str, Callable[[str], Source]]
+Opened = tuple[str, Callable[[str], Source | Sequence[Source]]]
 """Absolute path or URL of the folder of the audio or, if the format does not name one, of the manifest; and a function
-that returns the source, given the folder that ids are relative to: the deepest one that holds those of all inputs."""
+that returns the source, given the folder that ids are relative to: the deepest one that holds those of all inputs. A
+folder of audio, tars and Parquet files is a sequence of sources."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ the audio of the samples.
 import json
 import logging
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
 from itertools import pairwise
@@ -50,6 +50,7 @@ def write_report(
     meta: dict[str, Any],
     hours_by: dict[str, dict[str, float]],
     listening: Listening | None,
+    notes: Sequence[str] = (),
 ) -> None:
     """Writes `report.html` into a corpus directory.
 
@@ -61,12 +62,13 @@ def write_report(
         meta: The content of `meta.json`, which may be written later.
         hours_by: Hours by name for each kind of label, descending, such as `{"language": {"en": 3.5}}`.
         listening: Samples to listen to; None for a page without them.
+        notes: Lines about the corpus.
 
     Raises:
         OSError: The disk is full.
     """
     try:
-        _write_charts(directory, name, meta, hours_by, listening)
+        _write_charts(directory, name, meta, hours_by, listening, notes)
     except Exception as error:
         if isinstance(error, OSError) and is_full_disk(error):
             raise
@@ -84,6 +86,7 @@ def _write_charts(
     meta: dict[str, Any],
     hours_by: dict[str, dict[str, float]],
     listening: Listening | None,
+    notes: Sequence[str] = (),
 ) -> None:
     """Does the work of `write_report`."""
     lengths, _ = np.asarray(np.load(directory / "index.npy", mmap_mode="r"))
@@ -105,6 +108,7 @@ def _write_charts(
         plans=[_plan(lengths, rate, budget) for budget in _BUDGETS_S],
         microbatches=_MICROBATCHES,
         listening=listening,
+        notes=notes,
         max_seconds=MAX_SECONDS,
         max_bytes=MAX_BYTES,
         inf=math.inf,

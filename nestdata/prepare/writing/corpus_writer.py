@@ -30,12 +30,15 @@ from nestdata.prepare.writing.probed_items import ProbedItems
 from nestdata.prepare.writing.records import LengthOrder, Records, fingerprint, repeated_values
 from nestdata.prepare.writing.shard_writer import ShardStats, ShardWriter
 
+LONG_SECONDS = 60
+"""Cuts that last longer are counted: few batches have room for them, and they pad the others."""
+
 # What is written of a reject.
 _REJECT_FIELDS = ("where", "cut_id", "reason", "detail")
 # Hours are not counted by language or speaker if there are more names than this: the counts would not fit a report.
 _MAX_NAMES = 100_000
-# Characters of an id in a reject.
-_MAX_ID = 2000
+# Characters of an id in a reject, and in an explanation.
+_MAX_ID, _MAX_ID_IN_TEXT = 2000, 200
 
 
 @runtime_checkable
@@ -59,6 +62,12 @@ class CorpusStats:
 
     longest: int
     """Length of the longest cut, in samples."""
+
+    num_long: int
+    """Number of cuts of more than `LONG_SECONDS`."""
+
+    long_samples: int
+    """Their samples."""
 
     fingerprint: str
     num_resampled: int
@@ -148,12 +157,14 @@ class CorpusWriter:
         if not self._num_bytes:
             return None
         records = Records(self._records.fileno())
-        if len(repeated := self._repeated(records)):
-            self._remove(records, repeated, sources)
+        repeated, firsts = self._repeated(records)
+        if repeated:
+            self._remove(records, repeated, firsts, sources)
         for index, source in enumerate(sources):
             if isinstance(source, PackedShar):
                 records.sort_by_number(index)
         lengths = self._write_index(records)
+        first_long = int(np.searchsorted(lengths, LONG_SECONDS * sampling_rate, "right"))
         extents = (block["extent"] for _, block in records.blocks())
         shards = self._shards.finish(extents, has_checksums=self._all_checksums)
         return CorpusStats(
@@ -162,6 +173,8 @@ class CorpusWriter:
             total_samples=int(lengths.sum()),
             shortest=int(lengths[0]),
             longest=int(lengths[-1]),
+            num_long=len(lengths) - first_long,
+            long_samples=int(lengths[first_long:].sum()),
             fingerprint=fingerprint(records, sampling_rate),
             num_resampled=self._num_resampled,
             rejected=dict(self.rejected.most_common()),
@@ -183,11 +196,11 @@ class CorpusWriter:
             row = dict(zip(_REJECT_FIELDS, reject, strict=False))
             self._rejected.write(json.dumps(row, ensure_ascii=False) + "\n")
 
-    def _repeated(self, records: Records) -> "array[int]":
-        """Returns the indices of cuts that repeat the id of an earlier cut, ascending."""
-        repeated, repeated_digests = array("q"), repeated_values(records.column("id"))
+    def _repeated(self, records: Records) -> tuple["array[int]", "array[int]"]:
+        """Returns the indices of cuts that repeat the id of an earlier cut, ascending, and those of the earlier."""
+        repeated, firsts, repeated_digests = array("q"), array("q"), repeated_values(records.column("id"))
         first_with_digest = np.full(len(repeated_digests), -1)
-        colliding: set[str] = set()  # ids that share their digest with a different, earlier id
+        colliding: dict[str, int] = {}  # ids that share their digest with a different, earlier id
         for start, block in records.blocks() if len(repeated_digests) else ():
             positions = np.searchsorted(repeated_digests, block["id"])
             positions[positions == len(repeated_digests)] = 0
@@ -198,16 +211,19 @@ class CorpusWriter:
                     first_with_digest[position] = index
                     continue
                 cut_id = self._cut_at(records[index])["id"]
-                if cut_id == self._cut_at(records[first])["id"] or cut_id in colliding:
+                if cut_id != self._cut_at(records[first])["id"]:
+                    first = colliding.setdefault(cut_id, index)
+                if first != index:
                     repeated.append(index)
-                else:
-                    colliding.add(cut_id)
-        return repeated
+                    firsts.append(first)
+        return repeated, firsts
 
-    def _remove(self, records: Records, repeated: "array[int]", sources: Sequence[_Source]) -> None:
+    def _remove(
+        self, records: Records, repeated: "array[int]", firsts: "array[int]", sources: Sequence[_Source]
+    ) -> None:
         """Rejects repeated cuts, and moves the lines and records after them forward, in place."""
-        for index in repeated:
-            self._reject_repeated(records[index], sources)
+        for index, first in zip(repeated, firsts, strict=True):
+            self._reject_repeated(records[index], records[first], sources)
         index_to, byte_to = repeated[0], int(records[repeated[0]]["offset"])
         for index, stop in pairwise(chain(repeated, [len(records)])):
             first = index + 1
@@ -221,11 +237,12 @@ class CorpusWriter:
         self._cuts.truncate(byte_to)
         self._num_bytes = byte_to
 
-    def _reject_repeated(self, record: np.void, sources: Sequence[_Source]) -> None:
+    def _reject_repeated(self, record: np.void, first: np.void, sources: Sequence[_Source]) -> None:
         cut = self._cut_at(record)
         cut_id = shortened(cut["id"], _MAX_ID)
-        detail = f"an earlier cut has the id {cut_id!r}"
-        where = sources[int(record["source"])].where(int(record["number"]))
+        where, earlier = (sources[int(one["source"])].where(int(one["number"])) for one in (record, first))
+        audio, earlier_audio = _audio_of(cut), _audio_of(self._cut_at(first))
+        detail = f"{audio}: the id {shortened(cut_id, _MAX_ID_IN_TEXT)!r} is taken by {earlier_audio} ({earlier})"
         reject = Reject(where, cut_id, "duplicate_id", detail).without_secrets()
         self._reject([reject])
         self._drawn_rejects.offer("duplicate_id", key_of(where), reject._replace(audio=span_of_cut(cut)))
@@ -277,6 +294,12 @@ class CorpusWriter:
             header = {"descr": descr, "fortran_order": False, "shape": shape}
             np.lib.format.write_array_header_1_0(file, header)
             yield file
+
+
+def _audio_of(cut: dict[str, Any]) -> str:
+    """Returns the path or URL of the audio of a cut for messages."""
+    sources = [source for source in cut["recording"].get("sources", ()) if cut["channel"] in source["channels"]]
+    return str(sources[0].get("source", "")) if sources else "a recording without a source"
 
 
 def _lines_of(drawn: KeyedDraw[int], records: Records) -> dict[str, list[int]]:

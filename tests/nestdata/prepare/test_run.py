@@ -809,3 +809,17 @@ for kilobytes in (4, 16, 64, 200, 400, 600, 700, 1000, 3000, 20000):
 def test_settings_out_of_range_are_errors_that_name_the_setting(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         PrepareConfig(**changes)
+
+
+def test_cuts_of_more_than_a_minute_are_counted_with_what_divides_them(tmp_path: Path) -> None:
+    rows = [{"audio_filepath": f"{i}.wav", "duration": seconds} for i, seconds in enumerate((60, 60.01, 1800, 5))]
+    manifest = write_jsonl(tmp_path / "m.json", rows)
+    report = prepare_corpus(manifest, tmp_path / "a.corpus", PrepareConfig(probe="missing"))
+    assert report.num_long == 2
+    (line,) = [note for note in report.notes if note.startswith("longer than a minute: 2 cuts, 0.52 h")]
+    assert "--window-seconds" in line
+    assert "--segment vad" in line
+    for more in ({"window_seconds": 120.0}, {"max_seconds": 60.0}):
+        config = PrepareConfig(probe="missing", **more)  # type: ignore[arg-type]
+        report = prepare_corpus(manifest, tmp_path / "b.corpus", config, overwrite=True)
+        assert not any(note.startswith("longer") for note in report.notes)

@@ -51,7 +51,7 @@ class _DetectedInput(NamedTuple):
 
     format: InputFormat
     folder: str
-    source: Callable[[str], Source]
+    source: Callable[[str], Source | Sequence[Source]]
 
 
 def _detect_input(given: GivenInput) -> _DetectedInput:
@@ -111,11 +111,13 @@ def open_sources(inputs: Sequence[Any], options: InputOptions) -> list[Source]:
     root = _common_root(detected.folder for detected in found if isinstance(detected, _DetectedInput))
     sources: list[Source] = []
     for detected in found:
-        source = detected.source(root) if isinstance(detected, _DetectedInput) else detected
-        if isinstance(source, AudioFiles) and sources and isinstance(sources[-1], AudioFiles):
-            sources[-1].named.extend(source.named)
+        opened = detected.source(root) if isinstance(detected, _DetectedInput) else detected
+        if isinstance(opened, AudioFiles) and sources and isinstance(sources[-1], AudioFiles):
+            sources[-1].named.extend(opened.named)
+        elif isinstance(opened, Sequence):
+            sources.extend(opened)
         else:
-            sources.append(source)
+            sources.append(opened)
     return sources
 
 

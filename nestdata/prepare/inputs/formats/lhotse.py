@@ -15,6 +15,7 @@ from nestdata.prepare.inputs.entry import Entry, check_command, seconds
 from nestdata.prepare.inputs.format import Format, GivenInput, Opened
 from nestdata.prepare.inputs.given import is_corpus, is_lhotse
 from nestdata.prepare.inputs.json_objects import ObjectSource
+from nestdata.prepare.inputs.labels import label_text
 from nestdata.prepare.inputs.lines import check_manifest, parse_object
 from nestdata.prepare.inputs.names import FileNames
 from nestdata.prepare.inputs.pointer import member_at
@@ -83,7 +84,9 @@ class LhotseManifest(ObjectSource):
         _check_recording(cut, where)
         cut["start"] = float(cut["start"])  # Lhotse's writers set the integer 0
         for label in cut["supervisions"]:
-            label |= {key: str(label[key]) for key in ("language", "speaker") if key in label}
+            label |= {key: label_text(label[key]) for key in ("text", "language", "speaker") if key in label}
+            for key in [key for key, value in label.items() if value is None]:
+                del label[key]
             if "alignment" in label:  # holds named tuples, which orjson does not write
                 label["alignment"] = {kind: [*map(list, items)] for kind, items in label["alignment"].items()}
         return cut

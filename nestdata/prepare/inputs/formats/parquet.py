@@ -8,9 +8,11 @@ import io
 import json
 import os
 import posixpath
+import re
+from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import partial
 from glob import glob, has_magic
@@ -23,9 +25,9 @@ from nestdata.prepare.inputs.audio_tars import AudioTars
 from nestdata.prepare.inputs.entry import AUDIO_SUFFIXES, Entry, cut_id_of, resolve
 from nestdata.prepare.inputs.format import Format, GivenInput, Opened
 from nestdata.prepare.inputs.listing import objects_below
-from nestdata.storage import is_url, parent, storage
+from nestdata.storage import is_url, join, name_of, parent, storage
 
-_SUFFIX = ".parquet"
+PARQUET_SUFFIX = ".parquet"
 # Rows that are decoded at a time. The memory is that of a row group, whose columns the reader decompresses as a whole.
 _ROWS_PER_BATCH = 64
 # Bits of an entry's number that count the rows of a file.
@@ -53,14 +55,15 @@ class ParquetFiles:
     stored_in: str
     """Path of the same folder once the corpus is in place."""
 
-    def items(self) -> Iterator[str]:
-        """Yields the locations of the files, sorted by name.
+    names: tuple[str, ...] = field(repr=False)
+    """Locations of the files, sorted. They are not pickled, because items name them."""
 
-        Raises:
-            ManifestError: There is no Parquet file.
-            StorageError: A folder cannot be listed.
-        """
-        yield from _parquet_files(self.path)
+    is_beside_audio: bool = False
+    """Whether the files are in a folder with audio files; one that cannot be opened is then a reject."""
+
+    def items(self) -> Iterator[str]:
+        """Yields the locations of the files, sorted by name."""
+        yield from self.names
 
     def files(self, item: str) -> list[str]:
         """Returns the Parquet file."""
@@ -76,6 +79,9 @@ class ParquetFiles:
         prefix = cut_id_of(item, self.root)
         tars = AudioTars(self.write_to, self.stored_in, number)
         with _open(item) as file, closing(tars):
+            if self.is_beside_audio and (problem := _why_not_opened(file, item)):
+                yield Entry(item, prefix, problem, number=number << _ROW_BITS)
+                return
             for row, audio, labels in _rows(file, item):
                 where = f"{item} (row {row})"
                 entry = partial(Entry, where, f"{prefix}/{row}", labels=labels, number=(number << _ROW_BITS) + row)
@@ -95,7 +101,11 @@ class ParquetFiles:
 
     def count(self) -> int | None:
         """Returns the number of files."""
-        return len(_parquet_files(self.path))
+        return len(self.names)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        values = (self.path, self.folder, self.root, self.write_to, self.stored_in, (), self.is_beside_audio)
+        return ParquetFiles, values
 
 
 class _Columns(NamedTuple):
@@ -105,40 +115,92 @@ class _Columns(NamedTuple):
     """Class names of each column that stores classes as numbers."""
 
 
-def _detect(given: GivenInput) -> bool:
-    """Returns whether an input is a Parquet file, a pattern of such files, or a folder that holds them and no audio.
+def _open_files(given: GivenInput) -> Opened:
+    folder, names = parquet_folder(given.path), _parquet_files(given.path)
+    if folder == given.location:
+        _check_splits(folder, names)
+    return folder, lambda root: ParquetFiles(given.path, folder, root, *given.folders("shards"), tuple(names))
+
+
+# `formats.folder` reads a folder of Parquet files, unless the format is given.
+FORMAT = Format("parquet", lambda given: str(given.path).lower().endswith(PARQUET_SUFFIX), _open_files)
+
+
+def parquet_in_folder(given: GivenInput, names: list[str], root: str, *, is_beside_audio: bool) -> ParquetFiles:
+    """Returns the source of the Parquet files in a folder.
+
+    Args:
+        given: The folder.
+        names: Locations of the files, sorted.
+        root: The folder that ids are relative to.
+        is_beside_audio: Whether the folder also holds audio files.
 
     Raises:
-        StorageError: A URL cannot be listed.
+        ManifestError: The files are of several splits of a data set.
     """
-    path = given.path
-    if str(path).lower().endswith(_SUFFIX):
-        return True
-    if isinstance(path, str):
-        names = [info.location.lower() for info in objects_below(path)] if path.endswith("/") else []
-        return any(name.endswith(_SUFFIX) for name in names) and not any(
-            name.endswith(AUDIO_SUFFIXES) for name in names
+    _check_splits(given.location, names)
+    return ParquetFiles(given.path, given.location, root, *given.folders("shards"), tuple(names), is_beside_audio)
+
+
+def parquet_beside_audio(names: list[str]) -> tuple[list[str], list[str]]:
+    """Divides Parquet files in a folder of audio into those that may hold audio, and those without an audio column.
+
+    A folder of audio often has a table of labels, such as `metadata.parquet`.
+    """
+    try:
+        from pyarrow import parquet
+    except ImportError:
+        return names, []
+    with_audio: list[str] = []
+    without: list[str] = []
+    for name in names:
+        try:
+            with _open(name) as file:
+                has_audio = bool(_audio_columns(parquet.ParquetFile(file).schema_arrow))
+        except Exception:  # the entries of the file say why
+            has_audio = True
+        (with_audio if has_audio else without).append(name)
+    return with_audio, without
+
+
+# Words by which `datasets` recognises the splits of a data set in the names of files and folders.
+_SPLITS = {
+    "train": "train", "training": "train",
+    "validation": "validation", "valid": "validation", "val": "validation", "dev": "validation",
+    "test": "test", "testing": "test", "eval": "test", "evaluation": "test",
+}  # fmt: skip
+_SPLIT = re.compile(rf"(?<![a-z])({'|'.join(sorted(_SPLITS, key=len, reverse=True))})(?![a-z])", re.IGNORECASE)
+
+
+def _check_splits(folder: str, names: list[str]) -> None:
+    """Raises ManifestError if the files in a folder are for training and for validation or tests.
+
+    Training on the test set of a data set must be a decision.
+    """
+    found: dict[str, list[str]] = defaultdict(list)
+    for name in names:
+        # The last word decides: that of the name of the file, rather than of a folder.
+        if words := _SPLIT.findall(name.removeprefix(folder)):
+            found[_SPLITS[words[-1].lower()]].append(name)
+    if len(found) > 1:
+        counts = ", ".join(f"{len(files)} of {split}" for split, files in sorted(found.items()))
+        example = min(found.get("train") or next(iter(found.values())))
+        pattern = join(parent(example), re.sub(r"\d+", "*", name_of(example)))
+        raise ManifestError(
+            f"{folder}: Parquet files of several splits ({counts}). Give those of one split, such as {pattern!r}, or "
+            "several patterns to take them together."
         )
-    return path.is_dir() and _first_suffix(path) == _SUFFIX
-
-
-def _open_files(given: GivenInput) -> Opened:
-    folder = parquet_folder(given.path)
-    return folder, lambda root: ParquetFiles(given.path, folder, root, *given.folders("shards"))
-
-
-FORMAT = Format("parquet", _detect, _open_files)
 
 
 def parquet_folder(path: Path | str) -> str:
     """Returns the absolute path or URL of the folder of an input: itself, or that of the file or pattern."""
     if isinstance(path, str):
         folder = path.rstrip("/")
-        while has_magic(folder) or folder.lower().endswith(_SUFFIX):
+        while has_magic(folder) or folder.lower().endswith(PARQUET_SUFFIX):
             folder = parent(folder)
         return folder
     folder = os.path.abspath(path)
-    while has_magic(folder) or os.path.isfile(folder) or folder.lower().endswith(_SUFFIX):
+    while has_magic(folder) or os.path.isfile(folder) or folder.lower().endswith(PARQUET_SUFFIX):
         folder = os.path.dirname(folder)
     return folder
 
@@ -146,13 +208,13 @@ def parquet_folder(path: Path | str) -> str:
 def _parquet_files(path: Path | str) -> list[str]:
     """Returns the sorted locations of the files of an input."""
     if isinstance(path, str):
-        if path.lower().endswith(_SUFFIX) and not has_magic(path):
+        if path.lower().endswith(PARQUET_SUFFIX) and not has_magic(path):
             return [path]
         names = [info.location for info in objects_below(parquet_folder(path))]
-        pattern = path if has_magic(path) else f"{path.rstrip('/')}/*{_SUFFIX}"
+        pattern = path if has_magic(path) else f"{path.rstrip('/')}/*{PARQUET_SUFFIX}"
         found = [name for name in names if fnmatchcase(name, pattern)]
     elif path.is_dir():
-        found = [os.path.abspath(file) for file in path.rglob(f"*{_SUFFIX}") if file.is_file()]
+        found = [os.path.abspath(file) for file in path.rglob(f"*{PARQUET_SUFFIX}") if file.is_file()]
     else:
         found = (
             [os.path.abspath(path)] if path.is_file() else list(map(os.path.abspath, glob(str(path), recursive=True)))
@@ -162,17 +224,6 @@ def _parquet_files(path: Path | str) -> list[str]:
     return sorted(found)
 
 
-def _first_suffix(folder: Path) -> str:
-    """Returns `.parquet` or the suffix of audio, whichever a walk through a folder finds first; empty for neither."""
-    for _, folders, files in os.walk(folder):
-        folders.sort()
-        for name in sorted(files):
-            suffix = os.path.splitext(name)[1].lower()
-            if suffix == _SUFFIX or suffix in AUDIO_SUFFIXES:
-                return suffix
-    return ""
-
-
 def _open(location: str) -> io.BufferedIOBase:
     if is_url(location):
         return storage().open_stream(location)
@@ -180,6 +231,16 @@ def _open(location: str) -> io.BufferedIOBase:
         return open(location, "rb")
     except OSError as error:
         raise ManifestError(f"{location}: cannot be read ({error.strerror}). Check the path.") from error
+
+
+def _why_not_opened(stream: io.BufferedIOBase, location: str) -> Unusable | None:
+    """Returns why no row of a Parquet file can be read; None if the first one can."""
+    try:
+        next(_rows(stream, location), None)
+    except (ConfigError, ManifestError) as error:
+        return Unusable("unreadable", str(error))
+    stream.seek(0)
+    return None
 
 
 def _rows(stream: io.BufferedIOBase, location: str) -> Iterator[tuple[int, dict[str, Any], dict[str, Any]]]:
@@ -215,7 +276,7 @@ def _rows(stream: io.BufferedIOBase, location: str) -> Iterator[tuple[int, dict[
 def _columns_of(schema: Any, location: str) -> _Columns:
     from pyarrow import types
 
-    audio = [field.name for field in schema if types.is_struct(field.type) and field.type.get_field_index("bytes") >= 0]
+    audio = _audio_columns(schema)
     if not audio:
         raise ManifestError(
             f"{location}: no column with audio, which is a struct of bytes and path, among {', '.join(schema.names)}."
@@ -231,6 +292,13 @@ def _columns_of(schema: Any, location: str) -> _Columns:
         if isinstance(features.get(name), dict) and features[name].get("_type") == "ClassLabel"
     }
     return _Columns(column, plain, classes)
+
+
+def _audio_columns(schema: Any) -> list[str]:
+    """Returns the names of the columns that are a struct with bytes."""
+    from pyarrow import types
+
+    return [field.name for field in schema if types.is_struct(field.type) and field.type.get_field_index("bytes") >= 0]
 
 
 def _check_audio_type(struct: Any, column: str) -> None:
@@ -268,7 +336,7 @@ def _labels(row: dict[str, Any], classes: dict[str, list[str]]) -> dict[str, Any
             if value is not None:
                 labels[name] = value
         elif value is not None and 0 <= value < len(classes[name]):
-            labels[name] = classes[name][value]
+            labels[name] = classes[name][int(value)]  # a float in a column with gaps
     return labels
 
 

@@ -12,6 +12,7 @@ from nestdata.errors import ManifestError
 from nestdata.prepare.inputs.audio import Unusable
 from nestdata.prepare.inputs.entry import AUDIO_KEYS, Entry, seconds
 from nestdata.prepare.inputs.format import Format, GivenInput, Opened
+from nestdata.prepare.inputs.labels import table_labels
 from nestdata.prepare.inputs.lines import LineSource, open_lines
 from nestdata.prepare.inputs.names import FileNames, entry_of_file, entry_of_slice, read_slice
 from nestdata.storage import join
@@ -87,7 +88,7 @@ class Table(LineSource):
             raise ManifestError(
                 f"{where}: {columns.names[columns.audio]} is {name[:80]!r}. Give the path of a file, or drop this line."
             )
-        labels = {label: row[index] for index, label in columns.labels if row[index]}
+        labels = table_labels({label: row[index] for index, label in columns.labels})
         if not columns.spans and (part := read_slice(self.names, name, where)):
             yield entry_of_slice(where, *part, self.root, labels=labels)._replace(number=line)
             return

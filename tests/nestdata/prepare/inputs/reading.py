@@ -15,6 +15,7 @@ from nestdata.prepare.inputs.audio import Unusable
 from nestdata.prepare.inputs.format import GivenInput
 from nestdata.prepare.inputs.formats import detect
 from nestdata.prepare.inputs.formats.detect import _DetectedInput, open_sources
+from nestdata.prepare.inputs.formats.folder import AudioFolder
 from tests.synthesis import hiss, write_audio
 
 
@@ -23,7 +24,9 @@ def detect_input(path: Path | str, form: InputFormat | None = None) -> _Detected
 
 
 def source_of(path: Path, form: InputFormat | None = None, **options: Any) -> Source:
-    (source,) = open_sources([path], InputOptions(format=form, **options))
+    """Returns the source of an input; of a folder of tars or Parquet files, not that which counts other files."""
+    found = open_sources([path], InputOptions(format=form, **options))
+    (source,) = [one for one in found if not isinstance(one, AudioFolder) or one.num_files or len(found) == 1]
     return source
 
 

@@ -225,7 +225,10 @@ def test_a_duplicate_names_its_source_and_position(tmp_path: Path) -> None:
         writer.add(collect([Item("a"), Item("b")]), 0)
         writer.add(collect([Item("c"), Item("b")], first=41), 1)
         writer.finish([NamedSource("first"), NamedSource("second")], 16000)
-        assert writer.first_reject == Reject("second:42", "b", "duplicate_id", "an earlier cut has the id 'b'")
+        assert writer.first_reject is not None
+        assert writer.first_reject[:3] == ("second:42", "b", "duplicate_id")
+        assert "'b' is taken by" in writer.first_reject.detail
+        assert "(first:2)" in writer.first_reject.detail
 
 
 def test_rejects_are_written_and_counted_in_input_order(tmp_path: Path) -> None:

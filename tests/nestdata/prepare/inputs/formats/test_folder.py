@@ -1,16 +1,26 @@
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow
 import pytest
+import soundfile
+from pyarrow import parquet
 
 from nestdata import Corpus, ManifestError, prepare_corpus
-from nestdata.prepare.inputs import Entry
+from nestdata.prepare.inputs import Entry, InputOptions, Source
 from nestdata.prepare.inputs.audio import File
+from nestdata.prepare.inputs.entry import AUDIO_SUFFIXES
+from nestdata.prepare.inputs.formats.detect import open_sources
+from nestdata.prepare.inputs.formats.folder import other_files, sorted_as_files
+from nestdata.storage import ObjectInfo
+from tests.nestdata.prepare.inputs.formats.test_parquet import write_parquet
 from tests.nestdata.prepare.inputs.reading import entries_of, prepared, some_audio, source_of
-from tests.synthesis import read_audio
+from tests.nestdata.prepare.inputs.shards import write_tar
+from tests.synthesis import hiss, read_audio, write_jsonl
 
 
 def ids_of(folder: Path) -> list[str]:
@@ -93,7 +103,7 @@ def test_samples_of_a_prepared_folder_equal_the_file(tmp_path: Path) -> None:
 def test_a_folder_without_audio_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "deep").mkdir()
     (tmp_path / "deep" / "notes.txt").touch()
-    with pytest.raises(ManifestError, match=r"no audio in this folder or its subfolders\. Looked for \.wav \.flac"):
+    with pytest.raises(ManifestError, match=r"no audio in this folder .* 1 of other kinds \(1 \.txt\)"):
         entries_of(tmp_path)
 
 
@@ -121,3 +131,94 @@ def test_a_folder_without_read_permission_is_an_error_that_names_it(
         ManifestError, match=r"a/secret: cannot be listed \(Permission denied\)\. Grant read permission, or move"
     ):
         entries_of(tmp_path)
+
+
+def write_all_kinds(folder: Path) -> None:
+    """Writes a folder with audio of many suffixes, a tar, Parquet files with and without audio, and other files."""
+    for suffix in ("wav", "au", "caf", "aifc", "oga", "w64", "voc", "mp2"):
+        form = {"aifc": "AIFF", "oga": "OGG", "mp2": "MP3"}.get(suffix, suffix.upper())
+        folder.mkdir(exist_ok=True)
+        with (folder / f"{suffix}-1.{suffix}").open("wb") as file:
+            soundfile.write(file, hiss(8000, len(suffix)), 16000, format=form)
+    content = some_audio(folder.parent / "t.wav").read_bytes()
+    write_tar(folder / "deep" / "h.tar", [("x.wav", content), ("x.txt", b"hello")])
+    write_parquet(folder / "rows.parquet", [{"bytes": content, "path": "t.wav"}])
+    parquet.write_table(pyarrow.table({"text": ["a"]}), folder / "metadata.parquet")
+    for name in ("a.txt", "B.TXT", "README", "c.x y", "._wav-1.wav", "__MACOSX/x.wav", ".DS_Store", "d.zip"):
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_bytes(b"\0\x05\x16\7")
+
+
+def test_a_folder_is_read_with_its_tars_and_parquet_files_and_the_rest_is_counted(tmp_path: Path) -> None:
+    write_all_kinds(tmp_path / "m")
+    report = prepare_corpus(tmp_path / "m", tmp_path / "m.corpus")
+    corpus = Corpus.open(tmp_path / "m.corpus")
+    lines = {corpus.line(row)["id"]: corpus.line(row) for row in range(len(corpus))}
+    names = ("wav", "au", "caf", "aifc", "oga", "w64", "voc", "mp2")
+    assert sorted(lines) == sorted([*(f"{name}-1" for name in names), "deep/x", "rows/0"])
+    assert lines["deep/x"]["supervisions"][0]["text"] == "hello"
+    assert report.rejected == {}
+    counts = {"hidden": 3, ".txt": 2, ".parquet": 1, ".zip": 1, "other": 1, "without suffix": 1}
+    assert report.other_files == counts
+    text = "not read: 9 files of other kinds (3 hidden, 2 .txt, 1 .parquet, 1 .zip, 1 other, 1 without suffix)"
+    assert text in report.notes
+    assert text in (tmp_path / "m.corpus" / "report.html").read_text()
+
+
+def test_the_parts_of_a_folder_are_what_they_are_alone(tmp_path: Path) -> None:
+    write_all_kinds(tmp_path / "m")
+    folder = tmp_path / "m"
+    together = open_sources([folder], InputOptions(write_to=tmp_path / "a", stored_in=tmp_path / "a"))
+    found = {entry.cut_id: entry.labels for source in together for entry in parsed(source)}
+    alone = entries_of(folder / "deep" / "h.tar") + entries_of(folder / "wav-1.wav")
+    assert found["deep/x"] == alone[0].labels == {"text": "hello"}
+    assert [source.count() for source in together] == [8, 1, 1]
+
+
+def parsed(source: Source) -> list[Entry]:
+    return [entry for number, item in enumerate(source.items(), 1) for entry in source.entries(number, item)]
+
+
+def test_common_formats_come_before_others_of_the_same_name(tmp_path: Path) -> None:
+    for name in ("a.aac", "a.wav", "b.mp4", "c.caf", "c.flac"):
+        (tmp_path / name).touch()
+    files = [Path(entry.where).name for entry in entries_of(tmp_path)]
+    assert files == ["a.wav", "c.flac", "a.aac", "b.mp4", "c.caf"]
+    objects = [ObjectInfo(f"s3://b/{name}", 1, None) for name in sorted(files)]
+    assert [info.location.rpartition("/")[2] for info in sorted_as_files(objects)] == files
+
+
+def test_a_file_that_no_decoder_reads_is_a_reject(tmp_path: Path) -> None:
+    some_audio(tmp_path / "m" / "a.wav")
+    (tmp_path / "m" / "film.mkv").write_bytes(b"\x1a\x45\xdf\xa3" + bytes(100))
+    (tmp_path / "m" / "b.parquet").write_bytes(b"PAR1")
+    cuts, rejects = prepared(tmp_path / "m")
+    assert list(cuts) == ["a"]
+    assert sorted((reject["cut_id"], reject["reason"]) for reject in rejects) == [
+        ("b", "unreadable"),
+        ("film", "unreadable"),
+    ]
+
+
+def test_a_second_file_of_a_name_is_rejected_with_both_paths(tmp_path: Path) -> None:
+    first, second = some_audio(tmp_path / "m" / "u.flac"), some_audio(tmp_path / "m" / "u.wav")
+    _, (reject,) = prepared(tmp_path / "m")
+    assert str(first) in reject["detail"]
+    assert reject["detail"].startswith(str(second))
+    lines = write_jsonl(tmp_path / "m.json", [{"audio_filepath": str(path)} for path in (first, second)])
+    _, (reject,) = prepared(lines)
+    assert (reject["where"], f"{first} ({lines}:1)" in reject["detail"]) == (f"{lines}:2", True)
+
+
+def test_few_kinds_of_other_files_are_told_apart(tmp_path: Path) -> None:
+    (tmp_path / "a.wav").touch()
+    for number in range(300):
+        (tmp_path / f"x.s{number}").touch()
+    (source,) = open_sources([tmp_path], InputOptions())
+    counts = other_files([source])
+    assert (sum(counts.values()), counts["other"], len(counts)) == (300, 200, 101)
+
+
+def test_the_documentation_lists_all_suffixes() -> None:
+    text = Path("docs/formats.md").read_text().partition("### Suffixes")[2].partition("### ")[0]
+    assert sorted(re.findall(r"`(\.\w+)`", text)) == sorted(AUDIO_SUFFIXES)

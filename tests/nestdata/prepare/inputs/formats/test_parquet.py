@@ -176,3 +176,58 @@ def test_a_path_with_a_null_character_is_missing(tmp_path: Path) -> None:
     write_parquet(tmp_path / "a.parquet", [embedded(hiss(8000, 1)), {"bytes": None, "path": "a\0b.wav"}])
     report = prepare_corpus([tmp_path / "a.parquet"], tmp_path / "speech.corpus")
     assert (report.num_cuts, report.rejected) == (1, {"missing": 1})
+
+
+def write_splits(folder: Path, *names: str) -> Path:
+    for number, name in enumerate(names):
+        write_parquet(folder / name, [embedded(hiss(8000, number))])
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("names", "counts", "pattern"),
+    [
+        (
+            (
+                "data/train-00000-of-00002.parquet",
+                "data/train-00001-of-00002.parquet",
+                "data/test-00000-of-00001.parquet",
+            ),
+            "1 of test, 2 of train",
+            "data/train-*-of-*.parquet",
+        ),
+        (("en/train/0000.parquet", "en/validation/0000.parquet"), "1 of train, 1 of validation", "en/train/*.parquet"),
+        (("LibriTTS_dev.parquet", "LibriTTS_test.clean.parquet"), "1 of test, 1 of validation", "LibriTTS_dev.parquet"),
+    ],
+)
+def test_a_folder_of_several_splits_is_an_error_that_names_the_pattern_of_one(
+    tmp_path: Path, names: tuple[str, ...], counts: str, pattern: str
+) -> None:
+    folder = write_splits(tmp_path / "set", *names)
+    with pytest.raises(ManifestError) as error:
+        prepare_corpus(folder, tmp_path / "a.corpus")
+    assert f"({counts})" in str(error.value)
+    found = str(error.value).split("such as '")[1].split("'")[0]
+    assert found.endswith(pattern)
+    # The remedy works, and so does taking all of them.
+    taken = [name for name in names if Path(folder, name).match(found)]
+    assert prepare_corpus(found, tmp_path / "a.corpus").num_cuts == len(taken)
+    every = [str(folder / name) for name in names]
+    assert prepare_corpus(every, tmp_path / "b.corpus").num_cuts == len(names)
+
+
+def test_parts_of_one_split_are_taken_together(tmp_path: Path) -> None:
+    names = ("train.clean.100-00000-of-00001.parquet", "train.other.500-00000-of-00001.parquet", "testament.parquet")
+    assert prepare_corpus(write_splits(tmp_path / "set", *names), tmp_path / "a.corpus").num_cuts == 3
+
+
+def test_a_column_of_classes_with_gaps_gives_their_names(tmp_path: Path) -> None:
+    features = {"language": {"names": ["en", "de"], "_type": "ClassLabel"}}
+    table = pyarrow.table(
+        {"audio": [embedded(hiss(8000, 0)), embedded(hiss(8000, 1))], "language": pyarrow.array([1.0, None])},
+        metadata={"huggingface": json.dumps({"info": {"features": features}})},
+    )
+    parquet.write_table(table, tmp_path / "p.parquet")
+    prepare_corpus(tmp_path / "p.parquet", tmp_path / "a.corpus")
+    corpus = Corpus.open(tmp_path / "a.corpus")
+    assert [[one.language for one in corpus[row].supervisions] for row in range(2)] == [["de"], []]

@@ -1,18 +1,31 @@
 import json
+import os
 import pickle
 import tarfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 
 from nestdata import ManifestError
-from nestdata.prepare.inputs import Entry
+from nestdata.prepare.inputs import Entry, InputOptions
 from nestdata.prepare.inputs.audio import Unusable
+from nestdata.prepare.inputs.formats import webdataset
+from nestdata.prepare.inputs.formats.detect import open_sources
+from nestdata.prepare.inputs.formats.folder import AudioFolder
+from nestdata.prepare.inputs.formats.webdataset import WebDataset
+from nestdata.prepare.inputs.shard import ForwardReader, OpenShard
+from nestdata.storage import ObjectInfo
 from tests.nestdata.prepare.inputs.reading import (
     content_or_reason,
     detail_of,
     detect_input,
     entries_of,
+    prepared,
     some_audio,
     source_of,
 )
@@ -21,7 +34,8 @@ from tests.nestdata.prepare.inputs.shards import write_tar
 
 def samples(folder: Path, *names: str) -> list[tuple[str, str]]:
     """Returns the id of each sample of a tar with these members, and its audio or the reason why it is rejected."""
-    return found_in(entries_of(write_tar(folder / "a.tar", [(name, name.encode()) for name in names])))
+    entries = entries_of(write_tar(folder / "a.tar", [(name, name.encode()) for name in names]))
+    return found_in(sorted(entries, key=lambda entry: entry.number or 0))  # as a corpus has them
 
 
 def found_in(entries: list[Entry]) -> list[tuple[str, str]]:
@@ -93,7 +107,7 @@ def test_patterns_folders_and_lists_of_tars_are_the_same_data_set(tmp_path: Path
 
 def test_the_format_is_detected_by_what_is_in_a_folder(tmp_path: Path) -> None:
     write_tar(tmp_path / "audio_0.tar", [("a.flac", b"")])
-    assert detect_input(tmp_path).format == "webdataset"
+    assert isinstance(source_of(tmp_path), WebDataset)
     (tmp_path / "tarred_audio_manifest.json").touch()
     with pytest.raises(
         ManifestError, match=r"tars beside tarred_audio_manifest\.json, as NeMo writes them\. Give a man"
@@ -101,7 +115,7 @@ def test_the_format_is_detected_by_what_is_in_a_folder(tmp_path: Path) -> None:
         detect_input(tmp_path)
     assert detect_input(tmp_path, "webdataset").format == "webdataset"
     some_audio(tmp_path / "b.wav")
-    assert detect_input(tmp_path).format == "folder"
+    assert [type(source) for source in open_sources([tmp_path], InputOptions())] == [AudioFolder, WebDataset]
 
 
 @pytest.mark.parametrize(
@@ -150,3 +164,84 @@ def test_labels_that_are_nested_too_deep_make_a_reject(tmp_path: Path) -> None:
     (entry,) = entries_of(write_tar(tmp_path / "a.tar", [("a.flac", b"a"), ("a.json", deep)]))
     assert content_or_reason(entry) == "unreadable"
     assert "recursion" in detail_of(entry)
+
+
+def latest(entries: list[Entry]) -> dict[int, Entry]:
+    """Returns the entries by number, as `ItemCollector` keeps them: a later one replaces an earlier one."""
+    return {entry.number or 0: entry for entry in entries}
+
+
+@given(names=st.permutations([f"{key}.{suffix}" for key in "abc" for suffix in ("flac", "json", "txt")]))
+@example(names=[f"{key}.{suffix}" for suffix in ("json", "txt", "flac") for key in "abc"])
+@example(names=[f"{key}.{suffix}" for suffix in ("flac", "json", "txt") for key in "abc"])
+@example(names=[f"{key}.{suffix}" for suffix in ("json", "flac", "txt") for key in "abc"])
+@settings(max_examples=50)
+def test_members_of_a_sample_are_joined_in_any_order(names: list[str]) -> None:
+    content = {"flac": "{}.flac", "json": '{{"speaker": "s{}"}}', "txt": "text of {}"}
+    members = [(name, content[name[2:]].format(name[0]).encode()) for name in names]
+    with TemporaryDirectory() as folder:
+        entries = latest(entries_of(write_tar(Path(folder, "t.tar"), members)))
+        found = {entry.cut_id: (entry.labels, content_or_reason(entry)) for entry in entries.values()}
+    expected = {key: ({"speaker": f"s{key}", "text": f"text of {key}"}, f"{key}.flac") for key in "abc"}
+    assert (found, len(entries)) == (expected, 3)
+
+
+def test_a_stream_is_read_twice_only_if_members_come_behind_their_audio(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = []
+
+    @contextmanager
+    def as_stream(location: str) -> Iterator[OpenShard]:
+        opened.append(location)
+        with open(location, "rb", buffering=0) as file:
+            yield OpenShard(ObjectInfo(location, os.path.getsize(location), "tag"), ForwardReader(file))
+
+    monkeypatch.setattr(webdataset, "open_shard", as_stream)
+    in_order = [
+        ("a.flac", b"1"),
+        ("a.txt", b"A"),
+        ("lost.txt", b"L"),
+        ("b.txt", b"B"),
+        ("c.flac", b"3"),
+        ("b.flac", b"2"),
+    ]
+    for members, times in ((in_order, 1), ([*in_order, ("c.txt", b"C")], 2)):
+        opened.clear()
+        tar = write_tar(tmp_path / "a.tar", members)
+        found = {entry.cut_id: entry for entry in latest(entries_of(tar)).values()}
+        assert len(opened) == times
+        labels = {key: entry.labels for key, entry in found.items()}
+        c = {"text": "C"} if times == 2 else {}
+        assert labels == {"a": {"text": "A"}, "lost": None, "b": {"text": "B"}, "c": c}
+        assert [content_or_reason(found[key]) for key in ("a", "b", "c", "lost")] == ["1", "2", "3", "no_such_member"]
+        assert detail_of(found["lost"]) == "a sample without audio: lost.txt"
+
+
+def test_members_that_cannot_wait_name_the_way_to_pack_the_tar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(webdataset, "_MAX_WAITING", 1200)
+    names = ["a.txt", "b.txt", "c.txt", "a.flac", "b.flac", "c.flac"]
+    entries = entries_of(write_tar(tmp_path / "a.tar", [(name, name.encode()) for name in names]))
+    (rejected,) = [entry for entry in entries if isinstance(entry.audio, Unusable)]
+    assert (rejected.cut_id, "--sort=name" in detail_of(rejected)) == ("c", True)
+    assert [(entry.cut_id, entry.labels) for entry in entries if entry is not rejected] == [
+        ("a", {"text": "a.txt"}),
+        ("b", {"text": "b.txt"}),
+        ("c", {}),
+    ]
+
+
+def test_labels_packed_before_all_audio_are_those_of_the_cuts(tmp_path: Path) -> None:
+    content = some_audio(tmp_path / "s.wav").read_bytes()
+    label = b'{"text": "hello", "lang": "en"}'
+    for number, suffixes in enumerate((("json", "wav"), ("wav", "json"))):
+        members = [(f"u{i}.{suffix}", label if suffix == "json" else content) for suffix in suffixes for i in range(3)]
+        cuts, rejects = prepared(write_tar(tmp_path / f"{number}.tar", members))
+        assert rejects == []
+        assert {
+            key: (cut["supervisions"][0]["text"], cut["supervisions"][0]["language"]) for key, cut in cuts.items()
+        } == {f"u{i}": ("hello", "en") for i in range(3)}
+
+
+def test_a_video_beside_its_sound_is_not_a_second_recording(tmp_path: Path) -> None:
+    assert samples(tmp_path, "a.mp4", "a.wav", "b.mp4") == [("a", "a.wav"), ("b", "b.mp4")]

@@ -1,0 +1,56 @@
+"""Labels as the values of inputs: which of them are missing, and what the others are as text."""
+
+import math
+import re
+from collections.abc import Mapping
+from typing import Any
+
+LABELS = {
+    "text": "text",
+    "sentence": "text",
+    "transcription": "text",
+    "lang": "language",
+    "language": "language",
+    "locale": "language",
+    "speaker": "speaker",
+    "speaker_id": "speaker",
+}
+"""Label names in the inputs, and the supervision fields that they become. Other values are kept as custom fields."""
+
+# Whole numbers above this are not exact as floats.
+_MAX_WHOLE = 1 << 53
+# How pandas and Python write a missing value into a table, and a whole number of a column with missing values.
+_NOT_A_NUMBER = frozenset({"nan", "NaN"})
+_WHOLE_FLOAT = re.compile(r"-?\d+\.0")
+# The language code of Min Nan Chinese (ISO 639-3).
+_MIN_NAN = "nan"
+
+
+def label_text(value: Any) -> str | None:
+    """Returns a label as text; None if it is missing, as NaN is, by which pandas marks missing values of any type.
+
+    A float that is a whole number is written without `.0`: pandas stores a column of integers with gaps as floats.
+    """
+    if isinstance(value, str) or value is None:
+        return value
+    if isinstance(value, float):
+        if not math.isfinite(value):
+            return None
+        if value.is_integer() and abs(value) < _MAX_WHOLE:
+            return str(int(value))
+    return str(value)
+
+
+def table_labels(fields: Mapping[str, str]) -> dict[str, str]:
+    """Returns the labels among the fields of a table, which are all text: without empty ones and `nan`.
+
+    Numbers of speakers lose `.0`, as by `label_text`. A text that is a number is kept as it is written, and so is the
+    language `nan`, which is Min Nan.
+    """
+    labels = {}
+    for name, value in fields.items():
+        kind = LABELS.get(name)
+        if not value or (value in _NOT_A_NUMBER and not (kind == "language" and value == _MIN_NAN)):
+            continue
+        labels[name] = value[:-2] if kind == "speaker" and _WHOLE_FLOAT.fullmatch(value) else value
+    return labels

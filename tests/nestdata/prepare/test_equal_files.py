@@ -1,0 +1,71 @@
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from nestdata import PrepareConfig, prepare_corpus
+from nestdata.prepare import equal_files
+from nestdata.prepare.progress import PrepareReport
+from tests.nestdata.prepare.inputs.shards import write_tar
+from tests.synthesis import hiss, write_audio
+
+
+def prepared(folder: Path, jobs: int = 1, **config: float) -> PrepareReport:
+    settings = PrepareConfig(probe="decode", **config)  # type: ignore[arg-type]
+    return prepare_corpus(folder, folder.with_suffix(".corpus"), settings, overwrite=True, jobs=jobs)
+
+
+def test_files_with_the_bytes_of_another_are_counted_and_kept(tmp_path: Path) -> None:
+    folder = tmp_path / "m"
+    first = write_audio(folder / "a.wav", hiss(16000, 1))
+    for name in ("b.wav", "deep/c.wav"):
+        (folder / name).parent.mkdir(exist_ok=True)
+        shutil.copy(first, folder / name)
+    shutil.copy(write_audio(folder / "d.flac", hiss(9000, 2)), folder / "e.flac")
+    other = hiss(16000, 1)
+    other[8000] += 0.1  # the same size and the same ends
+    write_audio(folder / "f.wav", other)
+    report = prepared(folder)
+    assert (report.num_cuts, report.num_equal_files) == (6, 3)
+    expected = f"byte-equal to another file: 3 files, such as {folder}/b.wav, a copy of {folder}/a.wav"
+    assert expected in report.notes
+    assert prepared(folder, jobs=2).notes == report.notes
+
+
+def test_windows_of_one_file_are_not_equal_files(tmp_path: Path) -> None:
+    write_audio(tmp_path / "m" / "a.wav", hiss(64000, 1))
+    report = prepared(tmp_path / "m", window_seconds=1.0)
+    assert (report.num_cuts, report.num_equal_files) == (4, 0)
+
+
+def test_members_of_tars_are_compared_by_checksum_and_then_by_content(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(equal_files, "_digest_of_ends", None)  # not called
+    content = [write_audio(tmp_path / f"{seed}.wav", hiss(8000, seed)).read_bytes() for seed in range(2)]
+    members = [("a.wav", content[0]), ("b.wav", content[1]), ("c.wav", content[0])]
+    write_tar(tmp_path / "m" / "t.tar", members)
+    report = prepared(tmp_path / "m")
+    assert (report.num_cuts, report.num_equal_files) == (3, 1)
+
+
+def test_equal_files_are_looked_for_only_if_audio_is_decoded(tmp_path: Path) -> None:
+    for name in "ab":
+        write_audio(tmp_path / "m" / f"{name}.wav", hiss(8000, 1))
+    report = prepare_corpus(tmp_path / "m", tmp_path / "m.corpus")
+    assert report.num_equal_files is None
+    assert "byte-equal files" in report.notes[0]
+
+
+def test_all_zero_audio_and_a_file_cut_off_behind_its_header_are_found_by_decoding(tmp_path: Path) -> None:
+    folder = tmp_path / "m"
+    write_audio(folder / "zero.wav", np.zeros(16000, np.float32))
+    write_audio(folder / "good.wav", hiss(16000, 0))
+    cut = write_audio(folder / "cut.flac", hiss(160000, 1))
+    cut.write_bytes(cut.read_bytes()[:100000])
+    report = prepare_corpus(folder, tmp_path / "m.corpus")
+    assert (report.num_cuts, report.rejected) == (3, {})
+    for word in ("headers only", "--probe decode", "cut off", "all-zero"):
+        assert word in report.notes[0]
+    assert prepared(folder).rejected == {"truncated": 1, "silent": 1}
