@@ -109,7 +109,8 @@ class _Steps:
         """
         costs = self._costs()
         num_places, width = costs.shape
-        totals, ends = [], []
+        totals: list[int] = []
+        ends: list[NDArray[np.int64]] = []
         # Least samples of all positions from each place on, in as many steps.
         rest = np.full(num_places + width, _IMPOSSIBLE)
         rest[num_places] = 0
