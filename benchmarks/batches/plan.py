@@ -28,6 +28,7 @@ import lhotse
 import numpy as np
 from lhotse import CutSet
 from lhotse.dataset.sampling import DynamicBucketingSampler
+from numpy.typing import NDArray
 
 from benchmarks.harness.arguments import benchmark_parser
 from benchmarks.harness.children import json_of, own_command
@@ -45,6 +46,7 @@ SECONDS = 240.0
 LHOTSE_BUCKETS = 30
 BUFFER = 20_000
 NUM_COMPARED = 400
+RATE = 16000
 
 
 def main() -> int:
@@ -79,6 +81,7 @@ def main() -> int:
         columns += ["open and first indices, s", "indices, median, µs", "memory of each further process, MB"]
         report.table(columns, map(_row, corpora.values()))
         _widths(report, corpora)
+        _small_corpora(report)
         _against_lhotse(report, corpora[sizes[-2]], corpora[sizes[1]])
     return 0
 
@@ -153,6 +156,46 @@ def _against_lhotse(report: Report, path: Path, small: Path) -> None:
         one process of one thread. Padding and balance of Lhotse are those of the first {num_steps} steps of
         {WORLD_SIZE} ranks.""")
     report.table(["what", *columns], zip(names, *columns.values(), strict=True))
+
+
+def _small_corpora(report: Report) -> None:
+    """Compares padding of small corpora with the least of any steps that have one shape each."""
+    report.section("Small corpora")
+    report.text(f"""Full microbatches would be mostly padding here, so steps hold fewer cuts. The least is that of any
+        steps whose {WORLD_SIZE} microbatches have one shape, found by dynamic programming. "One long recording" is 120
+        cuts of 5.5 to 12 s, half of them equally long, and one of 74 s.""")
+    lengths = {"120 cuts and one long recording": _one_long_recording(), "the 120 cuts": _one_long_recording()[:-1]}
+    lengths |= {f"{size:,} cuts, log-normal": _log_normal(size) for size in (100, 300, 1000, 2000, 4000, 10_000)}
+    rows = []
+    for name, cuts in lengths.items():
+        for seconds in (SECONDS, 2000.0):
+            config = PlanConfig(max_batch_seconds=seconds, microbatches_per_step=WORLD_SIZE)
+            summary = summarise_plan(BatchPlan(cuts, RATE, config), cuts, WORLD_SIZE)
+            least = 1 - int(cuts.sum()) / _least_samples(cuts[::-1].tolist(), round(seconds * RATE))
+            shares = (f"{100 * share:.2f} %" for share in (summary.padding, least, summary.budget_used))
+            rows.append([name, f"{seconds:g} s", f"{summary.steps_per_epoch}", *shares])
+    report.table(["corpus", "microbatch", "steps an epoch", "padding", "least padding", "budget used"], rows)
+
+
+def _one_long_recording() -> NDArray[np.int64]:
+    seconds = [5.5] * 56 + np.geomspace(5.6, 12, 64).tolist() + [74.0]
+    return (np.array(seconds) * RATE).astype(np.int64)
+
+
+def _log_normal(num_cuts: int) -> NDArray[np.int64]:
+    seconds = np.random.default_rng(0).lognormal(np.log(9), 0.6, num_cuts).clip(1, 40)
+    return np.sort(seconds * RATE).astype(np.int64)
+
+
+def _least_samples(longest_first: list[int], budget: int) -> int:
+    """Returns the least samples, padding included, by trying every number of cuts for every step."""
+    num_rows = -(-len(longest_first) // WORLD_SIZE)
+    least = [0] * (num_rows + 1)
+    for row in reversed(range(num_rows)):
+        longest = longest_first[row * WORLD_SIZE]
+        sizes = range(1, min(budget // longest, num_rows - row) + 1)
+        least[row] = min(size * WORLD_SIZE * longest + least[row + size] for size in sizes)
+    return least[0]
 
 
 def _seconds_to(path: Path, config: PlanConfig, step: int) -> float:
@@ -239,7 +282,7 @@ def _sampler(path: Path, rank: int, num_buckets: int) -> DynamicBucketingSampler
 
 def _widths(report: Report, corpora: dict[int, Path]) -> None:
     report.section("Width of buckets")
-    report.text("""`bucket_width` is the largest difference of the lengths in a bucket, as a share of the longest; 1/32
+    report.text("""`bucket_width` is the largest difference of the lengths in a bucket, as a share of the longest; 1/128
         is the default. Few cuts fill few buckets, so that narrower ones change little there.""")
     columns = ("cuts", "width", "buckets", "steps in a bucket, median", "steps an epoch", "padding", "budget used")
     widths = (1 / 32, 1 / 64, 1 / 128, 1 / 256)

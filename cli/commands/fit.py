@@ -30,7 +30,7 @@ from nestmodel.training.starting.launcher import check_main_address
 from nestmodel.training.starting.origin import is_first_rank
 from nestmodel.training.starting.ranks import check_start, take_ranks
 from nestmodel.training.starting.run_checks import check_precision
-from nestmodel.training.starting.run_summary import summarise_run
+from nestmodel.training.starting.run_summary import left_out_rows, summarise_run
 from nestmodel.training.starting.startup import watch_ranks
 
 from ..arguments.errors import UsageError
@@ -159,9 +159,16 @@ class _Cli(LightningCLI):
 
     def before_validate(self) -> None:
         self._check("validate")
+        self._print_left_out()
 
     def before_preflight(self) -> None:
         self._check("fit")
+        self._print_left_out()
+
+    def _print_left_out(self) -> None:
+        if self.trainer.is_global_zero:
+            for name, text in left_out_rows(cast(NestDataModule, self.datamodule)):
+                print(f"{name}: {text}", file=sys.stderr)
 
     def _check(self, stage: str) -> None:
         model, data = cast(NestModel, self.model), cast(NestDataModule, self.datamodule)

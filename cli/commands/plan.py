@@ -51,6 +51,7 @@ def plan_command(
 ) -> None:
     """Show the steps, padding and buckets of an epoch without reading audio."""
     from nestdata import BatchPlan, Corpora, draw_plan, summarise_plan
+    from nestdata.plan.summary import left_out_text
 
     from ..arguments.run_config import RunData
 
@@ -60,13 +61,16 @@ def plan_command(
     plan_config = run.plan_config(seed=seed, **plan)
     paths = run.corpus_paths(corpora)
     opened = Corpora.open(paths)
-    summary = summarise_plan(BatchPlan.of(opened, plan_config), opened.num_samples, world_size)
+    batch_plan = BatchPlan.of(opened, plan_config)
+    summary = summarise_plan(batch_plan, opened.num_samples, world_size)
     if picture:
         draw_plan(summary, picture)
     if as_json:
         print_json(asdict(summary))
     else:
         _print_summary(summary, paths)
+        if text := left_out_text(batch_plan):
+            console().print(f"left out: {text}")
 
 
 def _print_summary(summary: "PlanSummary", paths: list[Path]) -> None:

@@ -54,6 +54,7 @@ def preview(
     With --json, print the cut ids and the SHA-256 digest of every tensor.
     """
     from nestdata import MixConfig, batch_digest, preview_rows, write_preview
+    from nestdata.plan.summary import left_out_text
 
     from ..arguments.run_config import RunData
 
@@ -78,6 +79,8 @@ def preview(
         f"step {step} (epoch {batch.key.epoch}, {plan.steps_per_epoch} steps per epoch), "
         f"microbatch {batch.key.microbatch} of {plan.config.microbatches_per_step}"
     )
+    if text := left_out_text(plan):
+        out.print(f"left out of the plan: {text}")
     out.print(_table(preview_rows(batch, sampling_rate)))
     out.print(f"pictures and sound: {page}")
 

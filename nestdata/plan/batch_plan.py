@@ -9,6 +9,7 @@ import hashlib
 import json
 from bisect import bisect_right
 from collections.abc import Sequence
+from dataclasses import asdict
 from itertools import accumulate
 
 import numpy as np
@@ -17,15 +18,19 @@ from numpy.typing import NDArray
 from nestdata.corpus.corpora import Corpora, CorpusInput
 from nestdata.errors import ConfigError, PlanError
 from nestdata.notebook import html_table
+from nestdata.plan.budget import Budget, leave_out_long_cuts
 from nestdata.plan.config import PlanConfig
-from nestdata.plan.layout import Bucket, Budget, CutRange, Positions, check_fits, lay_out
+from nestdata.plan.layout import Bucket, CutRange, Positions, lay_out
 from nestdata.plan.lengths import Lengths, LengthsLike, as_lengths, check_ascending
 from nestdata.plan.mixture import num_positions, repeats_per_epoch
 from nestdata.plan.stages import Stages
 from nestdata.stateless_rng import Permutation, StatelessRng, derive_key
 
-ALGORITHM_VERSION = 2
+ALGORITHM_VERSION = 3
 """Part of the fingerprint: increase it with every change to which cuts a step holds."""
+
+# Number of cuts from which a substitute is drawn, if so many are short enough.
+_MIN_SUBSTITUTES = 32
 
 
 class BatchPlan:
@@ -33,11 +38,11 @@ class BatchPlan:
 
     Step numbers continue after the first epoch: `epoch = step // steps_per_epoch`, and every epoch has its own order.
     All microbatches of a step have the same number of cuts and the same padded length, unless
-    `PlanConfig.mixed_lengths` is set. In an epoch every cut is seen once; in addition, fewer than
-    `microbatches_per_step` short cuts, drawn anew in each epoch, are repeated to fill up the last group. Cuts of
-    weighted corpora are seen as often as `repeats_per_epoch` says, and equally often: within a bucket, no cut of a
-    corpus is seen again before all other cuts of that corpus have been seen. The same holds in the steps of mixture
-    stages, also across stages (`nestdata.plan.stages`).
+    `PlanConfig.mixed_lengths` is set. In an epoch every cut is seen once, except for those that no microbatch can hold
+    (`left_out`); in addition, fewer than `microbatches_per_step` short cuts, drawn anew in each epoch, are repeated to
+    fill up the last group. Cuts of weighted corpora are seen as often as `repeats_per_epoch` says, and equally often:
+    within a bucket, no cut of a corpus is seen again before all other cuts of that corpus have been seen. The same
+    holds in the steps of mixture stages, also across stages (`nestdata.plan.stages`).
 
     Args:
         num_samples: Length of every cut in samples, ascending, as an array or list of integers of any type; for several
@@ -50,7 +55,8 @@ class BatchPlan:
 
     Raises:
         PlanError: The lengths are not integers, not one-dimensional, negative or not ascending; or there are no cuts,
-            fewer cuts than microbatches in a step, or a cut longer than the budget.
+            fewer cuts than microbatches in a step, or more than a tenth of the audio is in cuts that no microbatch can
+            hold.
         ConfigError: The number of weights or of languages is not the number of corpora.
     """
 
@@ -61,6 +67,17 @@ class BatchPlan:
         self.config = config
         self.sampling_rate = sampling_rate
         self.min_samples = round(config.min_audio_seconds * sampling_rate)
+        self.budget = Budget(
+            limit=round(config.max_batch_seconds * sampling_rate),
+            quadratic_samples=round(config.quadratic_seconds * sampling_rate) if config.quadratic_seconds else None,
+            max_cuts=config.max_cuts,
+            microbatches=config.microbatches_per_step,
+        )
+        first_indices = list(accumulate(map(len, corpora[:-1]), initial=0))
+        content = content or _digest(b"".join(np.ascontiguousarray(lengths).tobytes() for lengths in corpora))
+        corpora, self.left_out = leave_out_long_cuts(corpora, sampling_rate, self.budget, self.min_samples)
+        """The cuts that no microbatch can hold."""
+
         self.repeats_per_epoch = repeats_per_epoch(corpora, config, config.languages, "plan")
         """How often each cut of each corpus is seen in an epoch, on average, before the first mixture stage."""
 
@@ -70,13 +87,6 @@ class BatchPlan:
         }
         """The same for each mixture stage, by its first step, in as many hours as all corpora together have."""
 
-        self.budget = Budget(
-            limit=round(config.max_batch_seconds * sampling_rate),
-            quadratic_samples=round(config.quadratic_seconds * sampling_rate) if config.quadratic_seconds else None,
-            max_cuts=config.max_cuts,
-            microbatches=config.microbatches_per_step,
-        )
-        first_indices = list(accumulate(map(len, corpora[:-1]), initial=0))
         self.buckets = tuple(self._lay_out(corpora, first_indices))
         self._first_groups = [bucket.first_group for bucket in self.buckets]
         self.steps_per_epoch = self.buckets[-1].first_group + self.buckets[-1].num_groups
@@ -89,7 +99,6 @@ class BatchPlan:
             mixed_lengths=config.mixed_lengths,
             seed=config.seed,
         )
-        content = content or _digest(b"".join(np.ascontiguousarray(lengths).tobytes() for lengths in corpora))
         self.first_fingerprint = self._make_fingerprint(content, {})
         """Identifies the plan without its mixture stages."""
 
@@ -155,10 +164,17 @@ class BatchPlan:
             attempt: Number of earlier substitutes that were unusable as well; 0 at first.
         """
         epoch, number = self.epoch(step), self._bucket_number(step, microbatch)
-        bucket = self.buckets[number]
-        rng = StatelessRng(self.config.seed, "substitute", step, microbatch, position, attempt)
-        drawn = np.array([rng.below(bucket.num_cuts)])
-        return int(self._indices_at(bucket.cut_ranges, drawn, epoch, number)[0])
+        # Cuts of the bucket, and if they are few, of the next buckets, which are shorter.
+        num_cuts = self.buckets[number].num_cuts
+        for bucket in self.buckets[number + 1 :]:
+            if num_cuts >= _MIN_SUBSTITUTES:
+                break
+            num_cuts += bucket.num_cuts
+        drawn = StatelessRng(self.config.seed, "substitute", step, microbatch, position, attempt).below(num_cuts)
+        while drawn >= self.buckets[number].num_cuts:
+            drawn -= self.buckets[number].num_cuts
+            number += 1
+        return int(self._indices_at(self.buckets[number].cut_ranges, np.array([drawn]), epoch, number)[0])
 
     def epoch(self, step: int) -> int:
         """Returns the epoch that a step belongs to, counted from 0."""
@@ -218,7 +234,6 @@ class BatchPlan:
         return html_table("BatchPlan", rows.items())
 
     def _lay_out(self, corpora: Sequence[Lengths], first_indices: Sequence[int]) -> list[Bucket]:
-        check_fits(corpora, self.sampling_rate, self.budget, self.min_samples)
         positions = [
             Positions(lengths, num_positions(lengths, repeats), first_index, self.min_samples)
             for lengths, repeats, first_index in zip(corpora, self.repeats_per_epoch, first_indices, strict=True)
@@ -226,7 +241,7 @@ class BatchPlan:
         ]
         if (total := sum(each.end for each in positions)) < self.config.microbatches_per_step:
             raise PlanError(
-                f"there are {total} cuts, fewer than plan.microbatches_per_step "
+                f"there are {total} cuts that fit into a microbatch, fewer than plan.microbatches_per_step "
                 f"({self.config.microbatches_per_step}), so that a step cannot give every microbatch a cut. Lower "
                 "microbatches_per_step, or add data."
             )
@@ -234,9 +249,7 @@ class BatchPlan:
 
     def _make_fingerprint(self, content: str, stage_repeats: dict[int, list[float]]) -> str:
         # 240 and 240.0 seconds are the same setting but different text.
-        settings = {
-            name: float(v) if name.endswith("_seconds") and v else v for name, v in self.config.recorded().items()
-        }
+        settings = {name: float(v) if name.endswith("_seconds") and v else v for name, v in asdict(self.config).items()}
         # Weights and temperatures affect the plan only through the repeats that they lead to.
         for name in ("languages", "language_temperature", "stages"):
             settings.pop(name, None)

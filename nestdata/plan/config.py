@@ -2,14 +2,11 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
-from typing import Any, Protocol, runtime_checkable
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
 
 from nestdata.config_checks import require, require_at_least
 from nestdata.field_docs import with_field_docs
-
-# Options that the first plans did not have.
-_NEWER = ("bucket_width", "mixed_lengths", "languages", "language_temperature", "stages")
 
 
 @runtime_checkable
@@ -104,11 +101,12 @@ class PlanConfig:
 
     None sets no limit besides the budget."""
 
-    bucket_width: float = 1 / 32
+    bucket_width: float = 1 / 128
     """Largest difference of lengths in a bucket.
 
     It is a share of the longest cut in the bucket. Narrower buckets have less padding and fewer cuts; they are widened
-    up to 1/8 where fewer than four steps would share a bucket. Without effect if `num_shapes` is set."""
+    up to 1/8 where fewer than four steps would share a bucket. Without effect if `num_shapes` is set, and on corpora
+    that fill fewer than 128 steps."""
 
     num_shapes: int | None = None
     """Number of padded lengths, for compiled kernels.
@@ -161,11 +159,3 @@ class PlanConfig:
         require(is_positive, "plan.quadratic_seconds", self.quadratic_seconds, f"{positive}, or none")
         check_mixture(self, self.languages, "plan")
         check_stages(self.stages, self.languages)
-
-    def recorded(self) -> dict[str, Any]:
-        """Returns the settings by name, as fingerprints and checkpoints hold them.
-
-        Newer options are left out if they have their defaults: fingerprints and checkpoints from before stay valid.
-        """
-        is_changed = {field.name: getattr(self, field.name) != field.default for field in fields(self)}
-        return {name: getattr(self, name) for name in is_changed if is_changed[name] or name not in _NEWER}

@@ -9,22 +9,24 @@ import math
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import groupby
 
 import numpy as np
 from numpy.typing import NDArray
 
-from nestdata.errors import PlanError
+from nestdata.plan.budget import Budget
+from nestdata.plan.least_padding import FILLERS_PER_POSITION, MAX_STEPS, Epoch, fewest_steps
 from nestdata.plan.lengths import Lengths
 
 # If a bucket of the chosen width would have fewer than four groups, it may span lengths down to 7/8 to reach four. With
 # one group per bucket, the same cuts would be in the same step in every epoch.
 _WIDE = 8
 _WANTED_GROUPS = 4
-# Fillers, the repeated cuts of the last step, are drawn from four times as many positions as they fill, so that no cut
-# is repeated in every epoch.
-_FILLERS_PER_POSITION = 4
 # Number of lengths that are considered as upper ends of fixed shapes.
 _SHAPE_CANDIDATES = 256
+# Lengths that are read at a time; all of them may not fit into memory.
+_READ_AT_A_TIME = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,65 +61,6 @@ class Bucket:
     """Optimizer steps that the bucket fills in each epoch."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Budget:
-    """Limit for the cost of a microbatch; a cut of n samples costs n + n² / quadratic_samples."""
-
-    limit: int
-    quadratic_samples: int | None
-    max_cuts: int | None
-    microbatches: int
-    """Microbatches of an optimizer step."""
-
-    def cost(self, num_samples: int) -> int:
-        """Returns the cost of a cut, in samples."""
-        return num_samples + (num_samples**2 // self.quadratic_samples if self.quadratic_samples else 0)
-
-    def num_cuts(self, num_samples: int) -> int:
-        """Returns how many cuts of a length fit into a microbatch."""
-        return min(self.limit // self.cost(num_samples), self.max_cuts or self.limit)
-
-    def longest_of(self, num_cuts: int) -> int:
-        """Returns the greatest length at which `num_cuts` cuts fit into a microbatch, or 0 if that many never fit."""
-        if self.max_cuts and num_cuts > self.max_cuts:
-            return 0
-        each, q = self.limit // num_cuts, self.quadratic_samples
-        if not q:
-            return each
-        longest = (math.isqrt(q * q + 4 * q * each) - q) // 2
-        return longest + 1 if self.cost(longest + 1) <= each else longest
-
-
-def check_fits(corpora: Sequence[Lengths], rate: int, budget: Budget, min_samples: int) -> None:
-    """Raises PlanError if there are no cuts, or if a cut is longer than a microbatch allows.
-
-    Args:
-        corpora: Lengths of the cuts of each corpus in samples, ascending.
-        rate: Sampling rate in Hz.
-        budget: Largest cost of a microbatch.
-        min_samples: Length to which shorter cuts are extended.
-    """
-    num_cuts = sum(map(len, corpora))
-    if num_cuts == 0:
-        raise PlanError("the corpus is empty: there is nothing to plan. Prepare it from a manifest with usable audio.")
-    longest_allowed = budget.longest_of(1)
-    longest = max(int(lengths[-1]) for lengths in corpora if len(lengths))
-    if longest > longest_allowed:
-        num_fitting = sum(int(np.searchsorted(lengths, longest_allowed, side="right")) for lengths in corpora)
-        counted = ", quadratic term included" if budget.quadratic_samples else ""
-        seconds = f"{longest_allowed / rate:g}"
-        raise PlanError(
-            f"{num_cuts - num_fitting} of {num_cuts} cuts are longer than plan.max_batch_seconds allows "
-            f"({seconds} s{counted}); the longest lasts {longest / rate:.1f} s. Raise max_batch_seconds, "
-            f"or prepare the corpus with --max-seconds {seconds} or --window-seconds {seconds}."
-        )
-    if min_samples > longest_allowed:
-        raise PlanError(
-            f"plan.min_audio_seconds is {min_samples / rate:g} s, more than a microbatch holds "
-            f"({longest_allowed / rate:g} s). Lower it, or raise max_batch_seconds."
-        )
-
-
 class Positions:
     """The positions of one corpus, ordered by length. Those below `end`, the shortest ones, are not yet in a bucket.
 
@@ -134,6 +77,18 @@ class Positions:
         self._num_positions = num_positions
         self._first_index = first_index
         self._min_samples = min_samples
+
+    def restore(self) -> None:
+        """Puts all positions back."""
+        self.end = self._num_positions
+
+    def num_samples(self) -> int:
+        """Returns the samples of all positions, without padding. A cut counts as often as it is shown, on average."""
+        num_samples = sum(
+            int(np.maximum(self._lengths[start : start + _READ_AT_A_TIME], self._min_samples).sum())
+            for start in range(0, len(self._lengths), _READ_AT_A_TIME)
+        )
+        return num_samples * self._num_positions // len(self._lengths)
 
     def length(self, position: int) -> int:
         """Returns the length of a position: that of the longest cut that it may show."""
@@ -174,7 +129,7 @@ class Positions:
 
 
 def lay_out(corpora: Sequence[Positions], budget: Budget, bucket_width: float, num_shapes: int | None) -> list[Bucket]:
-    """Returns the buckets of an epoch, longest cuts first, and sets every `end` to 0.
+    """Returns the buckets of an epoch, longest cuts first; the positions are taken.
 
     Every bucket is a whole number of groups of `budget.microbatches` microbatches each.
 
@@ -184,26 +139,77 @@ def lay_out(corpora: Sequence[Positions], budget: Budget, bucket_width: float, n
         bucket_width: Largest difference of the lengths in a bucket, as a share of its longest cut.
         num_shapes: Number of fixed shapes; None pads to the longest cut of each bucket.
     """
-    edges = _shape_edges(corpora, budget, num_shapes) if num_shapes else None
+    if num_shapes:
+        return _with_shapes(corpora, budget, num_shapes)
+    buckets = _full(corpora, budget, bucket_width)
+    if buckets[-1].first_group + buckets[-1].num_groups >= MAX_STEPS:
+        return buckets
+    for positions in corpora:
+        positions.restore()
+    epoch = Epoch(
+        num_positions=_num_remaining(corpora),
+        num_samples=sum(positions.num_samples() for positions in corpora),
+        longest_after=partial(_longest_after, corpora),
+    )
+    full = sum(bucket.num_groups * bucket.cuts_per_microbatch * bucket.padded_samples for bucket in buckets)
+    steps = fewest_steps(epoch, budget, full * budget.microbatches)
+    return buckets if steps is None else _with_steps(corpora, budget, steps)
+
+
+def _full(corpora: Sequence[Positions], budget: Budget, bucket_width: float) -> list[Bucket]:
+    """Returns buckets of microbatches that have as many cuts as the budget allows."""
     buckets: list[Bucket] = []
     while remaining := _num_remaining(corpora):
         longest = max(positions.longest() for positions in corpora)
         size = budget.num_cuts(longest)
-        group = budget.microbatches * size
-        if edges is None:
-            num_groups = _num_groups(corpora, longest, size, budget, bucket_width)
-        else:
-            below = edges[bisect_left(edges, longest) - 1] if longest > edges[0] else 0
-            num_groups = -(-(remaining - _up_to(corpora, below)) // group)
-        if remaining < group and (edges is None or not buckets):
+        num_groups = _num_groups(corpora, longest, size, budget, bucket_width)
+        if remaining < budget.microbatches * size:
             size, num_groups = -(-remaining // budget.microbatches), 1  # the last positions fill one smaller group
-        num_positions = num_groups * budget.microbatches * size
-        num_cuts = min(num_positions, remaining)
-        fillers, longest = _fillers(corpora, num_positions - num_cuts, longest, budget.longest_of(size))
-        first_group = buckets[-1].first_group + buckets[-1].num_groups if buckets else 0
-        cut_ranges = _take(corpora, num_cuts)
-        buckets.append(Bucket(cut_ranges, num_cuts, fillers, size, longest, first_group, num_groups))
+        buckets.append(_take_bucket(corpora, budget, buckets, size, num_groups))
     return buckets
+
+
+def _with_shapes(corpora: Sequence[Positions], budget: Budget, num_shapes: int) -> list[Bucket]:
+    """Returns buckets of full microbatches, each of which has one of `num_shapes` lengths."""
+    edges = _shape_edges(corpora, budget, num_shapes)
+    buckets: list[Bucket] = []
+    while remaining := _num_remaining(corpora):
+        longest = max(positions.longest() for positions in corpora)
+        size = budget.num_cuts(longest)
+        below = edges[bisect_left(edges, longest) - 1] if longest > edges[0] else 0
+        num_groups = -(-(remaining - _up_to(corpora, below)) // (budget.microbatches * size))
+        if remaining < budget.microbatches * size and not buckets:
+            size, num_groups = -(-remaining // budget.microbatches), 1
+        buckets.append(_take_bucket(corpora, budget, buckets, size, num_groups))
+    return buckets
+
+
+def _with_steps(corpora: Sequence[Positions], budget: Budget, steps: Sequence[tuple[int, int]]) -> list[Bucket]:
+    """Returns buckets of the given steps: cuts per microbatch and length of each, longest cuts first."""
+    buckets: list[Bucket] = []
+    for (size, _), equal_steps in groupby(steps):
+        buckets.append(_take_bucket(corpora, budget, buckets, size, len(list(equal_steps))))
+    return buckets
+
+
+def _take_bucket(
+    corpora: Sequence[Positions], budget: Budget, buckets: Sequence[Bucket], size: int, num_groups: int
+) -> Bucket:
+    """Takes the longest remaining positions for the bucket that follows `buckets`.
+
+    Args:
+        corpora: The positions of each corpus.
+        budget: Largest cost of a microbatch.
+        buckets: The buckets before this one.
+        size: Cuts per microbatch.
+        num_groups: Number of groups; those of the last bucket may have more positions than remain.
+    """
+    remaining, longest = _num_remaining(corpora), max(positions.longest() for positions in corpora)
+    num_positions = num_groups * budget.microbatches * size
+    num_cuts = min(num_positions, remaining)
+    fillers, longest = _fillers(corpora, num_positions - num_cuts, longest, budget.longest_of(size))
+    first_group = buckets[-1].first_group + buckets[-1].num_groups if buckets else 0
+    return Bucket(_take(corpora, num_cuts), num_cuts, fillers, size, longest, first_group, num_groups)
 
 
 def _num_groups(corpora: Sequence[Positions], longest: int, size: int, budget: Budget, bucket_width: float) -> int:
@@ -221,9 +227,7 @@ def _take(corpora: Sequence[Positions], count: int) -> tuple[CutRange, ...]:
     if len(corpora) == 1:
         starts = [corpora[0].end - count]
     else:
-        remaining = _num_remaining(corpora)
-        longest = max(positions.longest() for positions in corpora)
-        length = bisect_left(range(longest), True, key=lambda n: remaining - _up_to(corpora, n) <= count)
+        remaining, length = _num_remaining(corpora), _longest_after(corpora, count)
         starts = [positions.up_to(length) for positions in corpora]
         missing = count - (remaining - sum(starts))
         for i in reversed(range(len(corpora))):
@@ -254,7 +258,7 @@ def _fillers(
     """
     if not count:
         return (), longest
-    wanted = _FILLERS_PER_POSITION * count
+    wanted = FILLERS_PER_POSITION * count
     length = bisect_left(
         range(max_length), wanted, key=lambda n: sum(positions.up_to(n, taken=True) for positions in corpora)
     )
@@ -282,6 +286,14 @@ def _shape_edges(corpora: Sequence[Positions], budget: Budget, num_shapes: int) 
     for choice in reversed(choices):
         chosen.append(int(choice[chosen[-1]]))
     return sorted({int(edges[i]) for i in chosen})
+
+
+def _longest_after(corpora: Sequence[Positions], count: int) -> int:
+    """Returns the length of the longest position that remains after the `count` longest ones are taken."""
+    if len(corpora) == 1:
+        return corpora[0].length(corpora[0].end - count - 1)
+    remaining, longest = _num_remaining(corpora), max(positions.longest() for positions in corpora)
+    return bisect_left(range(longest), True, key=lambda n: remaining - _up_to(corpora, n) <= count)
 
 
 def _up_to(corpora: Sequence[Positions], num_samples: int) -> int:

@@ -1,6 +1,6 @@
 """Summary of an epoch of a plan, from lengths alone: steps, padding, use of the budget, and balance of the ranks."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,6 +13,9 @@ from nestdata.plan.lengths import Lengths, LengthsLike, as_lengths
 
 # Number of steps in which the loads of the ranks are compared.
 _STEPS_COMPARED = 100
+# Padding of an epoch, and share of it in one bucket, from which on the longest cut of that bucket is named.
+_MUCH_PADDING = 0.05
+_MOST_PADDING = 0.25
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -30,6 +33,12 @@ class BucketSummary:
 
     padding: float
     """Padding as a share of all samples."""
+
+    share_of_padding: float
+    """Share of the padding of the epoch that is in these steps."""
+
+    longest_index: int
+    """Index of a cut of the longest length."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -86,6 +95,12 @@ class PlanSummary:
     num_shapes: int
     """Number of different batch shapes."""
 
+    num_left_out: int
+    """Cuts that are in no step, because no microbatch can hold them."""
+
+    hours_left_out: float
+    """Hours of audio in these cuts."""
+
     fingerprint: str
     """`BatchPlan.fingerprint`."""
 
@@ -105,11 +120,12 @@ def summarise_plan(plan: BatchPlan, num_samples: LengthsLike, world_size: int) -
     Raises:
         ConfigError: The world size does not divide the microbatches of a step.
     """
-    lengths = _CorpusLengths(num_samples, plan.min_samples)
+    lengths = _CorpusLengths(num_samples, plan)
     microbatches, rate = plan.config.microbatches_per_step, plan.sampling_rate
     positions = [bucket.num_groups * microbatches * bucket.cuts_per_microbatch for bucket in plan.buckets]
     real = [_real_samples(bucket, number, lengths) for bucket, number in zip(plan.buckets, positions, strict=True)]
     padded = [bucket.padded_samples * number for bucket, number in zip(plan.buckets, positions, strict=True)]
+    all_padding = max(1, sum(padded) - sum(real))
     costs = [bucket.cuts_per_microbatch * plan.budget.cost(bucket.padded_samples) for bucket in plan.buckets]
     groups = [bucket.num_groups for bucket in plan.buckets]
     buckets = tuple(
@@ -120,6 +136,8 @@ def summarise_plan(plan: BatchPlan, num_samples: LengthsLike, world_size: int) -
             num_steps=bucket.num_groups,
             hours=real[i] / rate / 3600,
             padding=1 - real[i] / padded[i],
+            share_of_padding=(padded[i] - real[i]) / all_padding,
+            longest_index=lengths.longest_index(bucket.cut_ranges),
         )
         for i, bucket in enumerate(plan.buckets)
     )
@@ -132,10 +150,43 @@ def summarise_plan(plan: BatchPlan, num_samples: LengthsLike, world_size: int) -
         budget_used=float(np.average(costs, weights=groups)) / plan.budget.limit,
         cost_spread=_cost_spread(plan, world_size),
         num_shapes=len({(bucket.cuts_per_microbatch, bucket.padded_samples) for bucket in plan.buckets}),
+        num_left_out=plan.left_out.num_cuts,
+        hours_left_out=plan.left_out.num_samples / rate / 3600,
         fingerprint=plan.fingerprint,
         corpora=_corpora(plan, lengths),
         buckets=buckets,
         stages=_stages(plan, lengths),
+    )
+
+
+def left_out_text(plan: BatchPlan) -> str | None:
+    """Returns which cuts are left out of a plan and how to keep them, for a person; None if no cut is."""
+    left_out = plan.left_out
+    if not left_out.num_cuts:
+        return None
+    cuts, them = ("1 cut", "it") if left_out.num_cuts == 1 else (f"{left_out.num_cuts:,} cuts", "them")
+    length, limit = left_out.num_samples / plan.sampling_rate, f"{left_out.longest_allowed / plan.sampling_rate:g}"
+    duration = f"{length:.0f} s" if length < 360 else f"{length / 3600:,.2f} h"
+    return (
+        f"{cuts}, {duration}, longer than the {limit} s that a microbatch holds. To keep {them}, raise "
+        f"max_batch_seconds, or prepare the corpus with --window-seconds {limit} or --segment vad"
+    )
+
+
+def padding_text(summary: PlanSummary, id_of: Callable[[int], str]) -> str:
+    """Returns how much padding a plan has, and the cut that causes most of it if that is much, for a person.
+
+    Args:
+        summary: Result of `summarise_plan`.
+        id_of: Returns the id of the cut of an index.
+    """
+    text = f"{100 * summary.padding:.1f} %"
+    worst = max(summary.buckets, key=lambda bucket: bucket.share_of_padding)
+    if summary.padding < _MUCH_PADDING or worst.share_of_padding < _MOST_PADDING:
+        return text
+    return (
+        f"{text}; {100 * worst.share_of_padding:.0f} % of it where cuts are padded to the {worst.longest_s:.1f} s of "
+        f"{id_of(worst.longest_index)!r}"
     )
 
 
@@ -176,12 +227,15 @@ def draw_plan(summary: PlanSummary, path: str | Path) -> None:
 
 
 class _CorpusLengths:
-    """Lengths of the cuts of all corpora, looked up by cut range."""
+    """Lengths of the cuts of all corpora that are in a plan, looked up by cut range."""
 
-    def __init__(self, num_samples: LengthsLike, min_samples: int) -> None:
-        self._lengths = as_lengths(num_samples)
-        self.first_indices = np.cumsum([0, *(len(lengths) for lengths in self._lengths)])
-        self._min_samples = min_samples
+    def __init__(self, num_samples: LengthsLike, plan: BatchPlan) -> None:
+        corpora = as_lengths(num_samples)
+        self.first_indices = np.cumsum([0, *(len(lengths) for lengths in corpora)])
+        longest = plan.left_out.longest_allowed
+        self._lengths = [lengths[: int(np.searchsorted(lengths, longest, "right"))] for lengths in corpora]
+        self.sizes = [len(lengths) for lengths in self._lengths]
+        self._min_samples = plan.min_samples
 
     def corpus(self, cuts: CutRange) -> int:
         """Returns the number of the corpus that cuts belong to."""
@@ -194,6 +248,11 @@ class _CorpusLengths:
     def total(self, corpus: int) -> int:
         """Returns the length of all cuts of a corpus, counted in the same way."""
         return self._sum(self._lengths[corpus])
+
+    def longest_index(self, cut_ranges: Sequence[CutRange]) -> int:
+        """Returns the index of the longest cut of several ranges."""
+        longest = max(cut_ranges, key=lambda cuts: int(self._of(cuts)[-1]))
+        return longest.first_index + longest.num_cuts - 1
 
     def shortest(self, cuts: CutRange) -> int:
         return max(int(self._of(cuts)[0]), self._min_samples)
@@ -247,7 +306,7 @@ def _corpora(plan: BatchPlan, lengths: _CorpusLengths) -> tuple[CorpusSummary, .
 def _stages(plan: BatchPlan, lengths: _CorpusLengths) -> tuple[StageSummary, ...]:
     if not plan.stage_repeats:
         return ()
-    sizes = np.diff(lengths.first_indices)
+    sizes = lengths.sizes
     totals = np.array([lengths.total(corpus) for corpus in range(len(sizes))])
     epochs_before = min(plan.stage_repeats) / plan.steps_per_epoch
     summaries = []
@@ -262,8 +321,7 @@ def _stages(plan: BatchPlan, lengths: _CorpusLengths) -> tuple[StageSummary, ...
 def _corpus_summaries(
     repeats: Sequence[float], samples: NDArray[np.float64], lengths: _CorpusLengths
 ) -> tuple[CorpusSummary, ...]:
-    sizes = np.diff(lengths.first_indices)
     return tuple(
-        CorpusSummary(num_cuts=int(size), repeats_per_epoch=repeats_per_epoch, share=float(share))
-        for size, repeats_per_epoch, share in zip(sizes, repeats, samples / samples.sum(), strict=True)
+        CorpusSummary(num_cuts=size, repeats_per_epoch=repeats_per_epoch, share=float(share))
+        for size, repeats_per_epoch, share in zip(lengths.sizes, repeats, samples / samples.sum(), strict=True)
     )

@@ -140,8 +140,8 @@ class NestDataModule(pl.LightningDataModule):
         """Everything that decides which batches are trained on, by dotted name; stored in every checkpoint."""
         plan, noise = self.train_dataset.plan, self.noise.corpus
         # Languages have an effect only through the temperatures, and the effect of stages is recorded below.
-        recorded = {f"data.plan.{name}" for name in plan.config.recorded() if name not in ("languages", "stages")}
-        plan_settings = {k: v for k, v in flatten_settings(plan.config, "data.plan").items() if k in recorded}
+        plan_settings = flatten_settings(plan.config, "data.plan")
+        del plan_settings["data.plan.languages"], plan_settings["data.plan.stages"]
         return {
             "data.plan.fingerprint": plan.first_fingerprint,
             "data.corpus": repr([corpus.fingerprint for corpus in self.train_dataset.corpus.corpora]),

@@ -9,7 +9,8 @@ import pytorch_lightning as pl
 import torch
 from pytorch_lightning.callbacks import Timer
 
-from nestdata import Corpus, redacted
+from nestdata import Corpus, redacted, summarise_plan
+from nestdata.plan.summary import left_out_text, padding_text
 from nestmodel.training.data import NestDataModule
 from nestmodel.training.module import NestModel
 from nestmodel.training.run_state import format_duration
@@ -57,6 +58,8 @@ def summarise_run(
         *([("look-ahead", model.config.describe_contexts())] if model.config.encoder.is_limited else []),
         ("steps", _steps_text(trainer, data)),
         ("batches", _batches_text(data)),
+        ("padding", _padding_text(data)),
+        *left_out_rows(data),
         ("ranks", _ranks_text(trainer)),
         ("numbers", f"precision {trainer.precision}, seed {seed}"),
         ("start", _start_text(ckpt_path)),
@@ -105,6 +108,20 @@ def _batches_text(data: NestDataModule) -> str:
         f"{plan.microbatches_per_step} x {plan.max_batch_seconds:g} s, so up to {step_s:,g} s of audio per step; "
         f"loader workers per rank: {data.num_workers}"
     )
+
+
+def left_out_rows(data: NestDataModule) -> Rows:
+    """Returns the cuts that no microbatch can hold, for a summary; empty if there are none."""
+    rows = []
+    for name, dataset in (("left out", data.train_dataset), ("validation", data.val_dataset)):
+        if dataset is not None and (text := left_out_text(dataset.plan)) is not None:
+            rows.append((name, text if name == "left out" else f"left out: {text}"))
+    return rows
+
+
+def _padding_text(data: NestDataModule) -> str:
+    corpus, plan = data.train_dataset.corpus, data.train_dataset.plan
+    return padding_text(summarise_plan(plan, corpus.num_samples, 1), lambda index: str(corpus.line(index)["id"]))
 
 
 def _ranks_text(trainer: pl.Trainer) -> str:

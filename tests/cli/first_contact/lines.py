@@ -129,7 +129,7 @@ LINES = (
     Line(
         "nestdata plan speech.corpus --max-batch-seconds 1.2",
         1,
-        "error: speech.corpus: 25 of 40 cuts are longer than plan.max_batch_seconds allows (1.2 s); ...",
+        "error: speech.corpus: 25 of 40 cuts, with ... % of the audio, are longer than plan.max_batch_seconds ...",
     ),
     Line(
         *("nestdata sample-batch preview speech.corpus --noise noise.corpus --max-batch-seconds 2", 0),

@@ -86,10 +86,10 @@ def test_path_without_a_corpus_is_an_error(parts: list[Corpus], tmp_path: Path) 
 
 def test_corpora_that_do_not_fit_a_plan_are_named(parts: list[Corpus]) -> None:
     config = PlanConfig(max_batch_seconds=0.6, min_audio_seconds=0.1, microbatches_per_step=1)
-    with pytest.raises(PlanError, match=rf"^{re.escape(str(parts[0].path))}: 1 of 3 cuts are longer than plan"):
+    with pytest.raises(PlanError, match=rf"^{re.escape(str(parts[0].path))}: 1 of 3 cuts, .*, are longer than plan"):
         BatchPlan.of(parts[0], config)
     several = ", ".join(re.escape(str(part.path)) for part in parts)
-    with pytest.raises(PlanError, match=rf"^{several}: 1 of 6 cuts are longer than plan"):
+    with pytest.raises(PlanError, match=rf"^{several}: 1 of 6 cuts, .*, are longer than plan"):
         BatchPlan.of(Corpora(parts), config)
 
 

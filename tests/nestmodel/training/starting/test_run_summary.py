@@ -1,8 +1,10 @@
 from pathlib import Path
 
+import numpy as np
 import pytest
+import soundfile
 
-from nestdata import AugmentConfig, PlanConfig
+from nestdata import AugmentConfig, PlanConfig, prepare_corpus
 from nestmodel import Checkpoints, NestDataModule, NestModel
 from nestmodel.training.starting.run_summary import format_summary, summarise_run
 from tests.conftest import MessyCorpora
@@ -38,6 +40,7 @@ def test_a_summary_describes_data_model_steps_and_switches(messy_corpora: MessyC
         "model": f"16 x 2 layers, {rows['model'].split(', ')[1]}, frames of 80 ms",
         "steps": f"{10 * per_epoch}, 10 epochs of {per_epoch}, at most 2:00:00",
         "batches": "2 x 10 s, so up to 20 s of audio per step; loader workers per rank: 0",
+        "padding": rows["padding"],  # a test below has figures
         "ranks": "1, cpu",
         "numbers": "precision 32-true, seed 3",
         "start": "from step 0",
@@ -45,6 +48,26 @@ def test_a_summary_describes_data_model_steps_and_switches(messy_corpora: MessyC
         "off": "compiled kernels, graphs, deterministic, augment",
         "output": str(tmp_path / "version_0"),
     }
+
+
+def test_a_summary_counts_what_is_left_out_and_names_the_cut_that_causes_most_padding(tmp_path: Path) -> None:
+    (tmp_path / "speech").mkdir()
+    lengths = {**{f"short{number:02}": 1.0 for number in range(30)}, "long": 3.0, "too_long": 3.2}
+    for name, seconds in lengths.items():
+        tone = 0.1 * np.sin(np.arange(round(16000 * seconds)) / 20)
+        soundfile.write(tmp_path / "speech" / f"{name}.wav", tone, 16000)
+    prepare_corpus([tmp_path / "speech"], tmp_path / "speech.corpus")
+    plan = PlanConfig(max_batch_seconds=3.0, microbatches_per_step=2)
+    data = NestDataModule(tmp_path / "speech.corpus", None, tmp_path / "speech.corpus", plan)
+    rows = summary(data, tmp_path, max_steps=1)
+    # The long cut and a short one are padded to 3 s: 2 s of padding. The others have none.
+    assert rows["padding"].startswith(
+        f"{100 * 2 / (6 + 30):.1f} %; 100 % of it where cuts are padded to the 3.0 s of '"
+    )
+    assert rows["padding"].endswith(" of 'long'")
+    for name in ("left out", "validation"):
+        assert "1 cut, 3 s, longer than the 3 s that a microbatch holds" in rows[name]
+        assert "--window-seconds 3 " in rows[name]
 
 
 def test_a_summary_names_all_corpora_and_the_checkpoint(messy_corpora: MessyCorpora, tmp_path: Path) -> None:

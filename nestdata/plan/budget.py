@@ -1,0 +1,93 @@
+"""The budget of a microbatch, and the cuts that no microbatch can hold."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from nestdata.errors import PlanError
+from nestdata.plan.lengths import Lengths
+
+# Largest share of the audio that may be left out because it is in cuts that no microbatch can hold.
+_MAX_LEFT_OUT = 1 / 10
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Budget:
+    """Limit for the cost of a microbatch; a cut of n samples costs n + n² / quadratic_samples."""
+
+    limit: int
+    quadratic_samples: int | None
+    max_cuts: int | None
+    microbatches: int
+    """Microbatches of an optimizer step."""
+
+    def cost(self, num_samples: int) -> int:
+        """Returns the cost of a cut, in samples."""
+        return num_samples + (num_samples**2 // self.quadratic_samples if self.quadratic_samples else 0)
+
+    def num_cuts(self, num_samples: int) -> int:
+        """Returns how many cuts of a length fit into a microbatch."""
+        return min(self.limit // self.cost(num_samples), self.max_cuts or self.limit)
+
+    def longest_of(self, num_cuts: int) -> int:
+        """Returns the greatest length at which `num_cuts` cuts fit into a microbatch, or 0 if that many never fit."""
+        if self.max_cuts and num_cuts > self.max_cuts:
+            return 0
+        each, q = self.limit // num_cuts, self.quadratic_samples
+        if not q:
+            return each
+        longest = (math.isqrt(q * q + 4 * q * each) - q) // 2
+        return longest + 1 if self.cost(longest + 1) <= each else longest
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """The cuts that are not in a plan, because no microbatch can hold them."""
+
+    num_cuts: int
+    num_samples: int
+    longest_allowed: int
+    """Length in samples of the longest cut that a microbatch can hold."""
+
+
+def leave_out_long_cuts(
+    corpora: Sequence[Lengths], rate: int, budget: Budget, min_samples: int
+) -> tuple[list[Lengths], LeftOut]:
+    """Returns the lengths of the cuts of each corpus that a microbatch can hold, and what is left out.
+
+    Args:
+        corpora: Lengths of the cuts of each corpus in samples, ascending.
+        rate: Sampling rate in Hz.
+        budget: Largest cost of a microbatch.
+        min_samples: Length to which shorter cuts are extended.
+
+    Raises:
+        PlanError: There are no cuts, more than a tenth of the audio would be left out, or no microbatch can hold a cut
+            that is extended to `min_samples`.
+    """
+    num_cuts, longest_allowed = sum(map(len, corpora)), budget.longest_of(1)
+    if num_cuts == 0:
+        raise PlanError("the corpus is empty: there is nothing to plan. Prepare it from a manifest with usable audio.")
+    fitting = [lengths[: int(np.searchsorted(lengths, longest_allowed, side="right"))] for lengths in corpora]
+    too_long = [lengths[len(kept) :] for lengths, kept in zip(corpora, fitting, strict=True)]
+    left_out = LeftOut(sum(map(len, too_long)), sum(int(lengths.sum()) for lengths in too_long), longest_allowed)
+    if left_out.num_cuts:
+        share = left_out.num_samples / sum(int(lengths.sum()) for lengths in corpora)
+        if share > _MAX_LEFT_OUT:
+            longest = max(int(lengths[-1]) for lengths in too_long if len(lengths))
+            counted = ", quadratic term included" if budget.quadratic_samples else ""
+            seconds = f"{longest_allowed / rate:g}"
+            raise PlanError(
+                f"{left_out.num_cuts} of {num_cuts} cuts, with {100 * share:.0f} % of the audio, are longer than "
+                f"plan.max_batch_seconds allows ({seconds} s{counted}); the longest lasts {longest / rate:.1f} s. At "
+                f"most {100 * _MAX_LEFT_OUT:.0f} % may be left out. Raise max_batch_seconds, or divide the recordings: "
+                f"prepare them with --window-seconds {seconds} or --segment vad."
+            )
+    if min_samples > longest_allowed:
+        raise PlanError(
+            f"plan.min_audio_seconds is {min_samples / rate:g} s, more than a microbatch holds "
+            f"({longest_allowed / rate:g} s). Lower it, or raise max_batch_seconds."
+        )
+    return fitting, left_out
