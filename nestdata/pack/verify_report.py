@@ -55,7 +55,7 @@ class VerifyReport:
         checked = f", audio of {self.num_checked} read" if self.num_checked else ""
         accepted = f", changed files of {self.num_accepted} accepted" if self.num_accepted else ""
         found = f"{len(self.problems)} problems" if self.problems else "no problems"
-        if not self.reads_audio:
+        if not (self.problems or self.reads_audio):
             found += " in sizes and times; no audio was read, which --checksums does"
         return f"{self.location}: {self.num_cuts} cuts{checked}{accepted}, {self.num_shards} shards: {found}"
 

@@ -20,7 +20,7 @@ from nestdata.corpus.addresses import NO_SHARD, AddressTable
 from nestdata.corpus.file_version import path_of
 from nestdata.errors import StorageError
 from nestdata.prepare.pool import Pool
-from nestdata.storage import storage
+from nestdata.storage import is_url, storage
 
 _END_BYTES = 4096
 _BLOCK_BYTES = 4 << 20
@@ -165,23 +165,28 @@ def _digest_of_all(spans: list[_Span]) -> list[int]:
 
 
 def _digest(span: _Span, parts: Callable[[int], Iterator[tuple[int, int]]]) -> int:
-    """Returns a digest of parts of a file and of its length; 0 if it cannot be read."""
+    """Returns a digest of parts of a file; 0 if it cannot be read."""
     content = hashlib.blake2b(digest_size=8)
     try:
-        length = os.stat(span.location).st_size if span.length is None else span.length
-        content.update(str(length).encode())
-        for start, number in parts(length):
-            content.update(storage().read_range(span.location, span.offset + start, number))
+        if is_url(span.location):
+            assert span.length is not None  # an object is a member
+            for start, number in parts(span.length):
+                content.update(storage().read_range(span.location, span.offset + start, number))
+        else:
+            with open(span.location, "rb", buffering=0) as file:
+                for start, number in parts(os.fstat(file.fileno()).st_size if span.length is None else span.length):
+                    content.update(os.pread(file.fileno(), number, span.offset + start))
     except (OSError, ValueError, StorageError):
         return 0
     return int.from_bytes(content.digest(), "little")
 
 
 def _ends(length: int) -> Iterator[tuple[int, int]]:
-    yield 0, min(length, _END_BYTES)
-    if length > _END_BYTES:
-        start = max(_END_BYTES, length - _END_BYTES)
-        yield start, length - start
+    if length <= 2 * _END_BYTES:
+        yield 0, length
+        return
+    yield 0, _END_BYTES
+    yield length - _END_BYTES, _END_BYTES
 
 
 def _blocks(length: int) -> Iterator[tuple[int, int]]:

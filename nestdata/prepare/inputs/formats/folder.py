@@ -5,6 +5,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import ClassVar, Literal
 
@@ -159,13 +160,12 @@ class _Contents:
 
 def _suffix(name: str) -> str:
     """Returns the lower-case suffix of a file name, with its dot; empty if there is none."""
-    stem, dot, suffix = name.rpartition(".")
-    return (dot + suffix).lower() if stem or dot else ""
+    begin = name.rfind(".")
+    return name[begin:].lower() if begin >= 0 else ""
 
 
-def _kind(name: str, *, is_hidden: bool) -> _Kind:
-    """Returns how a file is read, given its name and whether macOS wrote it beside another; None if it is not."""
-    suffix = _suffix(name)
+def _kind(name: str, suffix: str, is_hidden: bool) -> _Kind:
+    """Returns how a file is read, given its suffix and whether it is in a folder of macOS; None if it is not."""
     if is_hidden or name.startswith(_MACOS_PREFIX):
         return None
     if suffix in _AUDIO:
@@ -182,7 +182,7 @@ def _order(name: str) -> tuple[int, str]:
 def _objects(url: str) -> Iterator[tuple[ObjectInfo, _Kind]]:
     for info in objects_below(url):
         *folders, name = info.location.removeprefix(url).split("/")
-        yield info, _kind(name, is_hidden=_MACOS_FOLDER in folders)
+        yield info, _kind(name, _suffix(name), _MACOS_FOLDER in folders)
 
 
 def _files(directory: str, seen: set[tuple[int, int]], *, is_hidden: bool = False) -> Iterator[tuple[str, _Kind]]:
@@ -197,12 +197,18 @@ def _files(directory: str, seen: set[tuple[int, int]], *, is_hidden: bool = Fals
             return
         seen.add((status.st_dev, status.st_ino))
         with os.scandir(directory) as entries:
-            listed = [(entry.name, _is_folder(entry)) for entry in entries]
+            listed = [(_is_folder(entry), entry.name) for entry in entries]
     except OSError as error:
         raise cannot_be_listed(directory, error) from error
-    for name in sorted((name for name, is_folder in listed if not is_folder), key=_order):
-        yield os.path.join(directory, name), _kind(name, is_hidden=is_hidden)
-    for name in sorted(name for name, is_folder in listed if is_folder):
+    inside = directory if directory.endswith("/") else directory + "/"
+    main: list[str] = []
+    others: list[str] = []
+    for is_folder, name in listed:
+        if not is_folder:
+            (main if _suffix(name) in _MAIN else others).append(name)
+    for name in chain(sorted(main), sorted(others)):
+        yield inside + name, _kind(name, _suffix(name), is_hidden)
+    for name in sorted(name for is_folder, name in listed if is_folder):
         yield from _files(os.path.join(directory, name), seen, is_hidden=is_hidden or name == _MACOS_FOLDER)
 
 
