@@ -91,7 +91,7 @@ def _cut_from_file(entry: Entry, audio: File | Command | Member, config: Prepare
     if config.probe == "missing" and duration is not None:
         info = AudioInfo(rate, samples_in(entry.offset + duration, rate), channel + 1)
     else:
-        found = read_header(audio)
+        found = read_header(audio, searches=config.probe == "decode")
         if isinstance(found, Unusable):
             return found
         info = found
@@ -197,7 +197,7 @@ def _cut_from_lhotse(entry: Entry, audio: LhotseCut, config: PrepareConfig) -> W
     if problem := _problem_of_span(in_manifest, row["start"], row["duration"]):
         return problem
     if config.probe != "missing" and not audio.is_measured and (audio.member or source["type"] == "file"):
-        info = read_header(audio.member or File(source["source"]))
+        info = read_header(audio.member or File(source["source"]), searches=config.probe == "decode")
         if isinstance(info, Unusable):
             return info
         rate, num_channels, version = info.rate, info.num_channels, info.version

@@ -153,15 +153,16 @@ def test_a_file_that_is_not_audio_is_rejected_as_unreadable(tmp_path: Path, name
         assert reject_of(entry_of(path)) == (reason, detail)
 
 
-def test_a_flac_stream_of_unknown_length_is_rejected(tmp_path: Path) -> None:
-    path = write_audio(tmp_path / "a.flac", hiss(16000, 1))
+def test_a_flac_stream_of_unknown_length_is_as_long_as_its_samples(tmp_path: Path) -> None:
+    path = write_audio(tmp_path / "a.flac", hiss(15432, 1))
     path.write_bytes(without_length(path.read_bytes()))
     assert soundfile.info(path).frames == 2**63 - 1
     for limits in (LIMITS, TRUSTING, DECODING):
-        reason, detail = reject_of(entry_of(path), limits)
-        assert reason == "unknown_length"
-        assert "re-encode" in detail
-    assert cut_of(entry_of(path, duration=1.0), TRUSTING).num_samples == 16000
+        assert cut_of(entry_of(path), limits).num_samples == 15432
+    expected = read_audio(write_audio(tmp_path / "b.flac", hiss(15432, 1)))
+    cut = cut_of(entry_of(path))
+    np.testing.assert_array_equal(load_samples(cut), expected)
+    np.testing.assert_array_equal(load_samples(cut, start=9000), expected[9000:])
 
 
 @pytest.mark.parametrize(
