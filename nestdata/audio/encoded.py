@@ -43,7 +43,7 @@ class EncodedAudio(NamedTuple):
 
         Raises:
             OSError: The file cannot be opened, or it is a directory, pipe, socket or device, which is never opened.
-            ValueError: The file is several streams of different form.
+            MixedStreamsError: The file is several streams of different form.
             soundfile.LibsndfileError: No decoder knows the format.
         """
         import soundfile
@@ -174,7 +174,7 @@ def open_ranges(
         searches: Whether to look for FLAC files behind the first one whatever its header says.
 
     Raises:
-        ValueError: The file is several streams of different form.
+        MixedStreamsError: The file is several streams of different form.
         soundfile.LibsndfileError: The file has no audio format that libsndfile reads.
     """
     head = ranges.at(0, 8)
@@ -186,6 +186,8 @@ def open_ranges(
     if head.startswith(_MPEG_STARTS) and (start := mpeg.find_start(ranges)) is not None:
         with named_messages(name, "MP3"):
             return _open_mpeg(ranges, open_whole, start)
+    if head.startswith(b"RIFF") and len(starts := wav.starts_of_files(ranges)) > 1:
+        return _files_at(ranges, starts)
     file = open_whole()
     try:
         if file.format == "MP3":
@@ -193,21 +195,21 @@ def open_ranges(
             with named_messages(name, "MP3"):
                 return file if start is None else _open_mpeg(ranges, open_whole, start)
         has_no_length = file.frames == UNKNOWN_LENGTH
-        starts: list[int] = []
-        if file.format in ("WAV", "WAVEX"):
-            starts = wav.starts_of_files(ranges)
-        elif file.format == "FLAC":
-            is_longer = (min_seconds - _MIN_EXCESS_S) * file.samplerate > file.frames
-            starts = flac.starts_of_files(ranges) if searches or has_no_length or is_longer else []
-        if len(starts) > 1:
-            file.close()
-            ends = [*starts[1:], ranges.size]
-            pieces = [(start, end - start) for start, end in zip(starts, ends, strict=True)]
-            return JoinedAudio([_part_of(ranges, [piece], is_clean=not has_no_length) for piece in pieces])
+        is_longer = (min_seconds - _MIN_EXCESS_S) * file.samplerate > file.frames
+        if file.format == "FLAC" and (searches or has_no_length or is_longer):
+            starts = flac.starts_of_files(ranges)
+            if len(starts) > 1:
+                file.close()
+                return _files_at(ranges, starts)
     except BaseException:
         file.close()
         raise
     return file
+
+
+def _files_at(ranges: ByteRanges, starts: list[int]) -> JoinedAudio:
+    ends = [*starts[1:], ranges.size]
+    return JoinedAudio([_part_of(ranges, [(start, end - start)]) for start, end in zip(starts, ends, strict=True)])
 
 
 def _open_mpeg(ranges: ByteRanges, open_whole: Callable[[], Any], start: int) -> Any:

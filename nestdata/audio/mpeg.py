@@ -14,6 +14,7 @@ from functools import cache
 from typing import NamedTuple
 
 from nestdata.audio.byte_ranges import ByteRanges, Piece
+from nestdata.audio.parts import MixedStreamsError
 
 PREROLL = 18432
 """Samples to decode before a start inside a stream, so that all bits that the frame there borrows from earlier ones are
@@ -31,7 +32,7 @@ _BITRATES = {
 _RATES = (44100, 48000, 32000)
 # By the two bits of the version: MPEG-2.5, reserved, MPEG-2, MPEG-1.
 _RATE_DIVISORS = (4, 0, 2, 1)
-_SYNC_OR_TAG = re.compile(rb"\xff[\xe2-\xff]|ID3|APETAGEX")
+_SYNC_OR_TAG = re.compile(rb"\xff(?=[\xe2-\xff])|ID3|APETAGEX")
 _ID3V1_BYTES, _APE_BYTES = 128, 32
 _BLOCK_BYTES = 1 << 20
 # What a stream claims to be longer than it is, at least; libsndfile looks for tags there.
@@ -168,7 +169,7 @@ def layout_of(ranges: ByteRanges, start: int) -> MpegLayout | None:
         None if libsndfile finds the length in the tag.
 
     Raises:
-        ValueError: Streams of different rates, layers or numbers of channels are joined.
+        MixedStreamsError: Streams of different rates, layers or numbers of channels are joined.
     """
     head = ranges.at(start, 4)
     header = parse_frame(head)
@@ -206,7 +207,7 @@ def _runs(ranges: ByteRanges, start: int, header: FrameHeader) -> Iterator[_Run]
     """Yields the frames of a file, without tags and damage between them.
 
     Raises:
-        ValueError: A stream of another rate, layer or number of channels follows.
+        MixedStreamsError: A stream of another rate, layer or number of channels follows.
     """
     lengths, is_mono = _lengths_by_bytes(header._replace(num_bytes=0)), header.is_mono
     position: int | None = start
@@ -248,7 +249,7 @@ def _next_frame(ranges: ByteRanges, position: int, header: FrameHeader | None) -
     Without a header, it is the first frame of a stream of any form.
 
     Raises:
-        ValueError: A stream of another form comes first.
+        MixedStreamsError: A stream of another form comes first.
     """
     while position < ranges.size:
         block = ranges.at(position, _BLOCK_BYTES)
@@ -267,7 +268,9 @@ def _next_frame(ranges: ByteRanges, position: int, header: FrameHeader | None) -
             elif found.form == header.form and (num_frames >= 2 or at + found.num_bytes == ranges.size):
                 return at
             elif found.form != header.form and num_frames == _FRAMES_OF_STREAM:
-                raise ValueError(f"byte {at} begins {_named(found)}, joined to {_named(header)}: divide the file there")
+                raise MixedStreamsError(
+                    f"byte {at} begins {_named(found)}, joined to {_named(header)}: divide the file there"
+                )
         else:
             position += max(1, len(block) - _OVERLAP)
     return None

@@ -13,6 +13,10 @@ UNKNOWN_LENGTH = (1 << 63) - 1
 _BLOCK_SAMPLES = 1 << 20
 
 
+class MixedStreamsError(ValueError):
+    """A file is several streams of different rates, numbers of channels or layers."""
+
+
 class AudioPart(NamedTuple):
     """One stream of a file."""
 
@@ -76,7 +80,7 @@ class JoinedAudio:
         """Returns the number of samples of each channel from the start, and decodes those that nothing else gives.
 
         Raises:
-            ValueError: The streams have different rates or numbers of channels.
+            MixedStreamsError: The streams have different rates or numbers of channels.
             soundfile.LibsndfileError: A stream cannot be decoded.
         """
         total = 0
@@ -144,7 +148,7 @@ class JoinedAudio:
         num_samples = self._file.frames if part.num_samples is None else part.num_samples
         self._left = num_samples if part.is_clean and num_samples != UNKNOWN_LENGTH else None
         if self._index and (self._file.samplerate, self._file.channels) != (self.samplerate, self.channels):
-            raise ValueError(
+            raise MixedStreamsError(
                 f"stream {self._index + 1} of the file has {self._file.samplerate} Hz and {self._file.channels} "
                 f"channels, the first one {self.samplerate} Hz and {self.channels}: divide the file"
             )

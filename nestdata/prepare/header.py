@@ -15,7 +15,7 @@ from nestdata.audio.byte_ranges import ByteRanges, FileRanges, MemoryRanges, Str
 from nestdata.audio.decoder_messages import named_messages
 from nestdata.audio.encoded import EncodedAudio, open_descriptor, open_ranges, open_stream
 from nestdata.audio.file_kind import check_regular_file, special_file_kind
-from nestdata.audio.parts import UNKNOWN_LENGTH, JoinedAudio, count_samples
+from nestdata.audio.parts import UNKNOWN_LENGTH, JoinedAudio, MixedStreamsError, count_samples
 from nestdata.audio.sources import output_of
 from nestdata.prepare.inputs.audio import Command, File, Member, Unusable
 from nestdata.prepare.inputs.content import HEAD_BYTES, GuardedStream, LoadedContent
@@ -75,6 +75,8 @@ def read_header(audio: File | Member | Command, *, searches: bool = False) -> Au
             info, size = _header_of_file(audio.location, searches)
         else:
             info, size = _header_of_member(audio, searches)
+    except MixedStreamsError as error:
+        return Unusable("unreadable", f"{audio}: {error}")
     except (soundfile.LibsndfileError, OSError, ValueError) as error:
         found = _header_after(error, audio)
         if isinstance(found, Unusable):
