@@ -19,6 +19,7 @@ from nestdata.prepare.header import AudioInfo, read_header
 from nestdata.prepare.inputs.audio import File, Member, Unusable
 from nestdata.prepare.inputs.content import LoadedContent, StoredContent
 from nestdata.storage import ObjectInfo
+from tests.nestdata.audio.ogg_pages import flac_in_ogg
 from tests.nestdata.bad_files import without_length
 from tests.synthesis import Samples, chirp, hiss
 
@@ -208,20 +209,6 @@ def test_joined_files_of_different_rates_are_rejected(tmp_path: Path, parts: lis
     found = header_of(tmp_path / "a", b"".join(parts))
     assert isinstance(found, Unusable)
     assert "stream 2 of the file has 8000 Hz and 1 channels, the first one 16000 Hz and 1" in found.detail
-
-
-def page(body: bytes, number: int, flags: int = 0, serial: int = 7) -> bytes:
-    """Returns a page of Ogg that holds one packet; its checksum is not set."""
-    segments = bytes([255] * (len(body) // 255) + [len(body) % 255])
-    head = b"OggS\0" + bytes([flags]) + bytes(8) + serial.to_bytes(4, "little") + number.to_bytes(4, "little")
-    return head + bytes(4) + bytes([len(segments)]) + segments + body
-
-
-def flac_in_ogg(content: bytes, serial: int = 7) -> bytes:
-    """Puts a FLAC file into Ogg, in packets of 1000 bytes; a decoder of FLAC does not need those of frames."""
-    pieces = [content[start : start + 1000] for start in range(0, len(content), 1000)]
-    pages = [page(b"\x7fFLAC\1\0\0\1" + pieces[0], 0, 2, serial)]
-    return b"".join(pages + [page(piece, i + 1, 0, serial) for i, piece in enumerate(pieces[1:])])
 
 
 def test_flac_in_ogg_is_decoded_as_the_flac_file_in_it(tmp_path: Path) -> None:
