@@ -15,18 +15,33 @@ _TAIL_BYTES = 128
 
 
 class FileRanges:
-    """Bytes of an open file; the file's own position does not move."""
+    """Bytes of an open file; the file's own position does not move.
 
-    def __init__(self, descriptor: int) -> None:
-        self.size = os.fstat(descriptor).st_size
+    libsndfile cannot be told of an exception. So after an error, the file has no bytes, and `check` raises the error.
+    """
+
+    def __init__(self, descriptor: int, size: int) -> None:
+        self.size = size
         self._descriptor = descriptor
+        self._error: OSError | None = None
 
     def at(self, start: int, length: int) -> bytes:
-        """Returns the bytes of a range, fewer if the end comes first."""
-        found = os.pread(self._descriptor, length, start)
-        while len(found) < length and (more := os.pread(self._descriptor, length - len(found), start + len(found))):
-            found += more
+        """Returns the bytes of a range, fewer if the end comes first, and none after an error."""
+        found = b""
+        try:
+            while not self._error and len(found) < length:
+                more = os.pread(self._descriptor, length - len(found), start + len(found))
+                if not more:
+                    break
+                found = found + more if found else more
+        except OSError as error:
+            self._error = error
         return found
+
+    def check(self) -> None:
+        """Raises the first error of a read."""
+        if self._error:
+            raise self._error
 
 
 class MemoryRanges:

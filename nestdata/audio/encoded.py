@@ -20,6 +20,8 @@ from nestdata.audio.torchcodec_audio import TorchcodecAudio
 from nestdata.audio.wav import open_wav, parse_wav
 from nestdata.errors import AudioReason
 
+# Holds the first frame of MPEG with a short ID3v2 tag before it.
+_HEAD_BYTES = 1 << 12
 _MPEG_STARTS = (b"ID3", b"\xff")
 # A cut that ends this much behind the length in a header, in seconds, is not one whose duration was rounded.
 _MIN_EXCESS_S = 0.01
@@ -61,8 +63,8 @@ class EncodedAudio(NamedTuple):
         if plain := open_wav(descriptor):
             return plain
         try:
-            ranges, whole = FileRanges(descriptor), lambda: open_descriptor(os.dup(descriptor))
-            file = open_ranges(ranges, whole, self.path, min_seconds)
+            ranges = FileRanges(descriptor, os.fstat(descriptor).st_size)
+            file = open_ranges(ranges, lambda: open_copy(descriptor), self.path, min_seconds)
         except soundfile.LibsndfileError as error:
             os.close(descriptor)
             return self._open_other(error)
@@ -70,7 +72,7 @@ class EncodedAudio(NamedTuple):
             os.close(descriptor)
             raise
         if isinstance(file, JoinedAudio):
-            file.closes(partial(os.close, descriptor))
+            file.closes(partial(_close, descriptor, ranges))
         else:
             os.close(descriptor)
         return file
@@ -147,7 +149,7 @@ class EncodedAudio(NamedTuple):
                     return "unreadable" if len(file.read(1)) else "truncated"
                 except soundfile.LibsndfileError:
                     return "truncated"  # the header is valid, but the end that it describes is missing
-        except (soundfile.LibsndfileError, OSError):
+        except (RuntimeError, ValueError, OSError):  # those of libsndfile and torchcodec are RuntimeErrors
             return "unreadable"
 
 
@@ -177,15 +179,18 @@ def open_ranges(
         MixedStreamsError: The file is several streams of different form.
         soundfile.LibsndfileError: The file has no audio format that libsndfile reads.
     """
-    head = ranges.at(0, 8)
+    head = ranges.at(0, _HEAD_BYTES)
     if head.startswith(b"OggS"):
         links = ogg.links_of(ranges)
         if len(links) > 1 or any(link.is_flac or not link.is_clean for link in links):
             return JoinedAudio([_part_of(ranges, link.pieces, is_clean=link.is_clean) for link in links])
         return open_whole()
-    if head.startswith(_MPEG_STARTS) and (start := mpeg.find_start(ranges)) is not None:
+    if head.startswith(_MPEG_STARTS):
         with named_messages(name, "MP3"):
-            return _open_mpeg(ranges, open_whole, start)
+            if mpeg.is_whole(head, ranges):
+                return open_whole()
+            if (start := mpeg.find_start(ranges)) is not None:
+                return _open_mpeg(ranges, open_whole, start)
     if head.startswith(b"RIFF") and len(starts := wav.starts_of_files(ranges)) > 1:
         return _files_at(ranges, starts)
     file = open_whole()
@@ -193,7 +198,9 @@ def open_ranges(
         if file.format == "MP3":
             start = mpeg.find_start(ranges, searches=True)
             with named_messages(name, "MP3"):
-                return file if start is None else _open_mpeg(ranges, open_whole, start)
+                if start is not None:
+                    file.close()
+                    return _open_mpeg(ranges, open_whole, start)
         has_no_length = file.frames == UNKNOWN_LENGTH
         is_longer = (min_seconds - _MIN_EXCESS_S) * file.samplerate > file.frames
         if file.format == "FLAC" and (searches or has_no_length or is_longer):
@@ -232,6 +239,11 @@ def _part_of(
     return AudioPart(lambda: open_stream(SplicedStream(ranges, pieces, claimed_size)), num_samples, is_clean)
 
 
+def _close(descriptor: int, ranges: FileRanges) -> None:
+    os.close(descriptor)
+    ranges.check()
+
+
 def open_descriptor(descriptor: int) -> Any:
     """Opens a file at its start, as `open_audio` does; closes the descriptor in any case.
 
@@ -240,6 +252,12 @@ def open_descriptor(descriptor: int) -> Any:
     """
     # libsndfile closes the descriptor, even if it does not know the format.
     return _sound_file_class()(descriptor)
+
+
+def open_copy(descriptor: int) -> Any:
+    """Opens a file at its start, as `open_descriptor` does, and leaves the descriptor open; they share a position."""
+    os.lseek(descriptor, 0, os.SEEK_SET)
+    return open_descriptor(os.dup(descriptor))
 
 
 def open_stream(stream: Any) -> Any:

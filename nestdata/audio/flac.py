@@ -159,8 +159,9 @@ def may_go_on(content: bytes, ranges: ByteRanges) -> bool:
     num_samples = int.from_bytes(content[18:26], "big") & 0xFFFFFFFFF
     tail_bytes = min(ranges.size, (longest or _TAIL_BYTES) + _MAX_FRAME_HEADER)
     tail = ranges.at(ranges.size - tail_bytes, tail_bytes)
-    at = len(tail)
-    while (at := max(tail.rfind(code, 0, at) for code in _SYNC_CODES)) >= 0:
+    # Blocks of different sizes have the other code.
+    code, at = _SYNC_CODES[content[8:10] != content[10:12]], len(tail)
+    while (at := tail.rfind(code, 0, at)) >= 0:
         end = _end_of_frame(tail[at : at + _MAX_FRAME_HEADER], block_size)
         if end is not None:
             return end != num_samples

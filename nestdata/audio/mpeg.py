@@ -158,6 +158,29 @@ def find_start(ranges: ByteRanges, *, searches: bool = False) -> int | None:
     return _next_frame(ranges, start, None) if searches else None
 
 
+def is_whole(head: bytes, ranges: ByteRanges) -> bool:
+    """Returns whether a file begins with a frame whose tag accounts for every byte of it.
+
+    Args:
+        head: The first bytes.
+        ranges: The file.
+    """
+    start = _tag_length(head[:_APE_BYTES])
+    header = parse_frame(head[start : start + 4])
+    if header is None:
+        return False
+    tag = parse_tag(head[start : start + header.num_bytes])
+    return tag is not None and _accounts_for(tag, ranges, start, header)
+
+
+def _accounts_for(tag: Tag, ranges: ByteRanges, start: int, header: FrameHeader) -> bool:
+    if not tag.num_frames or not tag.num_bytes:
+        return False
+    num_behind = ranges.size - start - tag.num_bytes
+    # Some encoders do not count the frame of the tag. If there are bytes behind, they may be tags as well.
+    return num_behind in (0, header.num_bytes) or num_behind - _trailing_bytes(ranges) in (0, header.num_bytes)
+
+
 def layout_of(ranges: ByteRanges, start: int) -> MpegLayout | None:
     """Counts the frames of a file, unless its tag accounts for it.
 
@@ -175,10 +198,8 @@ def layout_of(ranges: ByteRanges, start: int) -> MpegLayout | None:
     header = parse_frame(head)
     assert header is not None  # `start` is that of a frame
     tag = parse_tag(ranges.at(start, header.num_bytes))
-    if tag and tag.num_frames and tag.num_bytes:
-        num_behind = ranges.size - _trailing_bytes(ranges) - start - tag.num_bytes
-        if num_behind in (0, header.num_bytes):
-            return None
+    if tag and _accounts_for(tag, ranges, start, header):
+        return None
     runs = list(_runs(ranges, start, header))
     num_frames = sum(len(run.sizes) for run in runs) - bool(tag)
     if tag and 0 < tag.num_frames == num_frames:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from nestdata.audio import flac, wav
 from nestdata.audio.byte_ranges import ByteRanges, FileRanges, MemoryRanges, StreamRanges
 from nestdata.audio.decoder_messages import named_messages
-from nestdata.audio.encoded import EncodedAudio, open_descriptor, open_ranges, open_stream
+from nestdata.audio.encoded import EncodedAudio, open_copy, open_ranges, open_stream
 from nestdata.audio.file_kind import check_regular_file, special_file_kind
 from nestdata.audio.parts import UNKNOWN_LENGTH, JoinedAudio, MixedStreamsError, count_samples
 from nestdata.audio.sources import output_of
@@ -112,12 +112,13 @@ def _header_of_file(path: str, searches: bool) -> tuple[AudioInfo, int]:
     descriptor = os.open(path, os.O_RDONLY)
     try:
         status = os.fstat(descriptor)
-        head, ranges = os.pread(descriptor, HEAD_BYTES, 0), FileRanges(descriptor)
+        head, ranges = os.pread(descriptor, HEAD_BYTES, 0), FileRanges(descriptor, status.st_size)
         searches = _is_joined_flac(head, ranges, searches)
         info = None if searches else _plain_header(head, status.st_size)
         if info is None:
-            with open_ranges(ranges, lambda: open_descriptor(os.dup(descriptor)), path, searches=searches) as file:
+            with open_ranges(ranges, lambda: open_copy(descriptor), path, searches=searches) as file:
                 info = _info_of(file, path)
+            ranges.check()
     finally:
         os.close(descriptor)
     return info._replace(version=FileVersion.of(status)), status.st_size
@@ -166,10 +167,13 @@ def _plain_header(head: bytes, size: int) -> AudioInfo | None:
 
 def _info_of(file: Any, name: str) -> AudioInfo:
     """Returns the header of an open file; counts the samples if they are not known."""
-    with named_messages(name, file.format):
-        if isinstance(file, JoinedAudio):
+    if isinstance(file, JoinedAudio):
+        with named_messages(name, file.format):
             return AudioInfo(file.samplerate, file.count(), file.channels, file.ends_early)
-        num_samples = count_samples(file) if file.frames == UNKNOWN_LENGTH else file.frames
+    num_samples = file.frames
+    if num_samples == UNKNOWN_LENGTH:
+        with named_messages(name, file.format):
+            num_samples = count_samples(file)
     return AudioInfo(file.samplerate, num_samples, file.channels, _ends_early(file))
 
 
