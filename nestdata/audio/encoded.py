@@ -80,7 +80,7 @@ class EncodedAudio(NamedTuple):
     def _open_other(self, error: Exception) -> TorchcodecAudio:
         """Opens audio of a format that libsndfile does not know, or raises libsndfile's error, the clearest one."""
         # FFmpeg takes some texts for a list of other files and addresses, which it would open.
-        if self.kind_if_not_audio() or torchcodec_audio.problem():
+        if not_audio.is_text(self._head(not_audio.HEAD_BYTES)) or torchcodec_audio.problem():
             raise error
         try:
             with named_messages(self.path, "FFMPEG"):

@@ -34,6 +34,8 @@ _BINARIES = (
     (b"PAR1", "a Parquet table: give it as an input, not as an audio file"),
     (b"\0\x05\x16\x07", "a file of macOS with properties of another file: remove it"),
 )
+# Shorter texts may be what is left of a header.
+_MIN_TEXT_BYTES = 64
 _TEXT_BYTES = re.compile(rb"[\t\n\r\x20-\x7e\x80-\xff]+")
 
 
@@ -57,14 +59,17 @@ def kind_of(head: bytes) -> str:
     for start, kind in _TEXTS:
         if text.startswith(start):
             return kind
-    if not _TEXT_BYTES.fullmatch(head) or not _is_utf8(head):
-        return ""
-    if text[:1] in (b"{", b"["):
+    if text[:1] in (b"{", b"[") and is_text(head):
         return f"JSON, such as an error of a server: {_AGAIN}"
+    if len(head) < _MIN_TEXT_BYTES or not is_text(head):
+        return ""
     return f"plain text: {_AGAIN}"
 
 
-def _is_utf8(head: bytes) -> bool:
+def is_text(head: bytes) -> bool:
+    """Returns whether the first `HEAD_BYTES` bytes of a file, or all if there are fewer, are text in UTF-8."""
+    if not _TEXT_BYTES.fullmatch(head):
+        return False
     try:
         head.decode()
     except UnicodeDecodeError as error:
