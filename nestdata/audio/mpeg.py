@@ -332,9 +332,10 @@ def _pieces_of(ranges: ByteRanges, runs: list[_Run], *, skipped: int = 0, limit:
     if skipped and pieces:
         begin, length = pieces[0]
         head = ranges.at(begin, 4)
-        num_bytes = parse_frame(head).num_bytes
-        if parse_tag(ranges.at(begin, num_bytes)):
-            pieces[:1] = [head + bytes(num_bytes - 4), (begin + num_bytes, length - num_bytes)]
+        frame = parse_frame(head)
+        if frame and parse_tag(ranges.at(begin, frame.num_bytes)):
+            silent = head + bytes(frame.num_bytes - len(head))
+            pieces[:1] = [silent, (begin + frame.num_bytes, length - frame.num_bytes)]
     return pieces
 
 

@@ -47,11 +47,10 @@ class JoinedAudio:
         """
         self.ends_early = ends_early
         self._parts = parts
-        self._index = -1
-        self._close_source: Callable[[], None] | None = None
-        self._file: Any = None
+        self._index = 0
         self._left: int | None = None
-        self._open_next()
+        self._close_source: Callable[[], None] | None = None
+        self._file = self._open(0)
         self.samplerate: int = self._file.samplerate
         self.channels: int = self._file.channels
         self.subtype: str = self._file.subtype
@@ -69,9 +68,7 @@ class JoinedAudio:
 
     def close(self) -> None:
         """Closes the stream that is open, and the file."""
-        if self._file is not None:
-            self._file.close()
-            self._file = None
+        self._file.close()
         if self._close_source:
             self._close_source()
             self._close_source = None
@@ -114,7 +111,7 @@ class JoinedAudio:
             always_2d: Without effect.
         """
         del always_2d
-        found = []
+        found: list[NDArray[Any]] = []
         while num_samples > 0:
             wanted = num_samples if self._left is None else min(num_samples, self._left)
             samples = self._file.read(wanted, dtype=dtype, always_2d=True)
@@ -140,19 +137,22 @@ class JoinedAudio:
         """Opens the next stream; returns False, and keeps the last one open, if there is none."""
         if self._index + 1 >= len(self._parts):
             return False
-        self._index += 1
-        part = self._parts[self._index]
-        if self._file is not None:
-            self._file.close()
-        self._file = part.open()
-        num_samples = self._file.frames if part.num_samples is None else part.num_samples
-        self._left = num_samples if part.is_clean and num_samples != UNKNOWN_LENGTH else None
-        if self._index and (self._file.samplerate, self._file.channels) != (self.samplerate, self.channels):
+        self._file.close()
+        self._file = self._open(self._index + 1)
+        if (self._file.samplerate, self._file.channels) != (self.samplerate, self.channels):
             raise MixedStreamsError(
                 f"stream {self._index + 1} of the file has {self._file.samplerate} Hz and {self._file.channels} "
                 f"channels, the first one {self.samplerate} Hz and {self.channels}: divide the file"
             )
         return True
+
+    def _open(self, index: int) -> Any:
+        part = self._parts[index]
+        file = part.open()
+        num_samples = file.frames if part.num_samples is None else part.num_samples
+        self._index = index
+        self._left = num_samples if part.is_clean and num_samples != UNKNOWN_LENGTH else None
+        return file
 
 
 def count_samples(file: Any) -> int:
