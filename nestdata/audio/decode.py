@@ -1,30 +1,30 @@
 """Decoding of the samples of a cut, with resampling and checks.
 
-Files that libsndfile reads, which is nearly all audio, are decoded directly into the output array. If a cut is most of
-a FLAC file that has nothing unusual, `nestdata.audio.flac` decodes it faster, to the same samples. Other formats, and
-transforms other than one resampling, are left to Lhotse (`nestdata.audio.lhotse_audio`). Lhotse's own `load_audio`
-runs commands, and fills up to half a second of missing audio by reflection without a warning; here, a file that is
-shorter than its cut is an error. Decoding gives the same bits in every process, and bytes in memory are decoded to the
-same samples as a file that holds them.
+Files are decoded directly into the output array, in the way that `nestdata.audio.encoded` opens them. If a cut is most
+of a FLAC file that has nothing unusual, `nestdata.audio.flac` decodes it faster, to the same samples. Transforms other
+than one resampling are left to Lhotse (`nestdata.audio.lhotse_audio`). Lhotse's own `load_audio` runs commands, and
+fills up to half a second of missing audio by reflection without a warning; here, a file that is shorter than its cut is
+an error. Decoding gives the same bits in every process, and bytes in memory are decoded to the same samples as a file
+that holds them.
 
-torch, torchaudio, Lhotse, soundfile and miniaudio are imported at first use, so that commands that decode no audio
-start quickly.
+torch, torchaudio, Lhotse, torchcodec, soundfile and miniaudio are imported at first use, so that commands that decode
+no audio start quickly.
 
-Longer than 300 lines, because a cut may take four ways (dr_flac, libsndfile, other formats, transforms of Lhotse) that
-share the arithmetic of spans, channels and resampling.
+Longer than 300 lines, because a cut may take three ways (dr_flac, an open file, transforms of Lhotse) that share the
+arithmetic of spans, channels and resampling.
 """
 
 import math
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from nestdata.audio.channels import is_mixed
+from nestdata.audio.decoder_messages import named_messages
 from nestdata.audio.encoded import EncodedAudio
-from nestdata.audio.lhotse_audio import decode_other_format, needs_whole_cut, parsed_transforms, transformed
+from nestdata.audio.lhotse_audio import needs_whole_cut, parsed_transforms, transformed
 from nestdata.audio.resampling import resample
 from nestdata.audio.sources import content_of
 from nestdata.errors import AudioError, ConfigError, StorageError
@@ -153,7 +153,7 @@ def load_pcm16(cut: Any, *, start: int = 0, out: NDArray[np.int16], content: byt
         offset_s, seconds = fields["start"] + start / rate, len(out) / rate
         if _decode_flac(fields, audio, channel, offset_s, seconds, out) == len(out):
             return True
-        with audio.open() as file:
+        with audio.open(offset_s + seconds) as file:
             if file.subtype not in _EXACT_IN_16_BITS or file.samplerate != rate:
                 return False
             return _decode(file, channel, rate, offset_s, seconds, out) == len(out)
@@ -244,17 +244,10 @@ def _read_file(
     out: NDArray[np.float32],
 ) -> int:
     """Does the work of `_read` for audio of any sampling rate."""
-    import soundfile
-
     channel, rate = _channel_in(fields, source), fields["recording"]["sampling_rate"]
     if num_found := _decode_flac(fields, audio, channel, offset_s, seconds, out):
         return num_found
-    try:
-        file = audio.open()
-    except soundfile.LibsndfileError as error:
-        samples, file_rate = _decode_other_format(audio, channel, offset_s, seconds, error)
-        return _fill(out, samples if file_rate == rate else _resample(samples, file_rate, rate, len(out)))
-    with file:
+    with audio.open(offset_s + seconds) as file, named_messages(audio.path, file.format):
         return _decode(file, channel, rate, offset_s, seconds, out)
 
 
@@ -267,33 +260,16 @@ def _read_transformed(
     out: NDArray[np.float32],
 ) -> int:
     """Does the work of `_read` for a recording with any transforms of Lhotse."""
-    import soundfile
-
     rate, channel = fields["recording"]["sampling_rate"], _channel_in(fields, source)
     transforms = parsed_transforms(fields["recording"])
     for transform in reversed(transforms):
         offset_s, seconds = transform.reverse_timestamps(offset=offset_s, duration=seconds, sampling_rate=rate)
-    try:
-        file = audio.open()
-    except soundfile.LibsndfileError as error:
-        samples, _ = _decode_other_format(audio, channel, offset_s, seconds, error)
-    else:
-        with file:
-            if offset_s:
-                file.seek(min(samples_in(offset_s, file.samplerate), file.frames))
-            num_samples = min(samples_in(seconds, file.samplerate), file.frames)
-            samples = _select(file.read(num_samples, dtype="float32", always_2d=True), channel)
+    with audio.open(offset_s + seconds) as file, named_messages(audio.path, file.format):
+        if offset_s:
+            file.seek(min(samples_in(offset_s, file.samplerate), file.frames))
+        num_samples = min(samples_in(seconds, file.samplerate), file.frames)
+        samples = _select(file.read(num_samples, dtype="float32", always_2d=True), channel)
     return _fill(out, transformed(samples, transforms, rate))
-
-
-def _decode_other_format(
-    audio: EncodedAudio, channel: int | None, offset_s: float, seconds: float, error: Exception
-) -> tuple[NDArray[np.float32], int]:
-    """Returns one channel of a span of audio that libsndfile does not know, or raises libsndfile's error."""
-    with audio.as_file() as path, suppress(Exception):  # if no decoder knows it, libsndfile's error is the clearest
-        samples, rate = decode_other_format(path, offset_s, seconds)
-        return _select(samples, channel), rate
-    raise error
 
 
 def _decode_flac(

@@ -1,31 +1,30 @@
 """Encoded audio, in a file or in memory, as the decoders take it.
 
-libsndfile and dr_flac read bytes in memory to the same samples as a file of the same bytes. Other decoders choose by
-the suffix of a file, so they get a temporary file.
+libsndfile and dr_flac read bytes in memory to the same samples as a file of the same bytes. Where libsndfile would end
+before the audio does, because a format has no header (MPEG) or a file is several streams one after the other (Ogg,
+MPEG, FLAC, WAV), it reads the streams one by one. What it does not know is left to torchcodec.
 """
 
 import os
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
-from functools import cache
+from collections.abc import Callable, Sequence
+from functools import cache, partial
 from io import BytesIO
 from typing import Any, NamedTuple
 
-from nestdata.audio import flac
+from nestdata.audio import flac, mpeg, not_audio, ogg, torchcodec_audio, wav
+from nestdata.audio.byte_ranges import ByteRanges, FileRanges, MemoryRanges, Piece, SplicedStream
+from nestdata.audio.decoder_messages import named_messages
 from nestdata.audio.file_kind import check_regular_file, special_file_kind
+from nestdata.audio.parts import UNKNOWN_LENGTH, AudioPart, JoinedAudio
+from nestdata.audio.torchcodec_audio import TorchcodecAudio
 from nestdata.audio.wav import open_wav, parse_wav
-from nestdata.errors import AudioReason, StorageError
+from nestdata.errors import AudioReason
 
-# First bytes of formats that decoders tell by the suffix of a file.
-_SUFFIXES = {b"NIST_1A": ".sph", b"fLaC": ".flac", b"RIFF": ".wav", b"ID3": ".mp3", b"0&\xb2u\x8ef\xcf\x11": ".wma"}
-
-# What to do about formats that libsndfile does not know, by their suffix. Programs that decode them are not started.
-_ADVICE = {
-    ".sph": "SPHERE files are read if they are not compressed: convert this one, for example with sph2pipe",
-    ".m4a": "install torchcodec, which decodes M4A, or convert the file to FLAC",
-    ".wma": "install torchcodec, which decodes WMA, or convert the file to FLAC",
-}
+# Holds the first frame of MPEG with a short ID3v2 tag before it.
+_HEAD_BYTES = 1 << 12
+_MPEG_STARTS = (b"ID3", b"\xff")
+# A cut that ends this much behind the length in a header, in seconds, is not one whose duration was rounded.
+_MIN_EXCESS_S = 0.01
 
 
 class EncodedAudio(NamedTuple):
@@ -37,16 +36,57 @@ class EncodedAudio(NamedTuple):
     content: bytes | None = None
     """The bytes of the file if they have been read; the file is then not opened."""
 
-    def open(self) -> Any:
-        """Opens the audio as a `soundfile.SoundFile` or a `PlainWav`, for a `with` statement.
+    def open(self, min_seconds: float = 0.0) -> Any:
+        """Opens the audio for a `with` statement, as a `soundfile.SoundFile`, or with its interface as far as used.
 
-        Errors are those of `open_audio`.
+        Args:
+            min_seconds: Length that the caller knows of. If the header gives less, other streams are looked for behind
+                the first one.
+
+        Raises:
+            OSError: The file cannot be opened, or it is a directory, pipe, socket or device, which is never opened.
+            MixedStreamsError: The file is several streams of different form.
+            soundfile.LibsndfileError: No decoder knows the format.
         """
+        import soundfile
+
         if self.content is not None:
-            return parse_wav(self.content) or open_stream(_Bytes(self.content))
+            if plain := parse_wav(self.content):
+                return plain
+            content = self.content
+            try:
+                return open_ranges(MemoryRanges(content), lambda: open_stream(_Bytes(content)), self.path, min_seconds)
+            except soundfile.LibsndfileError as error:
+                return self._open_other(error)
         check_regular_file(self.path)
         descriptor = os.open(self.path, os.O_RDONLY)
-        return open_wav(descriptor) or open_descriptor(descriptor)
+        if plain := open_wav(descriptor):
+            return plain
+        try:
+            ranges = FileRanges(descriptor, os.fstat(descriptor).st_size)
+            file = open_ranges(ranges, lambda: open_copy(descriptor), self.path, min_seconds)
+        except soundfile.LibsndfileError as error:
+            os.close(descriptor)
+            return self._open_other(error)
+        except BaseException:
+            os.close(descriptor)
+            raise
+        if isinstance(file, JoinedAudio):
+            file.closes(partial(_close, descriptor, ranges))
+        else:
+            os.close(descriptor)
+        return file
+
+    def _open_other(self, error: Exception) -> TorchcodecAudio:
+        """Opens audio of a format that libsndfile does not know, or raises libsndfile's error, the clearest one."""
+        # FFmpeg takes some texts for a list of other files and addresses, which it would open.
+        if not_audio.is_text(self._head(not_audio.HEAD_BYTES)) or torchcodec_audio.problem():
+            raise error
+        try:
+            with named_messages(self.path, "FFMPEG"):
+                return TorchcodecAudio(os.path.abspath(self.path) if self.content is None else self.content)
+        except Exception:  # FFmpeg finds no audio, and torchcodec raises errors of many types
+            raise error from None
 
     def read_flac(self) -> flac.FlacFile | None:
         """Returns the audio as a FLAC file that dr_flac can decode; None if libsndfile has to decode it."""
@@ -60,47 +100,32 @@ class EncodedAudio(NamedTuple):
         """
         return os.path.getsize(self.path) if self.content is None else len(self.content)
 
-    @contextmanager
-    def as_file(self) -> Iterator[str]:
-        """Yields the absolute path of a file with this content, a temporary one if it is in memory.
-
-        Decoders take a relative name such as `http:a.m4a` for a protocol and its argument.
-
-        Raises:
-            OSError: The path is a directory, pipe, socket or device.
-            StorageError: The temporary file cannot be written.
-        """
-        if self.content is None:
-            check_regular_file(self.path)
-            yield os.path.abspath(self.path)
-            return
-        with tempfile.TemporaryDirectory(prefix="nestdata-") as folder:
-            path = os.path.join(folder, f"audio{_suffix_of(self.content)}")
-            try:
-                with open(path, "wb") as file:
-                    file.write(self.content)
-            except OSError as error:
-                # Not a property of the audio: a cut must not be replaced because a disk is full.
-                raise StorageError.because(
-                    "unavailable",
-                    f"{path}: cannot be written ({error.strerror}); {self.path} is decoded from a temporary file. Free "
-                    "space there, or set TMPDIR.",
-                ) from error
-            yield path
+    def kind_if_not_audio(self) -> str:
+        """Returns what the file is if it is recognisable and not audio, and what to do about it; else an empty text."""
+        head = self._head(not_audio.HEAD_BYTES)
+        return "" if _name_of(head) else not_audio.kind_of(head)
 
     def advice(self) -> str:
         """Returns what to do about a format that cannot be read, as the end of a message; empty if nothing is known."""
+        head = self._head(not_audio.HEAD_BYTES)
+        if not (name := _name_of(head)):
+            kind = not_audio.kind_of(head)
+            return f"; it is {kind}" if kind else ""
+        if name == "SPHERE":
+            return "; SPHERE files are read if they are not compressed: convert this one, for example with sph2pipe"
+        problem = torchcodec_audio.problem()
+        return f"; {problem}, or convert the file to FLAC ({name})" if problem else "; FFmpeg cannot read it, either"
+
+    def _head(self, num_bytes: int) -> bytes:
+        """Returns the first bytes; none if the file cannot be read."""
+        if self.content is not None:
+            return self.content[:num_bytes]
         try:
-            if self.content is not None:
-                head = self.content[:64]
-            else:
-                check_regular_file(self.path)
-                with open(self.path, "rb") as file:
-                    head = file.read(64)
-        except OSError:
-            return ""
-        advice = _ADVICE.get(_suffix_of(head))
-        return f"; {advice}" if advice else ""
+            check_regular_file(self.path)
+            with open(self.path, "rb") as file:
+                return file.read(num_bytes)
+        except (OSError, ValueError):
+            return b""
 
     def failure_reason(self, error: Exception) -> AudioReason:
         """Classifies a failure to decode the audio."""
@@ -117,12 +142,14 @@ class EncodedAudio(NamedTuple):
             with self.open() as file:
                 if file.frames == 0:
                     return "empty"
+                if file.frames == UNKNOWN_LENGTH:
+                    return "unreadable"
                 try:
                     file.seek(file.frames - 1)
                     return "unreadable" if len(file.read(1)) else "truncated"
                 except soundfile.LibsndfileError:
                     return "truncated"  # the header is valid, but the end that it describes is missing
-        except (soundfile.LibsndfileError, OSError):
+        except (RuntimeError, ValueError, OSError):  # those of libsndfile and torchcodec are RuntimeErrors
             return "unreadable"
 
 
@@ -136,16 +163,85 @@ class _Bytes(BytesIO):
         return super().seek(max(0, offset) if whence == 0 else offset, whence)
 
 
-def open_audio(path: str) -> Any:
-    """Opens an audio file as a `soundfile.SoundFile` for one sequential read from any position.
+def open_ranges(
+    ranges: ByteRanges, open_whole: Callable[[], Any], name: str, min_seconds: float = 0.0, *, searches: bool = False
+) -> Any:
+    """Opens audio as a `soundfile.SoundFile`, or as `JoinedAudio` where libsndfile would not find all of it.
+
+    Args:
+        ranges: The bytes of the audio.
+        open_whole: Opens all of them with libsndfile.
+        name: Names the audio in messages.
+        min_seconds: As for `EncodedAudio.open`.
+        searches: Whether to look for FLAC files behind the first one whatever its header says.
 
     Raises:
-        OSError: The file cannot be opened, or it is a directory, pipe, socket or device, which is never opened.
+        MixedStreamsError: The file is several streams of different form.
         soundfile.LibsndfileError: The file has no audio format that libsndfile reads.
     """
-    check_regular_file(path)
-    # Opened by descriptor, because soundfile's checks of a file name take 3 % of the time to read a short file.
-    return open_descriptor(os.open(path, os.O_RDONLY))
+    head = ranges.at(0, _HEAD_BYTES)
+    if head.startswith(b"OggS"):
+        links = ogg.links_of(ranges)
+        if len(links) > 1 or any(link.is_flac or not link.is_clean for link in links):
+            return JoinedAudio([_part_of(ranges, link.pieces, is_clean=link.is_clean) for link in links])
+        return open_whole()
+    if head.startswith(_MPEG_STARTS):
+        with named_messages(name, "MP3"):
+            if mpeg.is_whole(head, ranges):
+                return open_whole()
+            if (start := mpeg.find_start(ranges)) is not None:
+                return _open_mpeg(ranges, open_whole, start)
+    if head.startswith(b"RIFF") and len(starts := wav.starts_of_files(ranges)) > 1:
+        return _files_at(ranges, starts)
+    file = open_whole()
+    try:
+        if file.format == "MP3":
+            start = mpeg.find_start(ranges, searches=True)
+            with named_messages(name, "MP3"):
+                if start is not None:
+                    file.close()
+                    return _open_mpeg(ranges, open_whole, start)
+        has_no_length = file.frames == UNKNOWN_LENGTH
+        is_longer = (min_seconds - _MIN_EXCESS_S) * file.samplerate > file.frames
+        if file.format == "FLAC" and (searches or has_no_length or is_longer):
+            starts = flac.starts_of_files(ranges)
+            if len(starts) > 1:
+                file.close()
+                return _files_at(ranges, starts)
+    except BaseException:
+        file.close()
+        raise
+    return file
+
+
+def _files_at(ranges: ByteRanges, starts: list[int]) -> JoinedAudio:
+    ends = [*starts[1:], ranges.size]
+    return JoinedAudio([_part_of(ranges, [(start, end - start)]) for start, end in zip(starts, ends, strict=True)])
+
+
+def _open_mpeg(ranges: ByteRanges, open_whole: Callable[[], Any], start: int) -> Any:
+    layout = mpeg.layout_of(ranges, start)
+    if layout is None:
+        return open_whole()
+    if layout.ends_early:
+        return JoinedAudio([AudioPart(open_whole, is_clean=False)], ends_early=True)
+    return JoinedAudio([_part_of(ranges, part.pieces, part.num_samples, part.claimed_size) for part in layout.parts])
+
+
+def _part_of(
+    ranges: ByteRanges,
+    pieces: Sequence[Piece],
+    num_samples: int | None = None,
+    claimed_size: int = 0,
+    *,
+    is_clean: bool = True,
+) -> AudioPart:
+    return AudioPart(lambda: open_stream(SplicedStream(ranges, pieces, claimed_size)), num_samples, is_clean)
+
+
+def _close(descriptor: int, ranges: FileRanges) -> None:
+    os.close(descriptor)
+    ranges.check()
 
 
 def open_descriptor(descriptor: int) -> Any:
@@ -156,6 +252,12 @@ def open_descriptor(descriptor: int) -> Any:
     """
     # libsndfile closes the descriptor, even if it does not know the format.
     return _sound_file_class()(descriptor)
+
+
+def open_copy(descriptor: int) -> Any:
+    """Opens a file at its start, as `open_descriptor` does, and leaves the descriptor open; they share a position."""
+    os.lseek(descriptor, 0, os.SEEK_SET)
+    return open_descriptor(os.dup(descriptor))
 
 
 def open_stream(stream: Any) -> Any:
@@ -177,13 +279,37 @@ def _sound_file_class() -> Any:
         def seekable(self) -> bool:
             return False
 
+        def seek(self, frames: int, whence: int = 0) -> int:
+            """Moves from the start; in MPEG, as far as needed before the position, and decodes up to it."""
+            if self.format != "MP3":
+                return int(super().seek(frames, whence))
+            start = max(0, frames - mpeg.PREROLL)
+            super().seek(start, whence)
+            self.read(frames - start, dtype="float32", always_2d=True)
+            return frames
+
     return SequentialSoundFile
 
 
-def _suffix_of(content: bytes) -> str:
-    """Returns the usual suffix of the format of an audio file; empty if it is not known."""
-    if content[4:8] == b"ftyp":
-        return ".m4a"
-    if content.startswith(b"OggS"):
-        return ".opus" if content[28:36] == b"OpusHead" else ".ogg"
-    return next((suffix for start, suffix in _SUFFIXES.items() if content.startswith(start)), "")
+def _name_of(head: bytes) -> str:
+    """Returns the name of a format that libsndfile does not know, or not in all forms; empty if it is another one."""
+    if head[4:8] == b"ftyp":
+        return "M4A"
+    if head.startswith(b"OggS") and head[28:36] == b"Speex   ":
+        return "Speex"
+    return next((name for start, name in _NAMES.items() if head.startswith(start)), "")
+
+
+_NAMES = {
+    b"NIST_1A": "SPHERE",
+    b"0&\xb2u\x8ef\xcf\x11": "WMA",
+    b"\x1a\x45\xdf\xa3": "WebM or Matroska",
+    b"\xff\xf1": "AAC",
+    b"\xff\xf9": "AAC",
+    b"#!AMR": "AMR",
+    b"FLV\x01": "FLV",
+    b"wvpk": "WavPack",
+    b"MAC ": "Monkey's Audio",
+    b"TTA1": "True Audio",
+    b"\x0b\x77": "AC-3",
+}

@@ -6,12 +6,14 @@ it promises are found: since dr_flac compares the checksum of every frame, a dam
 Everything else is left to libsndfile, which decides whether the file can be used.
 """
 
+import re
 from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from nestdata.audio.byte_ranges import ByteRanges
 from nestdata.audio.file_kind import special_file_kind
 
 # Bits per sample that libsndfile reads, too.
@@ -22,6 +24,13 @@ _SEEK_POINT_BYTES = 18
 _MAX_COMMENTS = 1000
 # Start of every frame: a sync code, with blocks of fixed or variable size.
 _SYNC_CODES = (b"\xff\xf8", b"\xff\xf9")
+# Start of a FLAC file: its magic, and the head of STREAMINFO.
+_FILE_START = re.compile(rb"fLaC[\x00\x80]\x00\x00\x22")
+_FILE_START_BYTES = 8
+_BLOCK_BYTES = 1 << 20
+# Bytes before the end of a file in which its last frame is looked for, if STREAMINFO does not give the longest frame.
+_TAIL_BYTES = 1 << 14
+_MAX_FRAME_HEADER = 16
 
 
 class FlacHeader(NamedTuple):
@@ -124,6 +133,91 @@ def parse_header(content: bytes) -> FlacHeader | None:
     if not rate or not num_samples or bits not in _BITS:
         return None
     return FlacHeader(rate, num_channels, bits, num_samples)
+
+
+def starts_of_files(ranges: ByteRanges) -> list[int]:
+    """Returns where FLAC files begin in one that may be several, one after the other; reads all bytes."""
+    found: list[int] = []
+    position = 0
+    while position < ranges.size:
+        block = ranges.at(position, _BLOCK_BYTES + _FILE_START_BYTES - 1)
+        found += [position + match.start() for match in _FILE_START.finditer(block)]
+        position += _BLOCK_BYTES
+    return found
+
+
+def may_go_on(content: bytes, ranges: ByteRanges) -> bool:
+    """Returns whether the last frame of a file is another one than its header says, as in two files that are joined.
+
+    Damage, and bytes behind the last frame, may give True for one file.
+
+    Args:
+        content: The start of the file, for which `parse_header` has found a header.
+        ranges: The file.
+    """
+    block_size, longest = int.from_bytes(content[10:12], "big"), int.from_bytes(content[15:18], "big")
+    num_samples = int.from_bytes(content[18:26], "big") & 0xFFFFFFFFF
+    tail_bytes = min(ranges.size, (longest or _TAIL_BYTES) + _MAX_FRAME_HEADER)
+    tail = ranges.at(ranges.size - tail_bytes, tail_bytes)
+    # Blocks of different sizes have the other code.
+    code, at = _SYNC_CODES[content[8:10] != content[10:12]], len(tail)
+    while (at := tail.rfind(code, 0, at)) >= 0:
+        end = _end_of_frame(tail[at : at + _MAX_FRAME_HEADER], block_size)
+        if end is not None:
+            return end != num_samples
+    return True
+
+
+def _end_of_frame(head: bytes, block_size: int) -> int | None:
+    """Returns the number of the sample behind a frame, given the start of the frame; None if it is not one.
+
+    The layout is that of RFC 9639, section 9.1.
+
+    Args:
+        head: The first bytes, which may be fewer than a header has.
+        block_size: Samples of all frames but the last, if their number is fixed.
+    """
+    if len(head) < 6 or head[3] & 1:
+        return None
+    size_code, rate_code, channels = head[2] >> 4, head[2] & 15, head[3] >> 4
+    if not size_code or rate_code == 15 or channels > 10:
+        return None
+    # The number of the frame, or of its first sample, in the manner of UTF-8.
+    num_more = 7 - (head[4] ^ 0xFF).bit_length() if head[4] >= 0xC0 else 0
+    if 0x80 <= head[4] < 0xC0 or head[4] == 0xFF or len(head) < 6 + num_more:
+        return None
+    number = head[4] & (0x7F >> num_more + 1 if num_more else 0x7F)
+    for byte in head[5 : 5 + num_more]:
+        if byte >> 6 != 2:
+            return None
+        number = number << 6 | byte & 0x3F
+    end = 5 + num_more
+    if size_code in (6, 7):
+        length = size_code - 5
+        num_samples = int.from_bytes(head[end : end + length], "big") + 1
+        end += length
+    else:
+        num_samples = 192 if size_code == 1 else 144 << size_code if size_code < 6 else 1 << size_code
+    end += {12: 1, 13: 2, 14: 2}.get(rate_code, 0)
+    if end >= len(head) or _crc8(head[:end]) != head[end]:
+        return None
+    return (number if head[1] & 1 else number * block_size) + num_samples
+
+
+def _crc8(content: bytes) -> int:
+    found = 0
+    for byte in content:
+        found = _CRC8[found ^ byte]
+    return found
+
+
+def _crc8_of(byte: int) -> int:
+    for _ in range(8):
+        byte = byte << 1 ^ (0x107 if byte & 0x80 else 0)
+    return byte
+
+
+_CRC8 = tuple(_crc8_of(byte) for byte in range(256))
 
 
 def _has_plain_metadata(content: bytes) -> bool:

@@ -1,16 +1,16 @@
-"""The work that is left to Lhotse: transforms of samples, and formats that libsndfile does not know.
+"""The work that is left to Lhotse: transforms of samples.
 
 Lhotse also runs commands: for sources of type "command" and URLs that begin with `pipe:`, and in some of its decoders,
-which write the name of the file into a command line. So it is never given a source to load. Of its decoders, only those
-are used that decode in this process, and of its transforms, only those that read no audio.
+which write the name of the file into a command line. So it is never given a source to load, and of its transforms, only
+those are used that read no audio.
 
 A transform gives the same samples at every load and in every process. A simulated room, whose random numbers Lhotse
 draws in part from the global generator of torch, is computed from the seeds in the manifest alone.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from functools import cache, lru_cache
+from functools import lru_cache
 from importlib.util import find_spec
 from typing import Any
 
@@ -21,8 +21,6 @@ from nestdata.audio.resampling import has_small_kernel, one_torch_thread, resamp
 from nestdata.errors import ConfigError, in_one_line
 from nestdata.stateless_rng import derive_key
 
-# Lhotse 1.31 and torchaudio 2.9 or later each lack one of them, and both need packages that are not dependencies.
-_DECODERS = ("TorchcodecBackend", "TorchaudioFFMPEGBackend")
 # A span of their result is the result of a span of the audio, but for the first and last samples.
 _LOCAL_TRANSFORMS = frozenset({"Resample", "Speed", "Volume"})
 _TRANSFORMS = _LOCAL_TRANSFORMS | {
@@ -243,48 +241,3 @@ def _drawing_from_seeds(transform: Any) -> AbstractContextManager[Any]:
 
 def _name_of(transform: Any) -> str:
     return str(transform["name"]) if isinstance(transform, Mapping) else type(transform).__name__
-
-
-def decode_other_format(path: str, offset_s: float, seconds: float) -> tuple[NDArray[np.float32], int]:
-    """Decodes a span of a file that libsndfile does not know.
-
-    Returns:
-        The samples, shape (num_samples, num_channels), and their rate in Hz.
-
-    Raises:
-        ValueError: No decoder can read it.
-    """
-    for decoder in _decoders(path):
-        try:
-            samples, rate = decoder.read_audio(path, offset=offset_s, duration=seconds)
-        except Exception:  # decoders raise errors of many kinds
-            continue
-        return np.atleast_2d(samples).T, int(rate)
-    raise ValueError("no decoder knows its format")
-
-
-def header_of_other_format(path: str) -> tuple[int, int, int] | None:
-    """Returns rate, number of samples and number of channels of a file that libsndfile does not know.
-
-    Returns:
-        None if no decoder can read it.
-    """
-    for decoder in _decoders(path):
-        try:
-            info = decoder.info(path)
-        except Exception:  # decoders raise errors of many kinds
-            continue
-        return int(info.samplerate), int(info.frames), int(info.channels)
-    return None
-
-
-def _decoders(path: str) -> Iterator[Any]:
-    return (decoder for decoder in _available_decoders() if decoder.is_applicable(path))
-
-
-@cache
-def _available_decoders() -> list[Any]:
-    from lhotse.audio.backend import AudioBackend
-
-    known = AudioBackend.KNOWN_BACKENDS
-    return [known[name]() for name in _DECODERS if name in known]

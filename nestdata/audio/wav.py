@@ -14,6 +14,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from nestdata.audio.byte_ranges import ByteRanges
+
 _PCM = 1
 # Chunks that libsndfile skips or that say nothing about the samples, with the lowest length that it accepts.
 _SKIPPED = {b"fact": 4, b"JUNK": 0, b"bext": 0, b"PAD ": 0}
@@ -31,6 +33,7 @@ class PlainWav:
     """A plain WAV file, with the part of the interface of `soundfile.SoundFile` that decoding uses."""
 
     subtype = "PCM_16"
+    format = "WAV"
 
     def __init__(
         self,
@@ -176,6 +179,17 @@ def parse_header(content: bytes, size: int) -> WavHeader | None:
             return None
         begin += length
     return _checked(form, *data) if begin == size else None
+
+
+def starts_of_files(ranges: ByteRanges) -> list[int]:
+    """Returns where WAV files begin in one that may be several, one after the other."""
+    found: list[int] = []
+    position = 0
+    while (head := ranges.at(position, 12))[:4] == b"RIFF" and head[8:] == b"WAVE":
+        found.append(position)
+        length = int.from_bytes(head[4:8], "little")
+        position += 8 + length + length % 2
+    return found
 
 
 def _has_plain_texts(block: bytes, length: int) -> bool:

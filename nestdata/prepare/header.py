@@ -1,28 +1,29 @@
 """Reads the headers of audio files: sampling rate, length and channels, or why the audio cannot be used.
 
-The headers of plain FLAC and WAV files are parsed here, in a twentieth of libsndfile's time. Everything else is left to
-libsndfile, which decides whether it can be used, and to the decoders of `nestdata.audio.lhotse_audio`.
+The headers of plain FLAC and WAV files are parsed here, in a twentieth of libsndfile's time. Everything else is opened
+as for decoding. Where no header gives the length, or not that of all audio, the samples are counted: by frames or pages
+where that suffices, by decoding where it does not.
 """
 
 import os
 import re
 from io import BytesIO
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from nestdata.audio import flac, wav
-from nestdata.audio.encoded import EncodedAudio, open_descriptor, open_stream
+from nestdata.audio.byte_ranges import ByteRanges, FileRanges, MemoryRanges, StreamRanges
+from nestdata.audio.decoder_messages import named_messages
+from nestdata.audio.encoded import EncodedAudio, open_copy, open_ranges, open_stream
 from nestdata.audio.file_kind import check_regular_file, special_file_kind
-from nestdata.audio.lhotse_audio import header_of_other_format
+from nestdata.audio.parts import UNKNOWN_LENGTH, JoinedAudio, MixedStreamsError, count_samples
 from nestdata.audio.sources import output_of
 from nestdata.prepare.inputs.audio import Command, File, Member, Unusable
-from nestdata.prepare.inputs.content import HEAD_BYTES, GuardedStream
-from nestdata.storage import FileVersion
+from nestdata.prepare.inputs.content import HEAD_BYTES, GuardedStream, LoadedContent
+from nestdata.storage import FileVersion, is_url
 
 if TYPE_CHECKING:
     import soundfile
 
-# Number of frames that libsndfile reports for a stream whose header does not give one.
-_UNKNOWN_LENGTH = (1 << 63) - 1
 # libsndfile's log entries for the number of bytes of samples in a header: of a WAV or AIFF file that has fewer, and of
 # any RF64 file.
 _ENDS_EARLY = re.compile(r"^ ?(?:data|SSND) : (\d+) \(should be (\d+)\)", re.MULTILINE)
@@ -54,8 +55,13 @@ class AudioInfo(NamedTuple):
     """The version of a local file; None for a member, and if no file was opened."""
 
 
-def read_header(audio: File | Member | Command) -> AudioInfo | Unusable:
+def read_header(audio: File | Member | Command, *, searches: bool = False) -> AudioInfo | Unusable:
     """Reads the header of an audio file or of a member, or runs a command.
+
+    Args:
+        audio: The audio.
+        searches: Whether to look for a second file behind the end that a header gives, which reads all bytes of FLAC;
+            if not, the last frame of a FLAC file is compared with its header.
 
     Raises:
         StorageError: The member cannot be read.
@@ -65,14 +71,17 @@ def read_header(audio: File | Member | Command) -> AudioInfo | Unusable:
     if isinstance(audio, Command):
         return _header_of_command(audio.command)
     try:
-        info, size = _header_of_file(audio.location) if isinstance(audio, File) else _header_of_member(audio)
+        if isinstance(audio, File):
+            info, size = _header_of_file(audio.location, searches)
+        else:
+            info, size = _header_of_member(audio, searches)
+    except MixedStreamsError as error:
+        return Unusable("unreadable", f"{audio}: {error}")
     except (soundfile.LibsndfileError, OSError, ValueError) as error:
         found = _header_after(error, audio)
         if isinstance(found, Unusable):
             return found
         info, size = found
-    if info.num_frames >= _UNKNOWN_LENGTH:
-        return Unusable("unknown_length", f"{audio}: its header does not give the number of samples; re-encode it")
     if info.num_frames > _MAX_SAMPLES_PER_BYTE * size:
         detail = f"{audio}: its header gives {info.num_frames} samples, too many for {size} bytes"
         return Unusable("truncated", detail)
@@ -94,37 +103,57 @@ def _header_of_command(command: str) -> AudioInfo | Unusable:
     return AudioInfo(rate, len(samples), samples.shape[1])
 
 
-def _header_of_file(path: str) -> tuple[AudioInfo, int]:
-    """Returns the header of a file and its size. Raises OSError, ValueError, soundfile.LibsndfileError."""
+def _header_of_file(path: str, searches: bool) -> tuple[AudioInfo, int]:
+    """Returns the header of a file and its size.
+
+    Raises OSError, ValueError, soundfile.LibsndfileError.
+    """
     check_regular_file(path)
     descriptor = os.open(path, os.O_RDONLY)
     try:
         status = os.fstat(descriptor)
-        info = _plain_header(os.read(descriptor, HEAD_BYTES), status.st_size)
+        head, ranges = os.pread(descriptor, HEAD_BYTES, 0), FileRanges(descriptor, status.st_size)
+        searches = _is_joined_flac(head, ranges, searches)
+        info = None if searches else _plain_header(head, status.st_size)
         if info is None:
-            os.lseek(descriptor, 0, os.SEEK_SET)
-    except BaseException:
+            with open_ranges(ranges, lambda: open_copy(descriptor), path, searches=searches) as file:
+                info = _info_of(file, path)
+            ranges.check()
+    finally:
         os.close(descriptor)
-        raise
-    if info is not None:
-        os.close(descriptor)
-    else:
-        with open_descriptor(descriptor) as file:
-            info = _info_of(file)
     return info._replace(version=FileVersion.of(status)), status.st_size
 
 
-def _header_of_member(member: Member) -> tuple[AudioInfo, int]:
+def _header_of_member(member: Member, searches: bool) -> tuple[AudioInfo, int]:
     """Returns the header of a member and its size. Raises the errors of `_header_of_file`, and those of reading it."""
-    if info := _plain_header(member.content.head(), member.length):
+    content, head = member.content, member.content.head()
+    if isinstance(content, LoadedContent):
+        searches = _is_joined_flac(head, MemoryRanges(content.content), searches)
+    elif not is_url(content.location):  # each range would cost a request to a store
+        with content.open() as stream:
+            searches = _is_joined_flac(head, StreamRanges(stream, member.length), searches)
+    if not searches and (info := _plain_header(head, member.length)):
         return info, member.length
-    with member.content.open() as stream:
+    with content.open() as stream:
         guarded = GuardedStream(stream)
+        ranges = StreamRanges(guarded, member.length)
         try:
-            with open_stream(guarded) as file:
-                return _info_of(file), member.length
+            with open_ranges(ranges, lambda: _open_from_start(guarded), str(member), searches=searches) as file:
+                return _info_of(file, str(member)), member.length
         finally:
             guarded.check()
+
+
+def _open_from_start(stream: GuardedStream) -> Any:
+    stream.seek(0)
+    return open_stream(stream)
+
+
+def _is_joined_flac(head: bytes, ranges: ByteRanges, searches: bool) -> bool:
+    """Returns whether FLAC files are joined to one, as far as the last frame shows, or all bytes if `searches`."""
+    if head[:4] != b"fLaC":
+        return False
+    return (searches or flac.may_go_on(head, ranges)) and len(flac.starts_of_files(ranges)) > 1
 
 
 def _plain_header(head: bytes, size: int) -> AudioInfo | None:
@@ -136,8 +165,16 @@ def _plain_header(head: bytes, size: int) -> AudioInfo | None:
     return None
 
 
-def _info_of(file: "soundfile.SoundFile") -> AudioInfo:
-    return AudioInfo(file.samplerate, file.frames, file.channels, _ends_early(file))
+def _info_of(file: Any, name: str) -> AudioInfo:
+    """Returns the header of an open file; counts the samples if they are not known."""
+    if isinstance(file, JoinedAudio):
+        with named_messages(name, file.format):
+            return AudioInfo(file.samplerate, file.count(), file.channels, file.ends_early)
+    num_samples = file.frames
+    if num_samples == UNKNOWN_LENGTH:
+        with named_messages(name, file.format):
+            num_samples = count_samples(file)
+    return AudioInfo(file.samplerate, num_samples, file.channels, _ends_early(file))
 
 
 def _ends_early(file: "soundfile.SoundFile") -> bool:
@@ -172,18 +209,18 @@ def _header_after(error: Exception, audio: File | Member) -> tuple[AudioInfo, in
     encoded = EncodedAudio(str(audio), audio.read())
     if not encoded.size():
         return Unusable("empty", f"{audio} has no bytes")
-    if found := _header_of_other_format(encoded):
+    if kind := encoded.kind_if_not_audio():
+        return Unusable("not_audio", f"{audio} is {kind}")
+    try:
+        with encoded.open() as file:
+            info = _info_of(file, str(audio))
+    except (RuntimeError, ValueError) as other:  # those of libsndfile and torchcodec are RuntimeErrors
+        error = other
+    else:
         if isinstance(audio, Member):
-            return found, audio.length
+            return info, audio.length
         status = os.stat(audio.location)
-        return found._replace(version=FileVersion.of(status)), status.st_size
+        return info._replace(version=FileVersion.of(status)), status.st_size
     # libsndfile's own message: soundfile adds the file descriptor, which differs between processes.
-    detail = " ".join(getattr(error, "error_string", str(error)).split()).rstrip(".")
+    detail = " ".join(getattr(error, "error_string", str(error)).split())[:300].rstrip(".")
     return Unusable("unreadable", f"{audio}: {detail}{encoded.advice()}")
-
-
-def _header_of_other_format(audio: EncodedAudio) -> AudioInfo | None:
-    """Reads the header of a format that libsndfile does not know, such as M4A, with Lhotse's decoders."""
-    with audio.as_file() as path:
-        found = header_of_other_format(path)
-    return found and AudioInfo(*found)

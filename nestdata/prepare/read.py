@@ -94,7 +94,7 @@ def _cut_from_file(entry: Entry, audio: File | Command | Member, config: Prepare
         entry = _at_rate(entry, rate)
         info = AudioInfo(rate, samples_in(entry.offset + duration, rate), channel + 1)
     else:
-        found = read_header(audio)
+        found = read_header(audio, searches=config.probe == "decode")
         if isinstance(found, Unusable):
             return found
         info, entry = found, _at_rate(entry, found.rate)
@@ -205,7 +205,8 @@ def _cut_from_lhotse(entry: Entry, audio: LhotseCut, config: PrepareConfig) -> W
     if problem := _problem_of_span(in_manifest, row["start"], row["duration"]):
         return problem
     if config.probe != "missing" and not audio.is_measured and (audio.member or source["type"] == "file"):
-        info = read_header(audio.member or File(source["source"], hint=audio.hint))
+        file = File(source["source"], hint=audio.hint)
+        info = read_header(audio.member or file, searches=config.probe == "decode")
         if isinstance(info, Unusable):
             return info
         rate, num_channels, version = info.rate, info.num_channels, info.version

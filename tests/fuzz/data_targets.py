@@ -16,11 +16,14 @@ import soundfile
 from hypothesis import strategies as st
 
 from nestdata import BatchPlan, Corpus, NestError, PlanConfig, PrepareConfig, prepare_corpus
+from nestdata.audio import mpeg
 from nestdata.prepare.header import AudioInfo, read_header
 from nestdata.prepare.inputs.audio import File
 from nestdata.prepare.inputs.tar import TarError, walk
 from tests.fuzz.inputs import NUMBERS, TEXTS, VALUES, altered, mutated
 from tests.fuzz.target import Target
+from tests.nestdata.audio.ogg_pages import flac_in_ogg
+from tests.nestdata.bad_files import without_length
 from tests.synthesis import chirp
 
 
@@ -41,6 +44,12 @@ def audio_seeds() -> dict[str, bytes]:
         file = io.BytesIO()
         soundfile.write(file, samples, 16000, format=kind, subtype=subtype)
         found[name] = file.getvalue()
+    # Files whose header does not give the length of all audio in them.
+    for name in ("mono.flac", "a.ogg", "a.mp3", "plain.wav"):
+        found[f"joined-{name}"] = 2 * found[name]
+    found["untagged.mp3"] = found["a.mp3"][mpeg.parse_frame(found["a.mp3"]).num_bytes :]  # type: ignore[union-attr]
+    found["unknown.flac"] = without_length(found["mono.flac"])
+    found["flac.ogg"] = flac_in_ogg(found["mono.flac"])
     return found
 
 

@@ -48,10 +48,10 @@ def bad_files(directory: Path) -> dict[str, RejectReason]:
         _rewrite(
             write_audio(directory / f"truncated-{suffix}.{suffix}", stereo), lambda whole: whole[: len(whole) // 2]
         )
-    _rewrite(write_audio(directory / "unknown_length.flac", stereo), without_length)
     (directory / "empty.wav").touch()
     (directory / "not_a_file.wav").mkdir()
-    (directory / "unreadable.wav").write_bytes(b"not audio" * 1000)
+    (directory / "not_audio.wav").write_bytes(b"<!DOCTYPE html><title>403</title>")
+    (directory / "unreadable.wav").write_bytes(b"\0not audio" * 1000)
     names = [*sorted(path.name for path in directory.iterdir()), "missing.wav", "good-1.wav"]
     rows: list[dict[str, Any]] = [{"audio_filepath": name} for name in names]
     rows[names.index("wrong_duration.wav")]["duration"] = 2.0

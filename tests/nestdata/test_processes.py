@@ -23,6 +23,7 @@ from nestdata import (
     verify_corpus,
 )
 from nestdata.audio.encoded import EncodedAudio
+from nestdata.audio.torchcodec_audio import TorchcodecAudio
 from tests.nestdata.prepare.inputs.reading import lhotse_cut, lhotse_recording
 from tests.synthesis import folder_corpus, hiss, read_audio, write_audio, write_jsonl
 
@@ -136,8 +137,12 @@ def test_names_of_files_in_manifests_reach_no_shell(tmp_path: Path, name: str) -
         assert caught.value.reason == "unreadable"
 
 
-def test_sphere_with_shorten_is_rejected_with_advice_and_plain_sphere_is_read(tmp_path: Path) -> None:
+def test_sphere_with_shorten_is_rejected_with_advice_and_plain_sphere_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import soundfile
+
+    monkeypatch.setattr("nestdata.audio.torchcodec_audio.problem", lambda: "install torchcodec")
 
     samples = hiss(8000, 1)
     (tmp_path / "audio").mkdir()
@@ -150,15 +155,31 @@ def test_sphere_with_shorten_is_rejected_with_advice_and_plain_sphere_is_read(tm
     )
     rejects = rejects_of(tmp_path / "out")
     assert "convert this one, for example with sph2pipe" in rejects["shorten"][1]
-    assert "install torchcodec, which decodes M4A, or convert the file to FLAC" in rejects["a"][1]
+    assert "install torchcodec, or convert the file to FLAC (M4A)" in rejects["a"][1]
 
 
-def test_decoders_are_given_absolute_paths(tmp_path: Path) -> None:
-    (tmp_path / "http:a.m4a").write_bytes(b"no audio")
-    for audio in (EncodedAudio("http:a.m4a"), EncodedAudio("concat:a|b", b"no audio")):
-        with audio.as_file() as path:
-            assert Path(path).is_absolute()
-            assert Path(path).read_bytes() == b"no audio"
+def test_torchcodec_is_given_absolute_paths_or_bytes_and_no_text(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import soundfile
+
+    given: list[str | bytes] = []
+
+    class Noting(TorchcodecAudio):
+        def __init__(self, source: str | bytes) -> None:
+            given.append(source)
+
+    monkeypatch.setattr("nestdata.audio.encoded.TorchcodecAudio", Noting)
+    monkeypatch.setattr("nestdata.audio.torchcodec_audio.problem", lambda: "")
+    monkeypatch.chdir(tmp_path)
+    content = b"\0\0\0\x20ftypM4A " + bytes(64)
+    Path("http:a.m4a").write_bytes(content)
+    EncodedAudio("http:a.m4a").open()
+    EncodedAudio("concat:a|b", content).open()
+    for text in (b"#EXTM3U\n#EXTINF:1\nhttp://localhost/a.ts\n", b"ffconcat version 1.0\nfile /etc/passwd\n", b"v=0\n"):
+        with pytest.raises(soundfile.LibsndfileError):
+            EncodedAudio("a.m4a", text).open()
+    assert given == [str(tmp_path / "http:a.m4a"), content]
 
 
 @pytest.mark.parametrize("url", HOSTILE_URLS)

@@ -16,7 +16,7 @@ RejectReason = Literal[
     "empty",
     "unreadable",
     "truncated",
-    "unknown_length",
+    "not_audio",
     "wrong_duration",
     "not_finite",
     "silent",

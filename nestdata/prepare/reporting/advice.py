@@ -10,7 +10,7 @@ ADVICE: dict[RejectReason, str] = {
     "empty": "Copy the files again, or drop the lines.",
     "unreadable": "Convert the files again.",
     "truncated": "Copy the files again: they are shorter than their own headers say.",
-    "unknown_length": "Re-encode the files: they were written to a pipe, and their headers do not give the length.",
+    "not_audio": "Get the audio in their place, as the details say.",
     "wrong_duration": "Rebuild the manifest from the current audio.",
     "not_finite": "Convert the files again: they hold NaN or Inf.",
     "silent": "Check that --channel names the channel with speech.",

@@ -13,7 +13,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from nestdata.audio.encoded import open_audio, open_stream
+from nestdata.audio.byte_ranges import StreamRanges
+from nestdata.audio.decoder_messages import named_messages
+from nestdata.audio.encoded import EncodedAudio, open_ranges, open_stream
 from nestdata.audio.file_kind import special_file_kind
 from nestdata.errors import AudioError, StorageError
 from nestdata.prepare.inputs.content import GuardedStream, StoredContent
@@ -59,11 +61,11 @@ def read_sound(span: AudioSpan) -> Sound:
     """Decodes up to `MAX_SECONDS` of a span, at the rate of its file.
 
     Raises:
-        AudioError: There is no such file, or libsndfile does not read it. The message does not name the file.
+        AudioError: There is no such file, or no decoder reads it. The message does not name the file.
         StorageError, OSError: The bytes cannot be read.
     """
     try:
-        with _opened(span) as file:
+        with _opened(span) as file, named_messages(span.location, file.format):
             rate, num_channels = int(file.samplerate), int(file.channels)
             _check_layout(span, rate, num_channels)
             start = round(span.start * rate)
@@ -116,12 +118,13 @@ def write_sound(path: Path, sound: Sound) -> int:
 
 @contextmanager
 def _opened(span: AudioSpan) -> Iterator[Any]:
+    end = span.start + (span.duration or 0.0)
     if span.extent is None and not is_url(span.location):
         if kind := special_file_kind(span.location):
             raise AudioError(f"it is {kind}")
         if not Path(span.location).is_file():
             raise AudioError("no such file")
-        with open_audio(span.location) as file:
+        with EncodedAudio(span.location).open(end) as file:
             yield file
         return
     if span.extent is None:
@@ -130,10 +133,16 @@ def _opened(span: AudioSpan) -> Iterator[Any]:
     with StoredContent(span.location, offset, length, etag, size).open() as stream:
         guarded = GuardedStream(stream)
         try:
-            with open_stream(guarded) as file:
+            ranges = StreamRanges(guarded, length)
+            with open_ranges(ranges, lambda: _open_from_start(guarded), span.location, end) as file:
                 yield file
         finally:
             guarded.check()
+
+
+def _open_from_start(stream: GuardedStream) -> Any:
+    stream.seek(0)
+    return open_stream(stream)
 
 
 def _check_layout(span: AudioSpan, rate: int, num_channels: int) -> None:

@@ -6,17 +6,14 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from io import BytesIO
 from pathlib import Path
 
 import numpy as np
 import pytest
-import soundfile
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from lhotse import AudioSource, MonoCut, Recording
-from lhotse.audio.backend import AudioBackend
 from lhotse.utils import compute_num_samples
 from numpy.typing import NDArray
 
@@ -417,52 +414,6 @@ def test_audio_at_a_url_without_an_address_is_read_from_the_store(
         with pytest.raises(AudioError, match="cut 'a'") as caught:
             load_samples(cut)
         assert caught.value.reason == "missing"
-
-
-class InvertedWav(AudioBackend):
-    """A decoder of a format that libsndfile does not know: WAV with all bits inverted."""
-
-    def read_audio(
-        self, path: str, offset: float = 0.0, duration: float | None = None, **_: object
-    ) -> tuple[NDArray[np.float32], int]:
-        samples, rate = soundfile.read(self._wav(path), dtype="float32", always_2d=True)
-        start = round(offset * rate)
-        return samples[start : None if duration is None else start + round(duration * rate)].T, rate
-
-    def info(self, path: str, **_: object) -> soundfile._SoundFileInfo:
-        return soundfile.info(self._wav(path))
-
-    @staticmethod
-    def _wav(path: str) -> BytesIO:
-        return BytesIO(bytes(255 - byte for byte in Path(path).read_bytes()))
-
-
-@pytest.mark.parametrize("rate", [16000, 15999, 44100])
-def test_format_that_libsndfile_does_not_know_is_read_by_decoders_in_this_process(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rate: int
-) -> None:
-    samples = np.stack([hiss(rate, 1), chirp(100, 3000, 1.0, rate)], axis=1)
-    plain = write_audio(tmp_path / "plain" / "a.wav", samples, rate)
-    path = tmp_path / "audio" / "a.m4a"
-    path.parent.mkdir()
-    path.write_bytes(bytes(255 - byte for byte in plain.read_bytes()))
-    monkeypatch.setattr("nestdata.audio.lhotse_audio._available_decoders", lambda: [InvertedWav()])
-    corpora = []
-    for folder in (plain.parent, path.parent):
-        prepare_corpus([folder], tmp_path / f"{folder.name}.corpus", PrepareConfig(channel=1, probe="decode"))
-        corpora.append(Corpus.open(tmp_path / f"{folder.name}.corpus"))
-    expected, decoded = corpora
-    for start, number in ((0, None), (0, 8000), (3000, 5000)):
-        np.testing.assert_allclose(
-            decoded.load(0, start=start, num_samples=number)[1],
-            expected.load(0, start=start, num_samples=number)[1],
-            rtol=0,
-            atol=1e-6,
-        )
-    line = decoded.line(0)
-    np.testing.assert_array_equal(load_samples(line, content=path.read_bytes()), load_samples(line))
-    line["recording"].setdefault("transforms", []).append({"name": "Volume", "kwargs": {"factor": 0.5}})
-    np.testing.assert_allclose(load_samples(line), 0.5 * expected.load(0)[1], rtol=0, atol=1e-6)
 
 
 @given(num_samples=st.integers(0, 10**9), rate=st.sampled_from([8000, 11025, 16000, 22050, 44100, 48000]))

@@ -25,7 +25,6 @@ from nestdata import (
     time_decoding,
 )
 from nestdata.audio.decode import load_pcm16, load_samples
-from nestdata.audio.encoded import _suffix_of
 from nestdata.errors import StorageError
 from nestdata.prepare.inputs.audio import File, Member
 from nestdata.prepare.inputs.content import LoadedContent
@@ -485,20 +484,3 @@ def test_members_are_timed_and_counted_by_their_length(folder: Path) -> None:
     sizes = [(folder / name).stat().st_size for name in ("a.flac", "b.wav")]
     assert timed.stored_bytes == pytest.approx(sum(sizes))
     assert timed.load_s > 0
-
-
-@pytest.mark.parametrize(
-    ("content", "suffix"),
-    [
-        (b"NIST_1A\n", ".sph"),
-        (b"fLaC\x00", ".flac"),
-        (b"RIFF", ".wav"),
-        (b"\x00\x00\x00\x20ftypM4A ", ".m4a"),
-        (b"OggS" + bytes(24) + b"OpusHead", ".opus"),
-        (b"OggS" + bytes(24) + b"\x01vorbis", ".ogg"),
-        (b"", ""),
-        (b"not audio", ""),
-    ],
-)
-def test_decoders_that_need_a_file_get_the_usual_suffix(content: bytes, suffix: str) -> None:
-    assert _suffix_of(content) == suffix

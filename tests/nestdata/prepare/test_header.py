@@ -41,7 +41,7 @@ def with_block(content: bytes, kind: int, size: int) -> bytes:
 def by_libsndfile(content: bytes) -> AudioInfo | None:
     try:
         with open_stream(io.BytesIO(content)) as file:
-            return header._info_of(file)
+            return header._info_of(file, "a")
     except soundfile.LibsndfileError:
         return None
 

@@ -1,0 +1,168 @@
+"""Audio of one or more streams in a file, decoded one after the other as if it were one stream."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+UNKNOWN_LENGTH = (1 << 63) - 1
+"""Number of samples that libsndfile reports, and `JoinedAudio`, if it is not known without decoding."""
+
+# Samples of all channels that are decoded at a time to count or skip them, in 4 MiB.
+_BLOCK_SAMPLES = 1 << 20
+
+
+class MixedStreamsError(ValueError):
+    """A file is several streams of different rates, numbers of channels or layers."""
+
+
+class AudioPart(NamedTuple):
+    """One stream of a file."""
+
+    open: Callable[[], Any]
+    """Opens it as a `soundfile.SoundFile`."""
+
+    num_samples: int | None = None
+    """Samples of each channel, if they were counted; None if the decoder knows the number."""
+
+    is_clean: bool = True
+    """Whether the decoder knows the length and seeks; if not, the part is decoded from its start."""
+
+
+class JoinedAudio:
+    """The streams of a file, with the part of the interface of `soundfile.SoundFile` that decoding uses."""
+
+    frames = UNKNOWN_LENGTH
+
+    def __init__(self, parts: Sequence[AudioPart], *, ends_early: bool = False) -> None:
+        """Opens the first stream.
+
+        Args:
+            parts: The streams, in order.
+            ends_early: Whether the file is shorter than its own header says.
+
+        Raises:
+            soundfile.LibsndfileError: libsndfile does not read it.
+        """
+        self.ends_early = ends_early
+        self._parts = parts
+        self._index = 0
+        self._left: int | None = None
+        self._close_source: Callable[[], None] | None = None
+        self._file = self._open(0)
+        self.samplerate: int = self._file.samplerate
+        self.channels: int = self._file.channels
+        self.subtype: str = self._file.subtype
+        self.format: str = self._file.format
+
+    def __enter__(self) -> "JoinedAudio":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def closes(self, close_source: Callable[[], None]) -> None:
+        """Takes over the file that the streams are in, to close it at the end."""
+        self._close_source = close_source
+
+    def close(self) -> None:
+        """Closes the stream that is open, and the file."""
+        self._file.close()
+        if self._close_source:
+            self._close_source()
+            self._close_source = None
+
+    def count(self) -> int:
+        """Returns the number of samples of each channel from the start, and decodes those that nothing else gives.
+
+        Raises:
+            MixedStreamsError: The streams have different rates or numbers of channels.
+            soundfile.LibsndfileError: A stream cannot be decoded.
+        """
+        total = 0
+        while True:
+            total += count_samples(self._file) if self._left is None else self._left
+            if not self._open_next():
+                return total
+
+    def seek(self, position: int) -> int:
+        """Moves from the start to a position in samples, or to the end if that comes first."""
+        num_ahead = position
+        while self._left is not None and num_ahead >= self._left:
+            num_ahead -= self._left
+            if not self._open_next():
+                return position - num_ahead
+        if self._left is not None:
+            self._file.seek(num_ahead)
+            self._left -= num_ahead
+            return position
+        block = block_length(self.channels)
+        while num_ahead and (num_found := len(self.read(min(num_ahead, block)))):
+            num_ahead -= num_found
+        return position - num_ahead
+
+    def read(self, num_samples: int, dtype: str = "float32", always_2d: bool = True) -> NDArray[Any]:
+        """Returns the next samples, shape (num_samples, num_channels); fewer at the end of the last stream.
+
+        Args:
+            num_samples: Number of samples of each channel.
+            dtype: "float32" or "int16".
+            always_2d: Without effect.
+        """
+        del always_2d
+        found: list[NDArray[Any]] = []
+        while num_samples > 0:
+            wanted = num_samples if self._left is None else min(num_samples, self._left)
+            samples = self._file.read(wanted, dtype=dtype, always_2d=True)
+            found.append(samples)
+            num_samples -= len(samples)
+            if self._left is not None:
+                if len(samples) < wanted:
+                    raise ValueError(f"a stream of the file ends {wanted - len(samples)} samples before its own length")
+                self._left -= wanted
+            if num_samples > 0 and not self._open_next():
+                break
+        if len(found) == 1:
+            return found[0]
+        return np.concatenate(found) if found else np.empty((0, self.channels), dtype)
+
+    def buffer_read_into(self, out: NDArray[Any], dtype: str) -> int:
+        """Fills `out`, shape (num_samples,), from its start, and returns the number of samples found."""
+        samples = self.read(len(out), dtype)
+        out[: len(samples)] = samples[:, 0]
+        return len(samples)
+
+    def _open_next(self) -> bool:
+        """Opens the next stream; returns False, and keeps the last one open, if there is none."""
+        if self._index + 1 >= len(self._parts):
+            return False
+        self._file.close()
+        self._file = self._open(self._index + 1)
+        if (self._file.samplerate, self._file.channels) != (self.samplerate, self.channels):
+            raise MixedStreamsError(
+                f"stream {self._index + 1} of the file has {self._file.samplerate} Hz and {self._file.channels} "
+                f"channels, the first one {self.samplerate} Hz and {self.channels}: divide the file"
+            )
+        return True
+
+    def _open(self, index: int) -> Any:
+        part = self._parts[index]
+        file = part.open()
+        num_samples = file.frames if part.num_samples is None else part.num_samples
+        self._index = index
+        self._left = num_samples if part.is_clean and num_samples != UNKNOWN_LENGTH else None
+        return file
+
+
+def count_samples(file: Any) -> int:
+    """Returns the number of samples of each channel of an open file, by decoding it to the end."""
+    total, block = 0, block_length(file.channels)
+    while num_found := len(file.read(block, dtype="float32", always_2d=True)):
+        total += num_found
+    return total
+
+
+def block_length(num_channels: int) -> int:
+    """Returns how many samples of each channel are decoded at a time where they are only counted or skipped."""
+    return max(1, _BLOCK_SAMPLES // num_channels)

@@ -1,0 +1,134 @@
+"""Formats that libsndfile does not know, such as M4A, WMA and WebM, decoded by FFmpeg through the package torchcodec.
+
+What a container says about its length is often rounded, estimated, or not there: the length is that of the decoded
+audio. It is what the program `ffmpeg` writes, with one exception: of WMA, torchcodec leaves out the last block, of
+up to 46 ms.
+
+torchcodec, which imports torch, is imported when a file needs it.
+"""
+
+from collections.abc import Iterator
+from functools import cache
+from importlib.util import find_spec
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nestdata.audio.parts import UNKNOWN_LENGTH
+
+# Samples of all channels that are decoded at a time, in 512 MiB. torchcodec decodes a file from its start again for
+# each block, because it can only go on behind a time stamp, which is rounded in some formats.
+_BLOCK_SAMPLES = 1 << 27
+# Before every time stamp in seconds: encoders give what precedes the audio negative ones.
+_BEFORE_START = -1e18
+
+
+class TorchcodecAudio:
+    """An audio file, with the part of the interface of `soundfile.SoundFile` that decoding uses."""
+
+    frames = UNKNOWN_LENGTH
+    subtype = format = "FFMPEG"
+
+    def __init__(self, source: str | bytes) -> None:
+        """Reads the header.
+
+        Args:
+            source: The absolute path of a file, or its bytes.
+
+        Raises:
+            RuntimeError, ValueError: FFmpeg finds no audio in it.
+        """
+        self._source = source
+        self._skipped = 0
+        metadata = self._decoder().metadata
+        self.samplerate = int(metadata.sample_rate)
+        self.channels = int(metadata.num_channels)
+        self._ahead: Iterator[NDArray[np.float32]] | None = None
+        self._rest = np.empty((0, self.channels), np.float32)
+
+    def __enter__(self) -> "TorchcodecAudio":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Frees the decoder."""
+        self._ahead = None
+
+    def seek(self, position: int) -> int:
+        """Moves from the start to a position in samples, or to the end if that comes first."""
+        num_ahead = position
+        while num_ahead and (num_found := len(self.read(min(num_ahead, _BLOCK_SAMPLES)))):
+            num_ahead -= num_found
+        return position - num_ahead
+
+    def read(self, num_samples: int, dtype: str = "float32", always_2d: bool = True) -> NDArray[Any]:
+        """Returns the next samples, shape (num_samples, num_channels); fewer at the end.
+
+        Args:
+            num_samples: Number of samples of each channel.
+            dtype: "float32".
+            always_2d: Without effect.
+        """
+        del always_2d
+        if dtype != "float32":
+            raise ValueError(f"samples of the type {dtype} are not decoded here")
+        if self._ahead is None:
+            self._ahead = self._blocks()
+        found = []
+        while num_samples > 0:
+            if not len(self._rest):
+                self._rest = next(self._ahead, self._rest)
+                if not len(self._rest):
+                    break
+            found.append(self._rest[:num_samples])
+            self._rest = self._rest[num_samples:]
+            num_samples -= len(found[-1])
+        return found[0] if len(found) == 1 else np.concatenate(found) if found else self._rest
+
+    def buffer_read_into(self, out: NDArray[Any], dtype: str) -> int:
+        """Fills `out`, shape (num_samples,), from its start, and returns the number of samples found."""
+        samples = self.read(len(out), dtype)
+        out[: len(samples)] = samples[:, 0]
+        return len(samples)
+
+    def _decoder(self) -> Any:
+        from torchcodec.decoders import AudioDecoder
+
+        return AudioDecoder(self._source)
+
+    def _blocks(self) -> Iterator[NDArray[np.float32]]:
+        decoder = self._decoder()
+        seconds = max(1, _BLOCK_SAMPLES // (self.samplerate * self.channels))
+        start, stop = _BEFORE_START, float(seconds)
+        while len(found := _played(decoder, start, stop)):
+            yield found
+            start, stop = stop, stop + seconds
+        # Time stamps may begin late, or jump.
+        if len(found := _played(decoder, start, None)):
+            yield found
+
+
+def _played(decoder: Any, start: float, stop: float | None) -> NDArray[np.float32]:
+    """Returns the samples whose time stamps are in a range, shape (num_samples, num_channels)."""
+    try:
+        samples = decoder.get_samples_played_in_range(start, stop)
+    except RuntimeError as error:
+        if "No audio frames were decoded" not in str(error):
+            raise
+        return np.empty((0, 1), np.float32)
+    return np.ascontiguousarray(samples.data.numpy().T)
+
+
+@cache
+def problem() -> str:
+    """Returns why torchcodec cannot be used, and what to do about it; empty if it can."""
+    if find_spec("torchcodec") is None:
+        return "install torchcodec and FFmpeg's libraries, which decode it"
+    try:
+        import torchcodec.decoders  # noqa: F401
+    except Exception:  # it raises errors of several types if FFmpeg's libraries are not found
+        return "torchcodec is installed, but FFmpeg's libraries are not: install them (apt install ffmpeg)"
+    return ""

@@ -1,0 +1,90 @@
+import gzip
+import io
+import json
+import tarfile
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import soundfile
+
+from nestdata import PrepareConfig, prepare_corpus
+from nestdata.audio.not_audio import HEAD_BYTES, kind_of
+from nestdata.errors import ManifestError
+from nestdata.prepare.header import read_header
+from nestdata.prepare.inputs.audio import File, Unusable
+from tests.synthesis import hiss, write_audio
+
+POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:" + b"0" * 63 + b"7\nsize 72862\n"
+
+
+def zipped() -> bytes:
+    stream = io.BytesIO()
+    with zipfile.ZipFile(stream, "w") as file:
+        file.writestr("a.wav", b"RIFF")
+    return stream.getvalue()
+
+
+def tarred() -> bytes:
+    stream = io.BytesIO()
+    with tarfile.open(fileobj=stream, mode="w") as file:
+        file.addfile(tarfile.TarInfo("a.wav"))
+    return stream.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("content", "kind", "remedy"),
+    [
+        (POINTER, "git-lfs pointer", "git lfs pull"),
+        (b"<!DOCTYPE html><title>403</title>", "HTML page", "download it again"),
+        (b"\xef\xbb\xbf\n <HTML><body>" + b"a" * 2000, "HTML page", "download it again"),
+        (b"<?xml version='1.0'?><Error><Code>AccessDenied</Code></Error>", "XML", "download it again"),
+        (b'{"message": "Not Found"}\n', "JSON", "download it again"),
+        ("nicht gefunden: Größe\n".encode() * 100, "plain text", "download it again"),
+        (zipped(), "zip archive", "unpack it"),
+        (gzip.compress(b"RIFF"), "gzip", "unpack it"),
+        (tarred(), "tar archive", "as an input"),
+        (b"%PDF-1.7\n%\xe2\xe3", "PDF", "remove it"),
+        (bytes(5000), "zeros only", "download it again"),
+        (b"#EXTM3U\nhttp://localhost/a.mp3\n", "playlist", "download the audio"),
+    ],
+)
+def test_what_is_not_audio_is_named_with_a_remedy(tmp_path: Path, content: bytes, kind: str, remedy: str) -> None:
+    path = tmp_path / "a.wav"
+    path.write_bytes(content)
+    found = read_header(File(str(path)))
+    assert isinstance(found, Unusable)
+    assert found.reason == "not_audio"
+    assert str(path) in found.detail
+    assert kind in found.detail
+    assert remedy in found.detail
+
+
+@pytest.mark.parametrize("text", ["ä" * HEAD_BYTES, "a" + "ä" * HEAD_BYTES])
+def test_a_text_whose_last_character_is_cut_off_is_text(text: str) -> None:
+    assert kind_of(text.encode()[:HEAD_BYTES])
+
+
+@pytest.mark.parametrize("form", ["WAV", "FLAC", "OGG", "MP3", "AIFF", "AU", "CAF", "W64", "NIST", "VOC", "RF64"])
+def test_audio_is_not_taken_for_something_else(form: str) -> None:
+    stream = io.BytesIO()
+    soundfile.write(stream, hiss(4000, 1), 16000, format=form)
+    head = stream.getvalue()[:HEAD_BYTES]
+    assert not kind_of(head) or form == "NIST"  # whose header is text; it is recognised before
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_random_bytes_are_not_recognised(seed: int) -> None:
+    assert not kind_of(np.random.default_rng(seed).bytes(HEAD_BYTES))
+
+
+def test_prepare_says_what_the_files_are(tmp_path: Path) -> None:
+    (tmp_path / "audio").mkdir()
+    (tmp_path / "audio" / "a.wav").write_bytes(POINTER)
+    with pytest.raises(ManifestError, match="run git lfs pull"):
+        prepare_corpus([tmp_path / "audio"], tmp_path / "out", PrepareConfig())
+    write_audio(tmp_path / "audio" / "b.wav", hiss(16000, 1))
+    prepare_corpus([tmp_path / "audio"], tmp_path / "out", PrepareConfig())
+    (line,) = (tmp_path / "out" / "rejected.jsonl").read_text().splitlines()
+    assert json.loads(line)["reason"] == "not_audio"
