@@ -245,7 +245,7 @@ def _close(descriptor: int, ranges: FileRanges) -> None:
 
 
 def open_descriptor(descriptor: int) -> Any:
-    """Opens a file at its start, as `open_audio` does; closes the descriptor in any case.
+    """Opens a file at its start for one sequential read from any position; closes the descriptor in any case.
 
     Raises:
         soundfile.LibsndfileError: The file has no audio format that libsndfile reads.
