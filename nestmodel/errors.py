@@ -9,7 +9,7 @@ class ExtractError(NestError):
 
 
 class LaunchError(ConfigError):
-    """A launcher has started other ranks than the run computes with. Every rank finds it; rank 0 prints it."""
+    """A run cannot compute with the ranks that a launcher has started. Every rank finds it; rank 0 prints it."""
 
 
 class ProbeError(NestError):

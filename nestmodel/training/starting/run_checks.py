@@ -13,7 +13,7 @@ import pytorch_lightning as pl
 from nestdata import BatchPlan
 from nestmodel.attention_context import context_name, format_context
 from nestmodel.config import NestConfig
-from nestmodel.errors import ConfigError
+from nestmodel.errors import ConfigError, LaunchError
 from nestmodel.nn.encoder import check_compilable
 from nestmodel.nn.gpu.kernel_choice import Kernels
 from nestmodel.nn.loss import CONTEXT_METRICS, METRIC_NAMES
@@ -53,7 +53,7 @@ def check_share(trainer: pl.Trainer, plan: BatchPlan) -> int:
         launch = find_launch(os.environ)
         if launch is None:
             raise
-        raise ConfigError(
+        raise LaunchError(
             f"{error} The number of ranks is {launch.source}, and --devices {trainer.num_devices} x --num-nodes "
             f"{trainer.num_nodes}."
         ) from None
