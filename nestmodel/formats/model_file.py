@@ -20,8 +20,7 @@ from typing import Any, BinaryIO, Literal
 import yaml
 from torch import Tensor
 
-from nestdata import NestError
-from nestdata.storage import has_scheme
+from nestdata import NestError, is_url
 from nestmodel.config import NestConfig
 from nestmodel.errors import WeightsError
 from nestmodel.formats.hub import fetch_from_hub, is_on_hub, parse_hub_name
@@ -143,7 +142,7 @@ def _open(path: Path, stack: ExitStack) -> tuple[BinaryIO, ModelFileKind]:
             if zipfile.is_zipfile(file):
                 return file, "checkpoint"
     except FileNotFoundError as error:
-        if has_scheme(str(path).replace(":/", "://", 1)):  # a path has lost one of the two slashes
+        if is_url(str(path).replace(":/", "://", 1)):  # a path has lost one of the two slashes
             raise WeightsError(
                 f"{path}: is a URL, and a model is a local file or hf://OWNER/NAME. Download it, and give its path."
             ) from error

@@ -44,16 +44,16 @@ def omegaconf(monkeypatch: pytest.MonkeyPatch) -> dict[str, type]:
 
 def as_objects(value: Any, kinds: dict[str, type], parent: object = None) -> Any:
     """Returns a value as OmegaConf holds it, with references to the parents."""
-    name, key = {dict: ("DictConfig", "_content"), list: ("ListConfig", "_content")}.get(
-        type(value), ("AnyNode", "_val")
-    )
+    name = "DictConfig" if isinstance(value, dict) else "ListConfig" if isinstance(value, list) else "AnyNode"
     node = kinds[name]()
     items: Any = value
     if isinstance(value, dict):
         items = {name: as_objects(item, kinds, node) for name, item in value.items()}
     elif isinstance(value, list):
         items = [as_objects(item, kinds, node) for item in value]
-    vars(node).update({"_metadata": defaultdict(dict), "_parent": parent, key: items})
+    vars(node).update(
+        {"_metadata": defaultdict(dict), "_parent": parent, "_val" if name == "AnyNode" else "_content": items}
+    )
     return node
 
 
