@@ -16,7 +16,7 @@ _HEAD_BYTES = 27
 # First bytes, flags, serial number, number of the page, number of segments.
 _HEAD = struct.Struct("<5sB8x4sI4xB")
 _MAX_HEAD_BYTES = _HEAD_BYTES + 255
-_BEGINS_STREAM = 2
+_BEGINS_STREAM, _ENDS_STREAM = 2, 4
 # Streams of a link whose page numbers are followed; more are damage.
 _MAX_SERIALS = 64
 # Files of up to this size are read at once; of longer ones, only the heads of the pages.
@@ -44,6 +44,7 @@ class _Page(NamedTuple):
 
     end: int
     begins_stream: bool
+    ends_stream: bool
     serial: bytes
     number: int
     """Number in its stream."""
@@ -66,6 +67,8 @@ def links_of(ranges: ByteRanges) -> list[OggLink]:
 
 def _is_plain(content: bytes) -> bool:
     """Returns whether a file is the pages of one stream and nothing else, and not FLAC; takes 1 microsecond a page."""
+    if len(content) < _HEAD_BYTES:
+        return False
     position = number = 0
     serial = content[14:18]
     while position + _HEAD_BYTES <= len(content):
@@ -76,7 +79,7 @@ def _is_plain(content: bytes) -> bool:
         start = position + _HEAD_BYTES
         position = start + num_segments + sum(content[start : start + num_segments])
         number += 1
-    return position == len(content) and content[28:33] != _FLAC_MAGIC
+    return position == len(content) and not content.startswith(_FLAC_MAGIC, _HEAD_BYTES + content[_HEAD_BYTES - 1])
 
 
 class _Link:
@@ -86,6 +89,7 @@ class _Link:
         self.start = start
         self._end = start
         self._is_clean = True
+        self._has_end = False
         self._numbers: dict[bytes, int] = {}
         self._flac_serial: bytes | None = None
         self._flac: list[Piece] = []
@@ -97,6 +101,7 @@ class _Link:
         if len(self._numbers) < _MAX_SERIALS:
             self._numbers[page.serial] = page.number
         self._end = page.end
+        self._has_end = page.ends_stream
         if page.serial == self._flac_serial:
             self._flac.append((page.body, page.end - page.body))
         elif page.begins_stream and not self._flac and ranges.at(page.body, len(_FLAC_MAGIC)) == _FLAC_MAGIC:
@@ -106,7 +111,8 @@ class _Link:
     def closed(self, end: int) -> OggLink:
         """Returns the link; it extends to `end`."""
         if self._flac:
-            return OggLink(self._flac, self._is_clean, is_flac=True)
+            # The header of the FLAC file gives a length, which is not that of a stream that was cut off.
+            return OggLink(self._flac, self._is_clean and self._has_end, is_flac=True)
         return OggLink([(self.start, end - self.start)], self._is_clean and self._end == end, is_flac=False)
 
 
@@ -120,7 +126,9 @@ def _pages(ranges: ByteRanges) -> Iterator[_Page]:
         end = body + sum(head[_HEAD_BYTES : body - position])
         if head[:5] == _FIRST_BYTES and end <= ranges.size:
             number = int.from_bytes(head[18:22], "little")
-            yield _Page(position, body, end, bool(head[5] & _BEGINS_STREAM), head[14:18], number)
+            yield _Page(
+                position, body, end, bool(head[5] & _BEGINS_STREAM), bool(head[5] & _ENDS_STREAM), head[14:18], number
+            )
             position = end
         elif (found := _find(ranges, position + 1)) is not None:
             position = found

@@ -2,7 +2,7 @@
 
 What a container says about its length is often rounded, estimated, or not there: the length is that of the decoded
 audio. It is what the program `ffmpeg` writes, with one exception: of WMA, torchcodec leaves out the last block, of
-up to 46 ms.
+up to 64 ms.
 
 torchcodec, which imports torch, is imported when a file needs it.
 """

@@ -215,6 +215,13 @@ def test_flac_in_ogg_is_decoded_as_the_flac_file_in_it(tmp_path: Path) -> None:
     check_all_ways(tmp_path, "a.ogg", flac_in_ogg(FLAC), decoded(FLAC))
 
 
+def test_flac_in_ogg_that_was_cut_off_inside_a_frame_is_rejected(tmp_path: Path) -> None:
+    whole = flac_in_ogg(FLAC)
+    found = header_of(tmp_path / "a.ogg", whole[: whole.rindex(b"OggS")])
+    assert isinstance(found, Unusable)
+    assert found.reason == "unreadable"
+
+
 def test_chained_flac_in_ogg_without_lengths_is_decoded_to_the_end(tmp_path: Path) -> None:
     chain = flac_in_ogg(without_length(FLAC)) + flac_in_ogg(SECOND_FLAC, 8)
     check_all_ways(tmp_path, "a.ogg", chain, np.concatenate([decoded(FLAC), decoded(SECOND_FLAC)]))
