@@ -86,7 +86,7 @@ LINES = (
     Line(
         "nestdata prepare documents -o my.corpus",
         1,
-        "error: documents: no audio in this folder or its subfolders. Looked for ...",
+        "error: documents: no audio in this folder or its subfolders; of other kinds: 1 .html. ...",
     ),
     Line("nestdata prepare speech.corpus -o my.corpus", 0, "my.corpus: 40 cuts, 0.01 h, 1.00 to 1.70 s", 0),
     Line("nestdata prepare speech.json -o my.corpus --jobs -1", 2, "error: ...jobs...-1..."),

@@ -155,7 +155,7 @@ class _Contents:
     def others_text(self) -> str:
         """Returns how many files are not read, in words; empty if there are none."""
         found = ", ".join(f"{number} {kind}" for kind, number in self.others.most_common(10))
-        return f", but {self.others.total()} of other kinds ({found})" if found else ""
+        return f"; of other kinds: {found}" if found else ""
 
 
 def _suffix(name: str) -> str:
