@@ -30,7 +30,7 @@ class ObjectSource(LineSource):
 
     def where(self, number: int) -> str:
         """Returns the path and the number of the line or object, counted from 1."""
-        return f"{self.path!s}, object {number}" if self.is_spread else super().where(number)
+        return f"{self.path!s}, object {number}" if self.is_spread else f"{self.path!s}:{number}"
 
     def count(self) -> int | None:
         """Returns the number of lines; None if it is not that of the objects."""

@@ -58,23 +58,21 @@ class FileNames:
 
     def file(self, name: str) -> File:
         """Returns the file with a name: an absolute or relative path, or a URL of any scheme."""
-        from_home = self._from_home(name)
-        if _is_absolute(name) or (len(self.folders) == 1 and not from_home):
+        is_home = name[:1] == "~" and self.home
+        if _is_absolute(name) or (len(self.folders) == 1 and not is_home):
             return File(resolve(self.base, name), hint=self.hint)
         for folder in self.folders:
             path = resolve(folder, name)
             if os.path.isfile(path):
                 return File(path)
-        if from_home and os.path.isfile(from_home):
-            return File(from_home)
-        path = from_home or resolve(self.base, name)
-        others = "".join(f", nor below {folder}" for folder in self.folders if from_home or folder != self.base)
+        path = self._from_home(name) if is_home else resolve(self.base, name)
+        if is_home and os.path.isfile(path):
+            return File(path)
+        others = "".join(f", nor below {folder}" for folder in self.folders if is_home or folder != self.base)
         return File(path, hint=others + self.hint)
 
     def _from_home(self, name: str) -> str:
-        """Returns the path that a name with `~` stands for; empty for other names."""
-        if name[:1] != "~" or not self.home:
-            return ""
+        """Returns the path that a name with `~` stands for."""
         return resolve(self.home, "." + name[1:]) if name[1:2] in ("", "/") else os.path.expanduser(name)
 
 

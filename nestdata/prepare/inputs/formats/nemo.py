@@ -29,7 +29,7 @@ from nestdata.prepare.inputs.entry import (
     seconds,
     span_suffix,
 )
-from nestdata.prepare.inputs.format import TAR, Format, GivenInput, Opened
+from nestdata.prepare.inputs.format import Format, GivenInput, Opened
 from nestdata.prepare.inputs.formats.nemo_shards import find_tars
 from nestdata.prepare.inputs.grouping import grouped_lines
 from nestdata.prepare.inputs.json_objects import ObjectSource, spread_objects
@@ -61,7 +61,7 @@ class NemoManifest(ObjectSource):
         if row is None:
             return
         name = _name_in(row, where)
-        if "shard_id" in row or TAR.fullmatch(name):
+        if "shard_id" in row or name[-4:].lower() in (".tar", ".tgz"):
             raise ManifestError(
                 f"{where}: a line of a tarred data set ({_shard_in(row, name)}) in a manifest of files. Begin the "
                 "manifest with a line that has a shard_id, or give the archives with --tars PATTERN."
