@@ -75,11 +75,11 @@ def test_exporting_a_network_needs_an_output(tmp_path: Path) -> None:
 
 
 def _content(target: Path) -> dict[str, object]:
-    """Returns the bytes of files without the card, and the tensors of a single file, whose details may change."""
-    if target.is_dir():
-        return {path.name: path.read_bytes() for path in target.iterdir() if path.suffix != ".md"}
+    """Returns tensors and configuration, and the bytes of other files than the card; details of files may change."""
+    others = {path.name: path.read_bytes() for path in target.glob("*.json")}
     with open_model_file(target) as file:
-        return {name: value.numpy().tobytes() for name, value in file.read_state().items()} | {"": file.read_config()}
+        tensors = {name: value.numpy().tobytes() for name, value in file.read_state().items()}
+        return {**others, **tensors, "": file.read_config()}
 
 
 def test_lightning_accepts_an_imported_checkpoint(messy_corpora: MessyCorpora, tmp_path: Path) -> None:

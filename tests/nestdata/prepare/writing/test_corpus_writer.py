@@ -52,6 +52,9 @@ class NamedSource(NamedTuple):
         return f"{self.name}:{number}"
 
 
+_FROM_8K = [{"name": "Resample", "kwargs": {"source_sampling_rate": 8000, "target_sampling_rate": 16000}}]
+
+
 def row_of(item: Item) -> dict[str, Any]:
     label = {"id": item.cut_id} | ({"language": item.language} if item.language else {})
     return {
@@ -60,7 +63,8 @@ def row_of(item: Item) -> dict[str, Any]:
         "duration": item.num_samples / 16000,
         "channel": 0,
         "supervisions": [label],
-        "recording": {"id": item.cut_id} | ({"transforms": []} if item.is_resampled else {}),
+        "recording": {"id": item.cut_id, "sampling_rate": 16000}
+        | ({"transforms": _FROM_8K} if item.is_resampled else {}),
     }
 
 
