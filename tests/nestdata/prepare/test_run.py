@@ -546,7 +546,7 @@ def test_an_unwritable_target_is_an_error(manifest: Path, tmp_path: Path) -> Non
     [
         (['{"audio_filepath": "wavs/0.flac"}'] * 6 + ["{"], r"bad\.json:7: not JSON"),
         (['{"audio_filepath": "wavs/0.flac"}', '{"text": "a"}'], r"bad\.json:2: the key audio_filepath is missing"),
-        (["[1, 2]"], r"bad\.json:1: list where a JSON object was expected"),
+        (["[1, 2]"], r"bad\.json, object 1: int where a JSON object was expected"),
         (
             ['{"audio_filepath": "wavs/0.flac"}', '{"audio_filepath": "wavs/1.flac", "duration": -3}'],
             r"bad\.json:2: duration is -3",
