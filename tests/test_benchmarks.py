@@ -24,9 +24,10 @@ REPOSITORY = Path(__file__).parents[1]
 BENCHMARKS = REPOSITORY / "benchmarks"
 # `run_record.py` runs older checkouts and uses the standard library only. `guard_scale.py` plays the nodes of a run by
 # several processes at once. `range_server.py` runs beside what it serves. `measured.py`, which tests import as well,
-# asks git for the commit.
+# asks git for the commit. `lengths.py` takes the bytes that encoders write, and goes on without those that fail.
 STARTS_PROCESSES = {
     "guard_scale.py",
+    "lengths.py",
     "measured.py",
     "range_server.py",
     "run_record.py",
