@@ -331,6 +331,7 @@ def test_a_name_of_node_0_that_cannot_be_resolved_is_one_line(
 ) -> None:
     monkeypatch.setattr("nestmodel.training.starting.launcher._RESOLVE_S", 0.0)
     monkeypatch.setenv("MASTER_ADDR", "n" * 64)  # no name: a part of one has at most 63 characters
+    monkeypatch.setenv("NODE_RANK", "0")
     (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(TINY))
     arguments = ["fit", "--config", tmp_path / "tiny.yaml", "--data.corpus", messy_corpora.speech]
     arguments += ["--trainer.default_root_dir", tmp_path / "run", "--trainer.accelerator", "cpu"]

@@ -283,7 +283,7 @@ LINES = (
         2,
         "error: layers is '7': give each layer once, from 0 (...) to 2 (the output of the last block).",
     ),
-    Line("nestmodel features talks last.ckpt -o my.features", 1, "error: talks: cannot be read (Is a directory). ..."),
+    Line("nestmodel features talks last.ckpt -o my.features", 1, "error: talks: a folder, and not one of ..."),
     Line(
         "nestmodel probe last.ckpt speech.json --label dialect",
         1,
