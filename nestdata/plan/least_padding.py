@@ -58,7 +58,8 @@ def fewest_steps(epoch: Epoch, budget: Budget, full_samples: int) -> list[tuple[
     tolerated = epoch.num_samples + _tolerated_padding(epoch)
     steps = _Steps(epoch, budget)
     totals, ends = steps.solve(tolerated)
-    tolerated = max(tolerated, epoch.num_samples + (min(totals) - epoch.num_samples) * 11 // 10)
+    if min(totals) > tolerated:
+        tolerated = epoch.num_samples + (min(totals) - epoch.num_samples) * 11 // 10
     if full_samples <= tolerated:
         return None
     num_steps = next(number for number, total in enumerate(totals, 1) if total <= tolerated)

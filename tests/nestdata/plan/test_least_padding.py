@@ -89,7 +89,7 @@ def test_a_larger_corpus_has_fuller_microbatches_for_some_padding() -> None:
         for number in (1000, 2000, 4000, 10_000)
     }
     assert steps[2000] > 2 * steps[4000]
-    assert all(share <= 0.031 for share in padding.values())
+    assert all(share <= 0.03 for share in padding.values())
 
 
 @given(
@@ -103,7 +103,7 @@ def test_steps_are_the_fewest_whose_padding_is_within_a_tenth_of_the_least(
     lengths: list[int], microbatches: int, times: int, spread: int
 ) -> None:
     budget = times * lengths[-1] + spread
-    config = PlanConfig(max_batch_seconds=budget, microbatches_per_step=microbatches, min_audio_seconds=1)
+    config = PlanConfig(max_batch_seconds=float(budget), microbatches_per_step=microbatches, min_audio_seconds=1.0)
     if len(lengths) < microbatches:
         return
     plan = BatchPlan(np.array(lengths), 1, config)

@@ -255,7 +255,7 @@ def _check_recording(cut: dict[str, Any], where: str) -> None:
             raise ManifestError(f"{where}: the channels of a source are {channels!r}. Give a list of numbers.")
 
 
-def _check_transforms(recording: dict[str, Any], where: str) -> None:
+def _check_transforms(recording: Any, where: str) -> None:
     """Checks transforms before Lhotse builds them, which fails without a word on the remedy if a package is missing."""
     transforms, rate = recording.get("transforms"), recording.get("sampling_rate")
     if not transforms or type(rate) is not int:
