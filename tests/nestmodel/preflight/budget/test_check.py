@@ -84,7 +84,7 @@ def test_a_budget_that_the_longest_cut_fills_is_not_said_to_be_too_large_for_tha
 def test_the_longest_cut_is_that_of_training_or_validation(
     messy_corpora: MessyCorpora, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plan = PlanConfig(max_batch_seconds=80.0)
+    plan = PlanConfig(max_batch_seconds=80.0, num_shapes=8)
     longest_s = longest_of(NestDataModule(messy_corpora.noise, plan=plan))
     data = NestDataModule(messy_corpora.speech, val_corpus=messy_corpora.noise, plan=plan, num_workers=0)
     assert longest_of(data) < longest_s
@@ -110,7 +110,7 @@ def test_the_advice_names_the_shape_that_did_not_fit(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Of two cuts of 2.4 s, for example, where one of 3.1 s, the longest of the corpus, fits."""
-    data = data_of(messy_corpora, max_batch_seconds=80.0, max_cuts=max_cuts)
+    data = data_of(messy_corpora, max_batch_seconds=80.0, max_cuts=max_cuts, num_shapes=None)
     advice = checked(FakeTrials(allowed_mb), data, tmp_path, monkeypatch, checkpoint_activations=True).advice
     assert advice == (
         "data.plan.max_batch_seconds (now 80) does not fit, nor does 5, the lowest that the longest cut of data.corpus "

@@ -30,7 +30,8 @@ RATE = 16000
 
 
 def data_of(corpora: MessyCorpora, **plan: object) -> NestDataModule:
-    fields = {"max_batch_seconds": 20.0, "microbatches_per_step": 2, **plan}
+    # With fixed shapes, microbatches of a small corpus are as full as those of a large one.
+    fields = {"max_batch_seconds": 20.0, "microbatches_per_step": 2, "num_shapes": 8, **plan}
     return NestDataModule(corpora.speech, plan=PlanConfig(**fields), num_workers=0)  # type: ignore[arg-type]
 
 
@@ -160,8 +161,7 @@ def search(
 def test_the_budget_is_the_largest_whose_shapes_all_fit(
     messy_corpora: MessyCorpora, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # With fixed shapes, microbatches of a small corpus are as full as those of a large one.
-    report, lines = search(FakeTrials(26), data_of(messy_corpora, num_shapes=8), tmp_path, monkeypatch)
+    report, lines = search(FakeTrials(26), data_of(messy_corpora), tmp_path, monkeypatch)
     # 30 s would hold batches of 26 to 30 s; those of 25 s hold at most 25 s.
     assert report.largest_seconds == 25.0
     assert report.best_seconds == 5.0  # all budgets are equally fast here, and 5 s is the smallest of its halves
@@ -179,8 +179,7 @@ def test_the_budget_is_the_largest_whose_shapes_all_fit(
 def test_a_budget_above_which_no_batch_changes_is_said_to_be_limited_by_the_corpus(
     messy_corpora: MessyCorpora, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    data = data_of(messy_corpora, num_shapes=8)
-    report, _ = search(FakeTrials(10**6, overhead_s=1.0), data, tmp_path, monkeypatch)
+    report, _ = search(FakeTrials(10**6, overhead_s=1.0), data_of(messy_corpora), tmp_path, monkeypatch)
     assert report.is_limited_by_corpus
     assert report.best_seconds > 20.0  # a fixed cost of each step makes large batches faster
 
