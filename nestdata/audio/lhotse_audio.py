@@ -21,7 +21,7 @@ from nestdata.audio.resampling import has_small_kernel, one_torch_thread, resamp
 from nestdata.errors import ConfigError, in_one_line
 from nestdata.stateless_rng import derive_key
 
-# A span of their result is the result of a span of the audio, but for the first and last samples.
+# Transforms that give the same samples for a span as for the whole audio, except near the ends of the span.
 _LOCAL_TRANSFORMS = frozenset({"Resample", "Speed", "Volume"})
 _TRANSFORMS = _LOCAL_TRANSFORMS | {
     *("Tempo", "Narrowband", "Compress", "Clipping", "LoudnessNormalization"),

@@ -29,7 +29,7 @@ from nestdata.stateless_rng import Permutation, StatelessRng, derive_key
 ALGORITHM_VERSION = 3
 """Part of the fingerprint: increase it with every change to which cuts a step holds."""
 
-# Number of cuts from which a substitute is drawn, if so many are short enough.
+# Substitutes are drawn from at least this many cuts, or from all that are short enough.
 _MIN_SUBSTITUTES = 32
 
 

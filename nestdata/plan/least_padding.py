@@ -103,10 +103,14 @@ class _Steps:
         self._microbatches = budget.microbatches
 
     def solve(self, enough: int) -> tuple[list[int], list[NDArray[np.int64]]]:
-        """Returns the least samples of all positions, padding included, in 1, 2, ... steps, up to the least of all.
+        """Finds the least samples of an epoch, padding included, for 1, 2, ... steps.
 
-        Besides, for each of these numbers and each place, the place at which the first of so many steps has to end.
-        The search ends early if the samples are at most `enough`.
+        Args:
+            enough: The search ends when the samples are at most this, or when more steps would not reduce them.
+
+        Returns:
+            The samples for each number of steps; and for each number of steps, the place where the first step ends if
+            the positions from each place on are divided into that many.
         """
         costs = self._costs()
         num_places, width = costs.shape
