@@ -97,10 +97,7 @@ class JoinedAudio:
             self._file.seek(num_ahead)
             self._left -= num_ahead
             return position
-        block = block_length(self.channels)
-        while num_ahead and (num_found := len(self.read(min(num_ahead, block)))):
-            num_ahead -= num_found
-        return position - num_ahead
+        return position - num_ahead + skip_samples(self, num_ahead)
 
     def read(self, num_samples: int, dtype: str = "float32", always_2d: bool = True) -> NDArray[Any]:
         """Returns the next samples, shape (num_samples, num_channels); fewer at the end of the last stream.
@@ -129,9 +126,7 @@ class JoinedAudio:
 
     def buffer_read_into(self, out: NDArray[Any], dtype: str) -> int:
         """Fills `out`, shape (num_samples,), from its start, and returns the number of samples found."""
-        samples = self.read(len(out), dtype)
-        out[: len(samples)] = samples[:, 0]
-        return len(samples)
+        return read_into(self, out, dtype)
 
     def _open_next(self) -> bool:
         """Opens the next stream; returns False, and keeps the last one open, if there is none."""
@@ -157,12 +152,19 @@ class JoinedAudio:
 
 def count_samples(file: Any) -> int:
     """Returns the number of samples of each channel of an open file, by decoding it to the end."""
-    total, block = 0, block_length(file.channels)
-    while num_found := len(file.read(block, dtype="float32", always_2d=True)):
-        total += num_found
-    return total
+    return skip_samples(file, UNKNOWN_LENGTH)
 
 
-def block_length(num_channels: int) -> int:
-    """Returns how many samples of each channel are decoded at a time where they are only counted or skipped."""
-    return max(1, _BLOCK_SAMPLES // num_channels)
+def skip_samples(file: Any, num_samples: int) -> int:
+    """Decodes the next samples of an open file without keeping them, and returns their number, fewer at the end."""
+    num_ahead, block = num_samples, max(1, _BLOCK_SAMPLES // file.channels)
+    while num_ahead and (num_found := len(file.read(min(num_ahead, block), dtype="float32", always_2d=True))):
+        num_ahead -= num_found
+    return num_samples - num_ahead
+
+
+def read_into(file: Any, out: NDArray[Any], dtype: str) -> int:
+    """Fills `out`, shape (num_samples,), with the first channel of an open file, and returns the number of samples."""
+    samples = file.read(len(out), dtype, always_2d=True)
+    out[: len(samples)] = samples[:, 0]
+    return len(samples)

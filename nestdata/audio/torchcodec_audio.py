@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nestdata.audio.parts import UNKNOWN_LENGTH
+from nestdata.audio.parts import UNKNOWN_LENGTH, read_into, skip_samples
 
 # Samples of all channels that are decoded at a time, in 512 MiB. torchcodec decodes a file from its start again for
 # each block, because it can only go on behind a time stamp, which is rounded in some formats.
@@ -40,7 +40,6 @@ class TorchcodecAudio:
             RuntimeError, ValueError: FFmpeg finds no audio in it.
         """
         self._source = source
-        self._skipped = 0
         metadata = self._decoder().metadata
         self.samplerate = int(metadata.sample_rate)
         self.channels = int(metadata.num_channels)
@@ -59,10 +58,7 @@ class TorchcodecAudio:
 
     def seek(self, position: int) -> int:
         """Moves from the start to a position in samples, or to the end if that comes first."""
-        num_ahead = position
-        while num_ahead and (num_found := len(self.read(min(num_ahead, _BLOCK_SAMPLES)))):
-            num_ahead -= num_found
-        return position - num_ahead
+        return skip_samples(self, position)
 
     def read(self, num_samples: int, dtype: str = "float32", always_2d: bool = True) -> NDArray[Any]:
         """Returns the next samples, shape (num_samples, num_channels); fewer at the end.
@@ -90,9 +86,7 @@ class TorchcodecAudio:
 
     def buffer_read_into(self, out: NDArray[Any], dtype: str) -> int:
         """Fills `out`, shape (num_samples,), from its start, and returns the number of samples found."""
-        samples = self.read(len(out), dtype)
-        out[: len(samples)] = samples[:, 0]
-        return len(samples)
+        return read_into(self, out, dtype)
 
     def _decoder(self) -> Any:
         from torchcodec.decoders import AudioDecoder
