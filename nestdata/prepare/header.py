@@ -24,6 +24,7 @@ from nestdata.storage import FileVersion, is_url
 if TYPE_CHECKING:
     import soundfile
 
+_FLAC_MAGIC = b"fLaC"
 # libsndfile's log entries for the number of bytes of samples in a header: of a WAV or AIFF file that has fewer, and of
 # any RF64 file.
 _ENDS_EARLY = re.compile(r"^ ?(?:data|SSND) : (\d+) \(should be (\d+)\)", re.MULTILINE)
@@ -127,9 +128,10 @@ def _header_of_file(path: str, searches: bool) -> tuple[AudioInfo, int]:
 def _header_of_member(member: Member, searches: bool) -> tuple[AudioInfo, int]:
     """Returns the header of a member and its size. Raises the errors of `_header_of_file`, and those of reading it."""
     content, head = member.content, member.content.head()
+    searches = searches and head.startswith(_FLAC_MAGIC)
     if isinstance(content, LoadedContent):
         searches = _is_joined_flac(head, MemoryRanges(content.content), searches)
-    elif not is_url(content.location):  # each range would cost a request to a store
+    elif head.startswith(_FLAC_MAGIC) and not is_url(content.location):  # there, each range would be a request
         with content.open() as stream:
             searches = _is_joined_flac(head, StreamRanges(stream, member.length), searches)
     if not searches and (info := _plain_header(head, member.length)):
@@ -151,7 +153,7 @@ def _open_from_start(stream: GuardedStream) -> Any:
 
 def _is_joined_flac(head: bytes, ranges: ByteRanges, searches: bool) -> bool:
     """Returns whether FLAC files are joined to one, as far as the last frame shows, or all bytes if `searches`."""
-    if head[:4] != b"fLaC":
+    if not head.startswith(_FLAC_MAGIC):
         return False
     return (searches or flac.may_go_on(head, ranges)) and len(flac.starts_of_files(ranges)) > 1
 
