@@ -24,7 +24,6 @@ from nestmodel.training.starting.run_checks import (
     check_kernels,
     check_look_ahead,
     check_monitors,
-    check_precision,
     check_sampling_rate,
     check_share,
 )
@@ -55,7 +54,6 @@ def check_run(
         WeightsError: The checkpoint cannot be read.
     """
     plan = data.train_dataset.plan
-    check_precision(trainer.precision)
     check_sampling_rate(model.config, data.sampling_rate)
     if stage == "validate":
         if data.val_dataset is None:
