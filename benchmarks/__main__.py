@@ -15,7 +15,7 @@ from pathlib import Path
 
 from benchmarks.harness.catalogue import Benchmark, catalogue
 from benchmarks.harness.children import run_peer, search_path
-from benchmarks.measured import REPOSITORY
+from benchmarks.harness.repository import REPOSITORY
 
 DEMO = REPOSITORY / "manifests" / "demo"
 

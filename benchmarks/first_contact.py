@@ -22,7 +22,7 @@ from tests.cli.first_contact.folder import make_folder
 from tests.cli.first_contact.lines import LINES, PROGRAMS, Line
 from tests.cli.first_contact.process import Outcome, commands
 
-from .measured import measured_line
+from .harness.repository import commit_line
 
 TIMED = ("nestdata --help", "nestmodel --help", "nestmodel fit --help", "nestdata prepare --help")
 ROUNDS = 5
@@ -105,7 +105,7 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.table:
         before, after = (json.loads(path.read_text()) for path in arguments.table)
-        print(measured_line("cli", "tests/cli/first_contact") + "\n\n" + table(before, after))
+        print(commit_line() + "\n\n" + table(before, after))
     elif arguments.output:
         arguments.output.write_text(json.dumps(record(arguments.checkout.resolve()), indent=1) + "\n")
     else:

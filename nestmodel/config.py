@@ -3,8 +3,6 @@
 This module defines the name, range and default of every setting of the model and its optimizer. Settings of the trainer
 and of the data are defined elsewhere; `nestmodel.formats.nemo_config` translates NeMo's configurations. Every value is
 validated on construction, and an unknown key raises an error.
-
-Longer than 300 lines, because each setting stands here once, with its default, its check and its description.
 """
 
 from collections.abc import Mapping

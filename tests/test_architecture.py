@@ -52,9 +52,6 @@ ALLOWED = {
 INHERITED = {"_actions": "argparse has no public list of the arguments of a parser"}
 
 # Packages whose modules say why they are long, in these words.
-PACKAGES_OF_SHORT_MODULES = ("nestdata", "nestguard", "nestmodel", "cli")
-MAX_LINES = 300
-REASON = f"Longer than {MAX_LINES} lines, because "
 
 
 def is_private(name: str) -> bool:
@@ -192,14 +189,3 @@ def test_modules_of_a_folder_import_each_other_in_one_direction(folder: str) -> 
 def test_of_the_network_only_encoder_and_network_import_code_for_gpus() -> None:
     paths = sorted((REPOSITORY / "nestmodel" / "nn").glob("*.py"))
     assert {path.stem for path in paths if imported_modules(path, "nestmodel.nn.gpu")} == {"encoder", "network"}
-
-
-def says_why_it_is_long(source: str) -> bool:
-    return REASON in " ".join((ast.get_docstring(ast.parse(source)) or "").split())
-
-
-@pytest.mark.parametrize("package", PACKAGES_OF_SHORT_MODULES)
-def test_a_module_says_why_it_is_long_if_and_only_if_it_is(package: str) -> None:
-    sources = {path: path.read_text(encoding="utf-8") for path in sorted((REPOSITORY / package).rglob("*.py"))}
-    long_ones = [path for path, source in sources.items() if len(source.splitlines()) > MAX_LINES]
-    assert long_ones == [path for path, source in sources.items() if says_why_it_is_long(source)]

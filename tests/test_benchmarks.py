@@ -18,18 +18,17 @@ from benchmarks.harness.rounds import ratios, run_rounds, spread
 from benchmarks.learning import scores
 from benchmarks.learning.parts import time_to_loss_report
 from benchmarks.learning.parts.blind import draw_once
-from benchmarks.measured import read_measured
 
 REPOSITORY = Path(__file__).parents[1]
 BENCHMARKS = REPOSITORY / "benchmarks"
 # `run_record.py` runs older checkouts and uses the standard library only. `guard_scale.py` plays the nodes of a run by
-# several processes at once. `range_server.py` runs beside what it serves. `measured.py`, which tests import as well,
-# asks git for the commit. `lengths.py` takes the bytes that encoders write, and goes on without those that fail.
+# several processes at once. `range_server.py` runs beside what it serves. `repository.py` asks git for the commit.
+# `lengths.py` takes the bytes that encoders write, and goes on without those that fail.
 STARTS_PROCESSES = {
     "guard_scale.py",
     "lengths.py",
-    "measured.py",
     "range_server.py",
+    "repository.py",
     "run_record.py",
 }
 
@@ -180,9 +179,6 @@ def test_a_benchmark_is_tried_on_little_and_its_result_says_what_it_measured(nam
     result = tmp_path / "result.md"
     printed = run_peer([sys.executable, "-m", "benchmarks", "run", name, *quick, "--results", result], cwd=REPOSITORY)
     assert printed.endswith(result.read_text())
-    measured = read_measured(printed)
-    assert measured is not None
-    assert measured.paths[0] == catalogue()[name].path.relative_to(REPOSITORY).as_posix()
 
 
 def test_a_result_has_its_conditions_wrapped_paragraphs_and_tables(
@@ -190,20 +186,15 @@ def test_a_result_has_its_conditions_wrapped_paragraphs_and_tables(
 ) -> None:
     result = tmp_path / "result.md"
     script = BENCHMARKS / "batches" / "plan.py"
-    report = Report("Speed", str(script), "3 rounds, 2 cores.", measured=["tests/figures.py"], results=result)
+    report = Report("Speed", str(script), "3 rounds, 2 cores.", results=result)
     report.section("Ratios")
     report.text(f"""{"A-word " * 20}
         and more.""")
     report.table(["what", "s"], [["ours", 1.5]])
     text = result.read_text()
     assert capsys.readouterr().out == text
-    assert text.startswith(
-        "# Speed\n\nMade by `benchmarks/batches/plan.py`: 3 rounds, 2 cores.\n\nMeasures `benchmarks/"
-    )
+    assert text.startswith("# Speed\n\nMade by `benchmarks/batches/plan.py`: 3 rounds, 2 cores.\n\nMeasured at commit ")
     assert text.endswith("A-word and more.\n\n| what | s |\n|---|---|\n| ours | 1.5 |\n\n")
-    measured = read_measured(text)
-    assert measured is not None
-    assert measured.paths == ["benchmarks/batches/plan.py", "tests/figures.py"]
     assert max(len(line) for line in text.splitlines() if "A-word" in line) <= 120
 
 

@@ -18,7 +18,7 @@ EXAMPLES = {
     "nemo/train.json": "nemo",
     "nemo_tarred/tarred_audio_manifest.json": "nemo",
     "shar": "shar",
-    "webdataset": "webdataset",
+    "webdataset": "folder",
     "lhotse/cuts.jsonl": "lhotse",
     "lhotse/recordings.jsonl": "lhotse",
     "fairseq/train.tsv": "fairseq",

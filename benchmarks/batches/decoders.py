@@ -65,7 +65,6 @@ def main() -> int:
         __file__,
         f"medians of {arguments.rounds} rounds, {machine()}, soundfile {soundfile.__version__} "
         f"({soundfile.__libsndfile_version__}), {installed}.",
-        measured=["nestdata/audio/decode.py"],
         results=arguments.results,
     )
     report.text("""Ratio: CPU time of `soundfile.read` divided by that of the library. An asterisk marks samples that

@@ -270,7 +270,6 @@ def _print_rates(arguments: argparse.Namespace, rounds: list[Rates], files: File
         "Feeding",
         __file__,
         f"{len(rounds)} rounds, {machine()}, {versions}.",
-        measured=["benchmarks/counts/count_step.py", "benchmarks/peers/nemo_loading.py", *MEASURED],
         results=arguments.results,
     )
     report.text(f"""{files.num_cuts:,} {what}, {files.total_s / files.num_cuts:.1f} s on average, and

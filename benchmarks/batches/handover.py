@@ -68,7 +68,6 @@ def main() -> int:
         __file__,
         f"{arguments.rounds} rounds, {versions('torch')}, {machine()}. Audio-seconds per second; microbatches of "
         f"{BATCH_SECONDS:g} s.",
-        measured=["nestdata/batch"],
         results=arguments.results,
     )
     with tempfile.TemporaryDirectory() as name:

@@ -70,7 +70,6 @@ def main() -> int:
         f"standard deviation of the logarithm 0.6, 1 to 40 s. {machine()}, {versions('numpy')}, one thread, files in "
         f"the page cache. Times are medians: of opening, over {NUM_PROCESSES} processes; of addresses, over "
         f"{NUM_ROUNDS} processes; up to a batch, over {NUM_STARTS} starts of rank 0.",
-        measured=["nestdata/plan", "nestdata/corpus/corpus.py"],
         results=arguments.results,
     )
     with tempfile.TemporaryDirectory() as temporary:

@@ -43,7 +43,6 @@ def main() -> int:
         __file__,
         f"{versions('numpy')}, {arguments.files} files of {SECONDS[0]:g} to {SECONDS[1]:g} s, {arguments.rounds} "
         f"rounds, one process, {machine()}.",
-        measured=["nestdata/audio", "nestdata/corpus"],
         results=arguments.results,
     )
     columns = ["format", "page cache", "files, CPU µs a cut"]

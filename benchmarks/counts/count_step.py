@@ -29,7 +29,7 @@ from torch.utils._pytree import tree_map_only
 from benchmarks.counts.fake_gpu import Operation, OperationLog, backward, fake_gpu
 from benchmarks.counts.step_launches import launches_table, step_launches
 from benchmarks.harness.children import run_peer
-from benchmarks.measured import REPOSITORY, measured_line
+from benchmarks.harness.repository import REPOSITORY, commit_line
 
 if TYPE_CHECKING:
     from benchmarks.counts.fake_compile import Generated
@@ -475,17 +475,7 @@ def demand_table(demands: Sequence[Demand]) -> str:
 
 def _report(counts: dict[str, Counts], demands: Sequence[Demand], host: str) -> str:
     """Returns the tables as Markdown; `host` is that of launches."""
-    measured = measured_line(
-        "benchmarks/counts/count_step.py",
-        "benchmarks/counts/fake_gpu.py",
-        "benchmarks/counts/fake_compile.py",
-        "benchmarks/counts/step_launches.py",
-        "benchmarks/peers/nemo_counts.py",
-        "nestmodel/nn",
-        "nestmodel/training/step_stats.py",
-        "nestmodel/config.py",
-        "nestmodel/presets",
-    )
+    measured = commit_line()
     ours = next(iter(counts.values()))
     sections = [
         "# Counts of a training step",

@@ -400,7 +400,6 @@ def main() -> int:
         "Waits for the GPU",
         __file__,
         _CONDITIONS,
-        measured=["nestmodel/training", "nestmodel/nn"],
         results=arguments.results,
     )
     waits = Counter((wait["operation"], wait["caller"]) for wait in found.pop("waits"))

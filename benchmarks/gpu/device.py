@@ -12,7 +12,7 @@ import torch
 from benchmarks.gpu.context import Context
 from benchmarks.gpu.measuring import time_call
 from benchmarks.gpu.report import Section
-from benchmarks.measured import digest
+from benchmarks.harness.repository import commit
 
 PEAK_BF16_TFLOPS = {
     "B200": 2250,
@@ -30,7 +30,6 @@ PEAK_BF16_TFLOPS = {
 """Dense bf16 operations a second, in 10^12, by words of the name that torch reports; the first match counts. Source:
 NVIDIA's data sheets, whose figures with sparsity are halved."""
 
-_MEASURED = ("benchmarks/gpu", "benchmarks/peers", "nestmodel")
 _VARIABLES = ("CUBLAS_WORKSPACE_CONFIG", "NCCL_ALGO", "PYTORCH_CUDA_ALLOC_CONF", "CUDA_LAUNCH_BLOCKING")
 _NUM_LAUNCHES = 1000
 
@@ -47,7 +46,7 @@ def identity(context: Context) -> dict[str, str]:
         "ranks": str(context.world_size),
         "python": platform.python_version(),
         "torch": str(torch.__version__),
-        "code": digest(_MEASURED),
+        "commit": commit(),
     }
 
 

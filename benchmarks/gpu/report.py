@@ -109,7 +109,7 @@ class Report:
     def markdown(self) -> str:
         """Returns the report as Markdown."""
         parts = [f"# Results on a GPU\n\nWritten by `{self.command}`.\n"]
-        parts += [f"Code {self.identity['code']}.\n"] if "code" in self.identity else []
+        parts += [f"Commit {self.identity['commit']}.\n"] if "commit" in self.identity else []
         for section in self.sections.values():
             parts.append(f"## {section.name}\n")
             parts += [f"Decides: {section.decides}\n"] if section.decides else []

@@ -97,11 +97,6 @@ def main() -> int:
         __file__,
         f"{arguments.rounds} pairs of runs of {arguments.steps} steps, one rank of one thread, {machine()}, "
         f"{versions('torch')}.",
-        measured=[
-            "nestguard/observe/heartbeat.py",
-            "nestguard/observe/record.py",
-            "nestmodel/training/callbacks/stall_guard.py",
-        ],
         results=arguments.results,
     )
     columns = ["loader processes", "step, median", "in the guard's own calls, on minus off", "share of a step"]

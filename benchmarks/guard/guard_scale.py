@@ -30,8 +30,8 @@ import nestguard.connect.follower
 from benchmarks.harness.arguments import benchmark_parser
 from benchmarks.harness.children import own_command
 from benchmarks.harness.report import Report, machine
+from benchmarks.harness.repository import REPOSITORY
 from benchmarks.harness.rounds import run_rounds
-from benchmarks.measured import REPOSITORY
 from nestguard import Heartbeat, Identity, PeerConfig, Phase, Reading, StallLimits, start_monitor
 from nestguard.connect.authentication import SharedToken
 from nestguard.connect.follower import Follower
@@ -117,7 +117,6 @@ def _print(arguments: argparse.Namespace, rounds: list[dict[str, Result]]) -> No
         __file__,
         f"medians of {len(rounds)} rounds with minimum and maximum, {machine()}. A node has {NUM_RANKS} ranks and "
         f"{NUM_WORKERS} loader workers.",
-        measured=["nestguard"],
         results=arguments.results,
     )
     columns = ("", "CPU of node 0's monitor, % of a core", "all nodes connected after, s", "connections lost")

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from benchmarks.measured import REPOSITORY
+from benchmarks.harness.repository import REPOSITORY
 
 BENCHMARKS = REPOSITORY / "benchmarks"
 ROOMS = ("batches", "counts", "guard", "learning", "model", "prepare", "remote")

@@ -13,7 +13,7 @@ from pathlib import Path
 from threading import Thread
 from typing import IO, Any
 
-from benchmarks.measured import REPOSITORY
+from benchmarks.harness.repository import REPOSITORY
 
 PEERS = REPOSITORY / "benchmarks" / "peers"
 """Scripts that run in environments of other projects."""

@@ -1,4 +1,4 @@
-"""The Markdown of a result: title, conditions, measured code, paragraphs and tables."""
+"""The Markdown of a result: title, conditions, commit, paragraphs and tables."""
 
 import os
 import platform
@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from importlib.metadata import version
 from pathlib import Path
 
-from benchmarks.measured import REPOSITORY, measured_line
+from benchmarks.harness.repository import REPOSITORY, commit_line
 
 WIDTH = 120
 
@@ -15,16 +15,13 @@ WIDTH = 120
 class Report:
     """Prints a result while it is measured, and writes it to a file as well if one is given."""
 
-    def __init__(
-        self, title: str, script: str, conditions: str, *, measured: Sequence[str], results: Path | None = None
-    ) -> None:
+    def __init__(self, title: str, script: str, conditions: str, *, results: Path | None = None) -> None:
         """Prints the head of the result.
 
         Args:
             title: Title.
             script: `__file__` of the benchmark.
             conditions: How it was measured: how often, on which machine, and with which versions.
-            measured: Files and folders besides the script whose change would change the figures.
             results: File that gets the Markdown as well.
         """
         self.results = results
@@ -33,7 +30,7 @@ class Report:
         path = Path(script).resolve().relative_to(REPOSITORY).as_posix()
         self.markdown(f"# {title}\n")
         self.text(f"Made by `{path}`: {conditions}")
-        self.markdown(measured_line(path, *measured) + "\n")
+        self.markdown(commit_line() + "\n")
 
     def section(self, title: str) -> None:
         """Prints a heading."""

@@ -24,11 +24,11 @@ from typing import NamedTuple
 
 from benchmarks.harness.kept_settings import keep_settings
 from benchmarks.harness.report import machine, table_text, versions
+from benchmarks.harness.repository import commit_line
 from benchmarks.learning.parts import blind
 from benchmarks.learning.parts.held_out import held_out_batches, held_out_metrics
 from benchmarks.learning.parts.manifests import PURPOSES, add_languages, write_languages
 from benchmarks.learning.parts.probes import probes_parser, read_errors, read_probe, run_probe, variant_table
-from benchmarks.measured import measured_line
 from nestdata import Corpus
 from nestmodel import error_rate, load_network, read_config
 from nestmodel.attention_context import format_context, parse_context
@@ -181,11 +181,10 @@ def _head(arguments: argparse.Namespace, output: Path, digest: str) -> str:
     """Returns what stands before the tables of the results."""
     config = read_probe(next(output.glob(f"{arguments.data[0][0]}-A*")))["config"]
     heads = "linear heads" if config["hidden"] is None else f"heads with a hidden layer of {config['hidden']}"
-    parts = [f"nestmodel/evaluate/probe/{name}.py" for name in ("ctc", "ctc_head", "training")]
-    script, held_out = (f"benchmarks/learning/{name}.py" for name in ("content", "parts/held_out"))
+    script = "benchmarks/learning/content.py"
     return f"""# Content of encoders
 
-{measured_line(script, held_out, *parts, "nestmodel/nn")}
+{commit_line()}
 
 Made by `{script}`{" --quick" if arguments.quick else ""} on {machine("CPU cores")}, {versions("torch", "jiwer")}. Error
 rates in characters in %, differences in percentage points, with 95 % bootstrap intervals over groups of

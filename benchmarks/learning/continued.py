@@ -23,10 +23,10 @@ from typing import NamedTuple
 from benchmarks.harness.children import run_command
 from benchmarks.harness.kept_settings import keep_settings
 from benchmarks.harness.report import machine, versions
+from benchmarks.harness.repository import commit_line
 from benchmarks.learning.parts.blind import draw_once
 from benchmarks.learning.parts.manifests import PURPOSES, add_languages, write_languages
 from benchmarks.learning.parts.probes import probes_parser, read_errors, run_probe, variant_table
-from benchmarks.measured import measured_line
 
 QUICK = None
 FEW = {"steps": 2, "warmup_steps": 1, "probe_options": "--max-epochs 1 --learning-rates 0.08 --probe-seeds 0"}
@@ -134,10 +134,9 @@ def _report(arguments: argparse.Namespace, numbers: Mapping[Run, int]) -> str:
         }
         tables.append(f"## {language}\n\n{variant_table(errors)}")
     script = "benchmarks/learning/continued.py"
-    heads = [f"nestmodel/evaluate/probe/{name}.py" for name in ("ctc_head", "training")]
     return f"""# Continued pretraining
 
-{measured_line(script, "nestmodel/nn", *heads)}
+{commit_line()}
 
 Made by `{script}`{" --quick" if arguments.quick else ""} on {machine("CPU cores")} with other work, \
 {versions("torch", "jiwer")}.

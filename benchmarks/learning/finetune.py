@@ -30,9 +30,9 @@ from benchmarks.harness.arguments import benchmark_parser
 from benchmarks.harness.children import run_peer
 from benchmarks.harness.kept_settings import keep_settings
 from benchmarks.harness.report import machine, table_text, versions
+from benchmarks.harness.repository import REPOSITORY, commit_line
 from benchmarks.learning.parts.blind import draw_once
 from benchmarks.learning.parts.manifests import read_lines
-from benchmarks.measured import REPOSITORY, measured_line
 from nestdata import Corpus
 from nestmodel import ErrorCounts, count_errors, error_rate, error_reduction
 from nestmodel.evaluate.error_rates import ErrorUnit, percent
@@ -137,7 +137,7 @@ def report(arguments: argparse.Namespace, runs: list[Run]) -> str:
 
 Made by `{script}` on {machine("CPU cores")} with other work, each run
 with OMP_NUM_THREADS={arguments.threads}, {versions("torch", "transformers", "accelerate", "jiwer")}.
-{measured_line(script, EXAMPLE, "nestmodel/evaluate/error_rates.py")}
+{commit_line()}
 
 Every run is
 

@@ -109,7 +109,6 @@ def _print(results: Path | None, real: Path, output: Path, minutes: int, found: 
         f"What an encoder learned in {minutes} minutes",
         __file__,
         f"one run, {machine()}, {versions('torch', 'pytorch-lightning', 'scikit-learn')}.",
-        measured=["nestmodel/nn", "nestmodel/evaluate/probe", "nestmodel/presets/demo.yaml"],
         results=results,
     )
     report.text(f"""Encoder and probe were trained on {len(pretrain)} utterances, {pretrain.hours:.2f} h (the probe on

@@ -197,7 +197,6 @@ def _print(arguments: argparse.Namespace, points: list[Point], corpus: Corpus, c
         __file__,
         f"{len(points)} checkpoints of {num_runs} runs, {num_settings} settings, {machine()}, "
         f"{versions('torch', 'scikit-learn')}.",
-        measured=["nestmodel/evaluate/feature_scores.py", "nestmodel/evaluate/frame_units.py", "nestmodel/nn"],
         results=arguments.results,
     )
     if arguments.note:

@@ -31,10 +31,10 @@ import soundfile
 
 from benchmarks.harness.kept_settings import keep_settings
 from benchmarks.harness.report import machine, table_text, versions
+from benchmarks.harness.repository import commit_line
 from benchmarks.learning.parts import blind, phones
 from benchmarks.learning.parts.manifests import PURPOSES, Line, read_lines, read_manifest, write_lines
 from benchmarks.learning.parts.probes import accuracy, errors_of, probes_parser, read_probe, run_probe
-from benchmarks.measured import measured_line
 from nestmodel import ErrorCounts, error_difference, error_rate
 from nestmodel.evaluate.error_rates import percent, ratio_difference
 
@@ -424,12 +424,11 @@ def _accuracies(scores: Sequence[dict[str, float]]) -> str:
 
 def _head(arguments: argparse.Namespace, names: Sequence[str], descriptions: Sequence[str], digest: str) -> str:
     """Returns what stands before the tables."""
-    script, of_phones = (f"benchmarks/learning/{name}.py" for name in ("where", "parts/phones"))
-    parts = [f"nestmodel/evaluate/probe/{name}.py" for name in ("ctc", "ctc_head", "labels", "training")]
+    script = "benchmarks/learning/where.py"
     lines = "\n".join(f"- {one}" for one in descriptions)
     return f"""# Where the content is, and for whom
 
-{measured_line(script, of_phones, *parts, "nestmodel/nn")}
+{commit_line()}
 
 Made by `{script}`{" --quick" if arguments.quick else ""} on {machine("CPU cores")}, \
 {versions("torch", "jiwer", "scikit-learn")}.

@@ -21,7 +21,7 @@ import torch
 from benchmarks.harness.arguments import benchmark_parser
 from benchmarks.harness.children import json_of, own_command
 from benchmarks.harness.report import Report, versions
-from benchmarks.measured import REPOSITORY
+from benchmarks.harness.repository import REPOSITORY
 from nestmodel import NestNetwork, config_from_nemo
 from nestmodel.nn.loss import loss_stats
 from tests.isa import LANES, lanes_of_this_cpu
@@ -92,7 +92,6 @@ def main() -> int:
         "The golden model under the instruction sets of one CPU",
         __file__,
         f"once per lane, {processor()}, {versions('torch', 'numpy')}, Python {platform.python_version()}.",
-        measured=["nestmodel/nn", "tests/golden/nemo_tiny.npz", "tests/isa.py"],
         results=arguments.results,
     )
     report.text("""Features are compared with features in float64; the other columns with the stored arrays of NeMo, as

@@ -41,7 +41,6 @@ def main() -> int:
         "Bits of dropout",
         __file__,
         f"{num_keys} keys, {num_keys * np.prod(SHAPE):,} decisions for each test, counted once.",
-        measured=["nestmodel/nn/dropout.py"],
         results=arguments.results,
     )
     report.table(["counted", "p-value"], ([name, f"{_p_value(*test(num_keys)):.3f}"] for name, test in TESTS.items()))

@@ -102,7 +102,6 @@ def main() -> int:
         "Models in NeMo's files",
         __file__,
         "with NeMo 3.0.0, in float32 on a CPU; each model was compared once.",
-        measured=["benchmarks/peers/nemo_files.py", "nestmodel/formats", "nestmodel/nn"],
         results=arguments.results,
     )
     report.text("""\"ours\" are random models that were exported to a `.nemo` file here and opened in NeMo with

@@ -60,7 +60,6 @@ SIZES: dict[str, dict[str, Any]] = {
     "large, 18 layers": {**PRESETS["large"], "n_layers": 18},
     "xlarge": PRESETS["xlarge"],
 }
-MEASURED = ("benchmarks/peers/nemo_model.py", "nestmodel/formats/nemo_config.py", "nestmodel/nn")
 QUICK = None
 OUTPUT_TOLERANCE = 1e-5
 GRADIENT_TOLERANCE = 1e-4
@@ -117,7 +116,6 @@ def main() -> int:
         "Parity with NeMo 3.0.0",
         __file__,
         f"on a CPU with {versions('torch')}; each variant is compared once, on one noisy batch.",
-        measured=MEASURED,
         results=arguments.results,
     )
     report.text("""Differences are relative to the largest magnitude of each array, over valid frames; those of features

@@ -28,14 +28,6 @@ CASES: dict[str, list[str]] = {
     "large, 4 x 10 s": ["large", "--batch", "4", "--seconds", "10"],
     "quantizer, 8 x 15 s": ["quantizer", "--batch", "8", "--seconds", "15"],
 }
-MEASURED = (
-    "benchmarks/peers/measuring.py",
-    "benchmarks/peers/nemo_model.py",
-    "benchmarks/peers/nemo_step.py",
-    "benchmarks/peers/our_step.py",
-    "nestmodel/nn",
-    "nestmodel/training/schedule.py",
-)
 
 
 def main() -> int:
@@ -56,7 +48,6 @@ def main() -> int:
         __file__,
         f"{len(rounds)} rounds, in each of which the sides alternate, {machine()}, {versions('torch')}. Medians, with "
         "minimum and maximum in parentheses.",
-        measured=MEASURED,
         results=arguments.results,
     )
     report.text(f"""Each process makes {STEPS} steps, the first two of which are not counted, and reports the median.

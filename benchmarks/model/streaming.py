@@ -67,7 +67,6 @@ def main() -> int:
         "Streaming encoders",
         __file__,
         f"{len(rounds)} rounds, {machine()}, {versions('torch')}, NeMo 3.0.0.",
-        measured=["benchmarks/peers/nemo_stream.py", "benchmarks/peers/our_stream.py", "nestmodel/nn"],
         results=arguments.results,
     )
     report.text(f"""{arguments.seconds} s of speech, chunk by chunk, in one stream with one thread; random weights, the

@@ -57,7 +57,6 @@ def main() -> int:
         "Lengths of audio files",
         __file__,
         f"one run; times are the least of 3 (10 for files of 10 s); ffmpeg {_version_of_ffmpeg()}, {machine()}.",
-        measured=["nestdata/audio", "nestdata/prepare/header.py"],
         results=arguments.results,
     )
     with tempfile.TemporaryDirectory() as folder:

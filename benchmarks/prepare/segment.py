@@ -96,7 +96,6 @@ def main() -> int:
         __file__,
         f"{versions('torch', 'silero-vad')}, {arguments.recordings} recordings of {arguments.minutes:g} minutes, one "
         f"thread, {machine()}. Speed: medians of {arguments.rounds} rounds; `prepare` runs once.",
-        measured=["nestdata/prepare/speech"],
         results=arguments.results,
     )
     with tempfile.TemporaryDirectory() as temporary:

@@ -495,12 +495,10 @@ _UNITS = {"speed": "utterances/s", "resume": "s", "reads": "µs a read", "prepar
 
 
 def _print(arguments: argparse.Namespace, rounds: list[dict[str, float]], orders: dict[str, Order]) -> None:
-    peers = (f"benchmarks/peers/{name}.py" for name in ("lhotse_shar", "mosaic_streaming", "steady"))
     report = Report(
         "Audio in tars and object stores",
         __file__,
         f"{len(rounds)} rounds, {machine()}.",
-        measured=[*peers, "nestdata/batch", "nestdata/storage"],
         results=arguments.results,
     )
     report.text(f"""Each contestant has one loader worker, and one thread of torch, OpenMP and OpenBLAS in each process;

@@ -9,9 +9,6 @@ that holds them.
 
 torch, torchaudio, Lhotse, torchcodec, soundfile and miniaudio are imported at first use, so that commands that decode
 no audio start quickly.
-
-Longer than 300 lines, because a cut may take three ways (dr_flac, an open file, transforms of Lhotse) that share the
-arithmetic of spans, channels and resampling.
 """
 
 import math

@@ -3,8 +3,6 @@
 libsndfile and dr_flac read bytes in memory to the same samples as a file of the same bytes. Where libsndfile would end
 before the audio does, because a format has no header (MPEG) or a file is several streams one after the other (Ogg,
 MPEG, FLAC, WAV), it reads the streams one by one. What it does not know is left to torchcodec.
-
-Longer than 300 lines, because it decides for all formats which decoder gets which bytes.
 """
 
 import os

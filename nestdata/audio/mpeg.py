@@ -6,8 +6,6 @@ the first frame, and gives no sample beyond the estimate; a tag of the first of 
 only. So the frames are counted here, by their headers, unless the tag accounts for every byte of the file.
 
 Layouts: ISO/IEC 11172-3, section 2.4.1.3, and 13818-3; the tags as in LAME's VbrTag.c.
-
-Longer than 300 lines, because headers, tags and the search for frames are read together.
 """
 
 import re

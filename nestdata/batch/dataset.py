@@ -1,8 +1,4 @@
-"""`AudioNoiseDataset`: loads the microbatch of any batch index as a pure function of its key.
-
-Longer than 300 lines, because it has two forms of the same batch side by side, from the same draws: `load` and, for a
-GPU, `load_packed`. Decoding, noise, mixing and transforms are modules beside it.
-"""
+"""`AudioNoiseDataset`: loads the microbatch of any batch index as a pure function of its key."""
 
 import math
 from collections.abc import Iterable, Iterator, Sequence

@@ -12,9 +12,6 @@
 
 The large files are memory-mapped: opening takes the same time for every size, all processes share the memory
 pages, and a corpus can be used after a fork. Corpora are written by `nestdata.prepare`.
-
-Longer than 300 lines, because one public class has all methods that read a corpus, and each of them says what it
-promises.
 """
 
 import mmap

@@ -1,9 +1,6 @@
 """Heartbeats: each process records what it is doing in a memory-mapped file that the monitor of its node reads.
 
 This module owns the writing side, and `record` the layout of the file. `current` keeps the heartbeat of this process.
-
-Longer than 300 lines, because one class holds all that a process tells its monitor: what it does, what its device
-executes, and how it ends.
 """
 
 import itertools

@@ -4,8 +4,6 @@ This module knows the names and defaults of NeMo's `model` section. A field with
 rejected, and so is an unknown field in a section that affects the computation, because it could change the results.
 
 Source: numerics of NeMo 2.5 to 3.0. A missing field has NeMo's own default.
-
-Longer than 300 lines, because what is read and what is written stand side by side, field by field.
 """
 
 import math

@@ -2,8 +2,6 @@
 
 Masks, attention contexts and what dropout drops depend on seeds derived from (seed, step, microbatch), so there is no
 generator state to save. They are the same on every device, except for dropout of attention weights on a GPU.
-
-Longer than 300 lines, because all that one can ask of a network are methods of one public class.
 """
 
 from collections.abc import Iterator

@@ -3,8 +3,6 @@
 It connects the network to optimizer steps, validation, logging and checkpoints. The loss is the mean over the scored
 tokens of a whole optimizer step, over all microbatches and ranks: sums are accumulated, and the gradients are divided
 by the number of tokens once, before the optimizer steps.
-
-Longer than 300 lines, because Lightning calls all hooks of a step, a validation and a checkpoint on one object.
 """
 
 import math

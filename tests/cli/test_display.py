@@ -43,6 +43,7 @@ def test_a_run_on_a_terminal_shows_a_summary_and_a_panel(messy_corpora: MessyCor
         "model",
         "steps",
         "batches",
+        "padding",
         "ranks",
         "numbers",
         "start",

@@ -8,8 +8,8 @@ from statistics import mean
 from typing import Any
 
 from benchmarks.harness.report import machine, table_text, versions
+from benchmarks.harness.repository import commit_line
 from benchmarks.learning.parts.manifests import HELD_OUT
-from benchmarks.measured import measured_line
 from nestmodel.figures import BLUE, ORANGE, finish_axes, new_figure
 
 Curve = Mapping[str, Any]
@@ -121,16 +121,7 @@ def report(
         for since in SINCE
     )
     speed_cells = (summary(side, seed, curves[side, seed], nemo_ranks) for seed in seeds for side in SIDES[:2])
-    measured = measured_line(
-        *(f"benchmarks/learning/{name}.py" for name in ("time_to_loss", "parts/held_out", "parts/time_to_loss_report")),
-        *(f"benchmarks/peers/{name}.py" for name in ("nemo_fit", "nemo_mixing", "nemo_noise", "timed_weights")),
-        "nestdata/batch/mix.py",
-        "nestdata/batch/noise.py",
-        "nestdata/plan",
-        "nestmodel/nn",
-        "nestmodel/presets/demo.yaml",
-        "nestmodel/training",
-    )
+    measured = commit_line()
     mixing_columns = ["utterances with interference", "over more than 90 %", "level of speech over it, median"]
     times_columns = ["ours, s", "NeMo, s", "NeMo / ours", "steps, ours", "steps, NeMo"]
     speed_columns = ["steps per second", "seconds of audio per second", "best, nats below the entropy"]

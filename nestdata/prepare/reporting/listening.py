@@ -3,9 +3,6 @@
 The choice depends only on the content of the corpus: shortest and longest cuts, keyed draws for each language and each
 reason of rejection, and the loudest, quietest and clipped ones among cuts that are drawn by a key and decoded. The time
 depends on the number of samples, not on the size of the corpus; a slow store is not waited for.
-
-Longer than 300 lines, because which samples are shown depends on what could be decoded and on the space that is left,
-so that choosing and copying share their requests.
 """
 
 import logging

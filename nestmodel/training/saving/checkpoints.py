@@ -3,9 +3,6 @@
 A checkpoint holds the state after a whole optimizer step. It is written to a temporary file, flushed and renamed, so
 that a crash never damages an existing checkpoint. Only rank 0 writes: the training thread copies the state, and another
 thread writes the copy while training continues. The other ranks do not wait for it.
-
-Longer than 300 lines, because one callback decides when a checkpoint is written, waits for it, and answers for a full
-disk at each of these points.
 """
 
 import threading

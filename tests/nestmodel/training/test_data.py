@@ -62,25 +62,10 @@ def test_corpora_are_weighted_and_augmented_in_training_only(
 
 def test_mixed_lengths_are_a_setting_of_training_only(messy_corpora: MessyCorpora) -> None:
     plan = PlanConfig(max_batch_seconds=10.0, microbatches_per_step=2, mixed_lengths=True)
-    mixed, plain = (
-        NestDataModule(messy_corpora.speech, None, messy_corpora.speech, config)
-        for config in (plan, replace(plan, mixed_lengths=False))
-    )
+    mixed = NestDataModule(messy_corpora.speech, None, messy_corpora.speech, plan)
     assert mixed.val_dataset is not None
     assert not mixed.val_dataset.plan.config.mixed_lengths
     assert mixed.settings["data.plan.mixed_lengths"] == "True"
-    # A checkpoint from before the setting existed does not contain it, and can be resumed.
-    assert "data.plan.mixed_lengths" not in plain.settings
-
-
-def test_a_checkpoint_contains_the_width_of_buckets_unless_it_is_the_default(messy_corpora: MessyCorpora) -> None:
-    plan = PlanConfig(max_batch_seconds=10.0, microbatches_per_step=2)
-    plain, narrow = (
-        NestDataModule(messy_corpora.speech, plan=config).settings
-        for config in (plan, replace(plan, bucket_width=1 / 64))
-    )
-    assert "data.plan.bucket_width" not in plain
-    assert narrow["data.plan.bucket_width"] == "0.015625"
 
 
 def test_an_unknown_transform_is_an_error_before_the_run_starts(messy_corpora: MessyCorpora) -> None:

@@ -3,9 +3,6 @@
 Source: NVIDIA NeMo 3.0, `convert_to_tarred_audio_dataset.py`, which writes them, and `LazyNeMoTarredIterator` and
 `TarredAudioToTextDataLayer`, which read them. A file with several lines is stored once; the further lines are called
 `NAME-sub1.flac`, `NAME-sub2.flac`. With its option force_codec, members have another suffix than the lines.
-
-Longer than 300 lines, because one format has two forms, files and tars, whose lines are parsed alike; and members of
-tars are matched to lines by names that only nearly agree.
 """
 
 import os

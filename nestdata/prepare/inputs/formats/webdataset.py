@@ -85,9 +85,7 @@ class WebDataset:
                     keys_with_audio.append(hash(key))
                     yield self._entry(index, position, tar, key, [*waiting.joined(key), *sample])
                 elif not waiting.add(key, position, sample):
-                    detail = (
-                        f"no audio beside {_names(sample)}, and too many members to join them: pack with --sort=name"
-                    )
+                    detail = f"no audio beside {_names(sample)}, and too many members to join them; sort them by name"
                     yield self._rejected(index, position, tar, key, Unusable("no_such_member", detail))
         if not waiting.keys.isdisjoint(keys_with_audio):
             yield from self._joined_late(index, shard, waiting)
