@@ -79,8 +79,7 @@ class EncodedAudio(NamedTuple):
 
     def _open_other(self, error: Exception) -> TorchcodecAudio:
         """Opens audio of a format that libsndfile does not know, or raises libsndfile's error, the clearest one."""
-        # FFmpeg takes some texts for a list of other files and addresses, which it would open.
-        if not_audio.is_text(self._head(not_audio.HEAD_BYTES)) or torchcodec_audio.problem():
+        if not_audio.may_name_files(self._head(not_audio.PLAYLIST_BYTES)) or torchcodec_audio.problem():
             raise error
         try:
             with named_messages(self.path, "FFMPEG"):
@@ -103,18 +102,25 @@ class EncodedAudio(NamedTuple):
     def kind_if_not_audio(self) -> str:
         """Returns what the file is if it is recognisable and not audio, and what to do about it; else an empty text."""
         head = self._head(not_audio.HEAD_BYTES)
-        return "" if _name_of(head) else not_audio.kind_of(head)
+        return "" if _name_of(head) else self._kind(head)
 
     def advice(self) -> str:
         """Returns what to do about a format that cannot be read, as the end of a message; empty if nothing is known."""
         head = self._head(not_audio.HEAD_BYTES)
         if not (name := _name_of(head)):
-            kind = not_audio.kind_of(head)
+            kind = self._kind(head)
             return f"; it is {kind}" if kind else ""
         if name == "SPHERE":
             return "; SPHERE files are read if they are not compressed: convert this one, for example with sph2pipe"
         problem = torchcodec_audio.problem()
         return f"; {problem}, or convert the file to FLAC ({name})" if problem else "; FFmpeg cannot read it, either"
+
+    def _kind(self, head: bytes) -> str:
+        """Returns what a file with these first bytes is if it is not audio; zeros may precede audio."""
+        begins_with_zeros = len(head) == not_audio.HEAD_BYTES and not head.strip(b"\0")
+        if begins_with_zeros and self._head(not_audio.PLAYLIST_BYTES).strip(b"\0"):
+            return ""
+        return not_audio.kind_of(head)
 
     def _head(self, num_bytes: int) -> bytes:
         """Returns the first bytes; none if the file cannot be read."""

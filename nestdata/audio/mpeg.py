@@ -32,7 +32,10 @@ _BITRATES = {
 _RATES = (44100, 48000, 32000)
 # By the two bits of the version: MPEG-2.5, reserved, MPEG-2, MPEG-1.
 _RATE_DIVISORS = (4, 0, 2, 1)
-_SYNC_OR_TAG = re.compile(rb"\xff(?=[\xe2-\xff])|ID3|APETAGEX")
+# The first three bytes of a frame, as far as `parse_frame` accepts them, or the start of a tag.
+_SECOND = bytes(byte for byte in range(0xE0, 0x100) if byte >> 3 & 3 != 1 and byte >> 1 & 3)
+_THIRD = bytes(byte for byte in range(0x10, 0xF0) if byte >> 2 & 3 != 3)
+_SYNC_OR_TAG = re.compile(b"\xff(?=[%b][%b])|ID3|APETAGEX" % (re.escape(_SECOND), re.escape(_THIRD)))
 _ID3V1_BYTES, _APE_BYTES = 128, 32
 _BLOCK_BYTES = 1 << 20
 # What a stream claims to be longer than it is, at least; libsndfile looks for tags there.
@@ -155,7 +158,7 @@ def find_start(ranges: ByteRanges, *, searches: bool = False) -> int | None:
     header = parse_frame(ranges.at(start, 4))
     if header and (start + header.num_bytes == ranges.size or _frames_in_a_row(ranges, start, header) >= 2):
         return start
-    return _next_frame(ranges, start, None) if searches else None
+    return _next_frame(_Window(ranges), start, None) if searches else None
 
 
 def is_whole(head: bytes, ranges: ByteRanges) -> bool:
@@ -208,13 +211,38 @@ def layout_of(ranges: ByteRanges, start: int) -> MpegLayout | None:
         return MpegLayout([], ends_early=True)
     parts = []
     num_before = 0
-    if tag and 0 < tag.num_frames < num_frames:
+    # libsndfile opens no stream of a single frame: such a file is decoded as if it had no tag.
+    if tag and 0 < tag.num_frames < num_frames - 1:
         num_before = tag.num_frames
         parts.append(MpegPart(_pieces_of(ranges, runs, limit=1 + num_before), None, 0))
     rest = _pieces_of(ranges, runs, skipped=bool(tag) + num_before)
     num_left = num_frames - num_before
     parts.append(MpegPart(rest, num_left * header.num_samples, num_left * _MAX_FRAME_BYTES + _MARGIN_BYTES))
     return MpegLayout(parts, ends_early=False)
+
+
+class _Window:
+    """A block of a file, which is read again only for positions outside of it."""
+
+    def __init__(self, ranges: ByteRanges) -> None:
+        self._ranges = ranges
+        self.size = ranges.size
+        self.block = b""
+        self.start = 0
+
+    def load(self, position: int, num_bytes: int) -> int:
+        """Makes the block hold bytes from a position, as far as there are any, and returns where they are in it."""
+        at = position - self.start
+        if at < 0 or at + num_bytes > len(self.block):
+            self.block, self.start, at = self._ranges.at(position, _BLOCK_BYTES), position, 0
+        return at
+
+    def at(self, position: int, num_bytes: int) -> bytes:
+        """Returns the bytes of a range, fewer if the end comes first; the block stays."""
+        at = position - self.start
+        if at < 0 or at + num_bytes > len(self.block):
+            return self._ranges.at(position, num_bytes)
+        return self.block[at : at + num_bytes]
 
 
 class _Run(NamedTuple):
@@ -231,17 +259,16 @@ def _runs(ranges: ByteRanges, start: int, header: FrameHeader) -> Iterator[_Run]
         MixedStreamsError: A stream of another rate, layer or number of channels follows.
     """
     lengths, is_mono = _lengths_by_bytes(header._replace(num_bytes=0)), header.is_mono
-    position: int | None = start
-    while position is not None:
+    window, position = _Window(ranges), start
+    found: int | None = start
+    while found is not None:
         sizes: list[int] = []
-        begin = position
-        block, base = b"", 0
+        begin = position = found
         while True:
-            at = position - base
-            if at + 4 > len(block):
-                block, base, at = ranges.at(position, _BLOCK_BYTES), position, 0
-                if len(block) < 4:
-                    break
+            at = window.load(position, 4)
+            block = window.block
+            if len(block) < at + 4:
+                break
             length = lengths.get(block[at : at + 3])
             if length is None or (block[at + 3] > 0xBF) is not is_mono or position + length > ranges.size:
                 break
@@ -249,7 +276,7 @@ def _runs(ranges: ByteRanges, start: int, header: FrameHeader) -> Iterator[_Run]
             position += length
         if sizes:
             yield _Run(begin, sizes)
-        position = _next_frame(ranges, position, header)
+        found = _next_frame(window, position, header)
 
 
 @cache
@@ -264,7 +291,7 @@ def _lengths_by_bytes(header: FrameHeader) -> dict[bytes, int]:
     return found
 
 
-def _next_frame(ranges: ByteRanges, position: int, header: FrameHeader | None) -> int | None:
+def _next_frame(window: _Window, position: int, header: FrameHeader | None) -> int | None:
     """Returns the position of the next frame of the form of `header` at or after a position, or None.
 
     Without a header, it is the first frame of a stream of any form.
@@ -272,32 +299,34 @@ def _next_frame(ranges: ByteRanges, position: int, header: FrameHeader | None) -
     Raises:
         MixedStreamsError: A stream of another form comes first.
     """
-    while position < ranges.size:
-        block = ranges.at(position, _BLOCK_BYTES)
-        for match in _SYNC_OR_TAG.finditer(block):
-            at = position + match.start()
-            head = ranges.at(at, _APE_BYTES)
-            if skipped := _tag_length(head):
-                position = at + skipped
-                break
-            if (found := parse_frame(head)) is None:
-                continue
-            num_frames = _frames_in_a_row(ranges, at, found)
+    while position < window.size:
+        match = _SYNC_OR_TAG.search(window.block, window.load(position, _APE_BYTES))
+        if match is None:
+            end = window.start + len(window.block)
+            if end >= window.size or end - position <= _OVERLAP:  # or the file became shorter
+                return None
+            position = end - _OVERLAP
+            continue
+        at = window.start + match.start()
+        position = at + len(match[0])
+        head = window.at(at, _APE_BYTES)
+        if skipped := _tag_length(head):
+            position = at + skipped
+        elif found := parse_frame(head):
+            num_frames = _frames_in_a_row(window, at, found)
             if header is None:
                 if num_frames == _FRAMES_OF_STREAM:
                     return at
-            elif found.form == header.form and (num_frames >= 2 or at + found.num_bytes == ranges.size):
+            elif found.form == header.form and (num_frames >= 2 or at + found.num_bytes == window.size):
                 return at
             elif found.form != header.form and num_frames == _FRAMES_OF_STREAM:
                 raise MixedStreamsError(
                     f"byte {at} begins {_named(found)}, joined to {_named(header)}: divide the file there"
                 )
-        else:
-            position += max(1, len(block) - _OVERLAP)
     return None
 
 
-def _frames_in_a_row(ranges: ByteRanges, position: int, header: FrameHeader) -> int:
+def _frames_in_a_row(ranges: ByteRanges | _Window, position: int, header: FrameHeader) -> int:
     """Returns how many whole frames of one form follow each other, at most `_FRAMES_OF_STREAM`."""
     found, num_frames = header, 0
     while num_frames < _FRAMES_OF_STREAM and position + found.num_bytes <= ranges.size:

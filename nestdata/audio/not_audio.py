@@ -5,6 +5,9 @@ import re
 HEAD_BYTES = 1024
 """First bytes of a file that are looked at."""
 
+PLAYLIST_BYTES = 1 << 20
+"""First bytes of a file in which FFmpeg looks for a list of other files."""
+
 _AGAIN = "download it again, and check the address and the permissions"
 # By first bytes, without white space before them, in lower case.
 _TEXTS = (
@@ -34,6 +37,8 @@ _BINARIES = (
     (b"PAR1", "a Parquet table: give it as an input, not as an audio file"),
     (b"\0\x05\x16\x07", "a file of macOS with properties of another file: remove it"),
 )
+# Of HLS, DASH, FFmpeg's own lists, IMF and SDP.
+_PLAYLISTS = re.compile(rb"#extm3u|<mpd|ffconcat|compositionplaylist|c=in ", re.IGNORECASE)
 # Shorter texts may be what is left of a header.
 _MIN_TEXT_BYTES = 64
 _TEXT_BYTES = re.compile(rb"[\t\n\r\x20-\x7e\x80-\xff]+")
@@ -64,6 +69,16 @@ def kind_of(head: bytes) -> str:
     if len(head) < _MIN_TEXT_BYTES or not is_text(head):
         return ""
     return f"plain text: {_AGAIN}"
+
+
+def may_name_files(start: bytes) -> bool:
+    """Returns whether FFmpeg may take a file for a list of other files and addresses, which it would open.
+
+    Args:
+        start: The first `PLAYLIST_BYTES` bytes, or all if there are fewer.
+    """
+    # Up to the first null byte, FFmpeg compares them as a text.
+    return is_text(start[:HEAD_BYTES]) or bool(_PLAYLISTS.search(start.partition(b"\0")[0]))
 
 
 def is_text(head: bytes) -> bool:

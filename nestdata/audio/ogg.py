@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from nestdata.audio.byte_ranges import ByteRanges, Piece
+from nestdata.audio.parts import MixedStreamsError
 
 # The capture pattern and the version.
 _FIRST_BYTES = b"OggS\0"
@@ -17,6 +18,8 @@ _HEAD_BYTES = 27
 _HEAD = struct.Struct("<5sB8x4sI4xB")
 _MAX_HEAD_BYTES = _HEAD_BYTES + 255
 _BEGINS_STREAM, _ENDS_STREAM = 2, 4
+# Links of a file; more are damage, and each takes memory.
+_MAX_LINKS = 10_000
 # Streams of a link whose page numbers are followed; more are damage.
 _MAX_SERIALS = 64
 # Files of up to this size are read at once; of longer ones, only the heads of the pages.
@@ -51,16 +54,24 @@ class _Page(NamedTuple):
 
 
 def links_of(ranges: ByteRanges) -> list[OggLink]:
-    """Returns the streams of a file that begins with a page of Ogg; streams whose pages alternate are one link."""
+    """Returns the streams of a file that begins with a page of Ogg; streams whose pages alternate are one link.
+
+    Raises:
+        MixedStreamsError: There are more than 10,000.
+    """
     if ranges.size <= _BLOCK_BYTES and _is_plain(ranges.at(0, ranges.size)):
         return [OggLink([(0, ranges.size)], is_clean=True, is_flac=False)]
     links: list[_Link] = []
     follows_beginning = False
     for page in _pages(ranges):
         if not links or (page.begins_stream and not follows_beginning):
+            if len(links) == _MAX_LINKS:
+                raise MixedStreamsError(f"more than {_MAX_LINKS:,} streams in one file: divide it")
             links.append(_Link(page.start))
         links[-1].add(page, ranges)
         follows_beginning = page.begins_stream
+    if not links:  # cut off in its first page
+        return [OggLink([(0, ranges.size)], is_clean=True, is_flac=False)]
     ends = [link.start for link in links[1:]] + [ranges.size]
     return [link.closed(end) for link, end in zip(links, ends, strict=True)]
 
@@ -122,6 +133,8 @@ def _pages(ranges: ByteRanges) -> Iterator[_Page]:
     position = 0
     while position + _HEAD_BYTES <= ranges.size:
         head = whole[position : position + _MAX_HEAD_BYTES] if whole else ranges.at(position, _MAX_HEAD_BYTES)
+        if len(head) < _HEAD_BYTES:  # the file became shorter, or cannot be read
+            return
         body = position + _HEAD_BYTES + head[26]
         end = body + sum(head[_HEAD_BYTES : body - position])
         if head[:5] == _FIRST_BYTES and end <= ranges.size:
@@ -142,5 +155,7 @@ def _find(ranges: ByteRanges, position: int) -> int | None:
         block = ranges.at(position, _BLOCK_BYTES)
         if (at := block.find(_FIRST_BYTES)) >= 0:
             return position + at
-        position += max(1, len(block) - len(_FIRST_BYTES) + 1)
+        if len(block) < len(_FIRST_BYTES):
+            return None
+        position += len(block) - len(_FIRST_BYTES) + 1
     return None

@@ -1,8 +1,9 @@
 """Formats that libsndfile does not know, such as M4A, WMA and WebM, decoded by FFmpeg through the package torchcodec.
 
 What a container says about its length is often rounded, estimated, or not there: the length is that of the decoded
-audio. It is what the program `ffmpeg` writes, with one exception: of WMA, torchcodec leaves out the last block, of
-up to 64 ms.
+audio. It is what the program `ffmpeg` writes, with two exceptions: of WMA, torchcodec leaves out the last block, of
+up to 64 ms; and audio that is decoded in several blocks may lose up to 0.2 s where one ends, in containers whose time
+stamps are rounded.
 
 torchcodec, which imports torch, is imported when a file needs it.
 """
@@ -94,26 +95,26 @@ class TorchcodecAudio:
         return AudioDecoder(self._source)
 
     def _blocks(self) -> Iterator[NDArray[np.float32]]:
-        decoder = self._decoder()
         seconds = max(1, _BLOCK_SAMPLES // (self.samplerate * self.channels))
         start, stop = _BEFORE_START, float(seconds)
-        while len(found := _played(decoder, start, stop)):
+        while len(found := self._played(start, stop)):
             yield found
             start, stop = stop, stop + seconds
         # Time stamps may begin late, or jump.
-        if len(found := _played(decoder, start, None)):
+        if len(found := self._played(start, None)):
             yield found
 
-
-def _played(decoder: Any, start: float, stop: float | None) -> NDArray[np.float32]:
-    """Returns the samples whose time stamps are in a range, shape (num_samples, num_channels)."""
-    try:
-        samples = decoder.get_samples_played_in_range(start, stop)
-    except RuntimeError as error:
-        if "No audio frames were decoded" not in str(error):
-            raise
-        return np.empty((0, 1), np.float32)
-    return np.ascontiguousarray(samples.data.numpy().T)
+    def _played(self, start: float, stop: float | None) -> NDArray[np.float32]:
+        """Returns the samples whose time stamps are in a range, shape (num_samples, num_channels)."""
+        # A decoder that was used before finds nothing in containers whose time stamps are rounded, such as Matroska.
+        decoder = self._decoder()
+        try:
+            samples = decoder.get_samples_played_in_range(start, stop)
+        except RuntimeError as error:
+            if "No audio frames were decoded" not in str(error):
+                raise
+            return np.empty((0, self.channels), np.float32)
+        return np.ascontiguousarray(samples.data.numpy().T)
 
 
 @cache

@@ -48,7 +48,7 @@ class FileVersions:
     def __getitem__(self, index: int) -> FileVersion | None:
         """Returns the version of the file of a cut; None if it is not known, or if the cut has an address."""
         mtime_ns, extent = int(self._rows[0, index]), int(self._rows[1, index])
-        if not mtime_ns or extent >> 32 & _LOW_BITS != NO_SHARD:
+        if not (mtime_ns or extent & _LOW_BITS) or extent >> 32 & _LOW_BITS != NO_SHARD:
             return None
         return FileVersion(mtime_ns, extent & _LOW_BITS)
 

@@ -137,7 +137,7 @@ def summarise_plan(plan: BatchPlan, num_samples: LengthsLike, world_size: int) -
             hours=real[i] / rate / 3600,
             padding=1 - real[i] / padded[i],
             share_of_padding=(padded[i] - real[i]) / all_padding,
-            longest_index=lengths.longest_index(bucket.cut_ranges),
+            longest_index=lengths.longest_index((*bucket.cut_ranges, *bucket.fillers)),
         )
         for i, bucket in enumerate(plan.buckets)
     )

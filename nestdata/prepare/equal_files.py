@@ -67,7 +67,7 @@ def equal_files(directory: Path, addresses: AddressTable | None, pool: Pool) -> 
         return EqualFiles(0)
     rows = np.load(directory / "addresses.npy", mmap_mode="r")
     sizes = np.asarray(rows[1]) & _LOW_BITS
-    rows_in_question = _repeated(sizes, np.flatnonzero((np.asarray(rows[0]) != 0) | (np.asarray(rows[1]) >> 32 != -1)))
+    rows_in_question = _repeated(sizes, np.flatnonzero(sizes))
     if not len(rows_in_question):
         return EqualFiles(0)
     with _Corpus(directory, rows, addresses) as corpus:

@@ -26,8 +26,8 @@ def notes_of(
     if stats.num_long and not (config.pcm or config.window_seconds or config.segment):
         hours = stats.long_samples / config.sampling_rate / 3600
         notes.append(
-            f"longer than a minute: {stats.num_long:,} cuts, {hours:,.2f} h; --window-seconds 30 divides them, "
-            "--segment vad cuts them at pauses"
+            f"longer than a minute: {_number_of(stats.num_long, 'cut')}, {hours:,.2f} h; --window-seconds 30 divides "
+            "them, --segment vad cuts them at pauses"
         )
     if other_files:
         kinds = [f"{number:,} {kind}" for kind, number in other_files.items()]
@@ -37,8 +37,13 @@ def notes_of(
         notes.append(f"not read: {number:,} {what} ({', '.join(kinds[:_MAX_KINDS])}{more})")
     if equal and equal.example:
         first, second = (name if name.isprintable() else repr(name) for name in map(redacted, equal.example))
-        notes.append(f"byte-equal to another file: {equal.number:,} files, such as {second}, a copy of {first}")
+        number_of_files = _number_of(equal.number, "file")
+        notes.append(f"byte-equal to another file: {number_of_files}, such as {second}, a copy of {first}")
     return notes
+
+
+def _number_of(number: int, what: str) -> str:
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
 def _checked(config: PrepareConfig) -> str:

@@ -21,6 +21,7 @@ import orjson
 from numpy.typing import NDArray
 
 from nestdata.audio.lhotse_audio import is_resampled
+from nestdata.corpus.addresses import NO_SHARD
 from nestdata.errors import shortened
 from nestdata.prepare.inputs.formats.packed import PackedShar
 from nestdata.prepare.speech.measures import SpeechTotals
@@ -125,7 +126,7 @@ class CorpusWriter:
         records["source"] = source_index
         self._shards.add(probed.shards, records["extent"])
         self._all_checksums &= bool(records["has_crc32"].all())
-        self._has_versions |= bool(records["begin"].any())
+        self._has_versions |= bool((records["extent"] != NO_SHARD << 32).any())
         self._cuts.write(probed.lines)
         self._records.write(records.tobytes())
         self._num_bytes += len(probed.lines)

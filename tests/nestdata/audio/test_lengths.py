@@ -158,6 +158,73 @@ def test_an_mp3_file_that_is_shorter_than_its_tag_says_ends_early(tmp_path: Path
     assert 0 < found.num_frames < 60_000
 
 
+def test_a_single_frame_behind_an_mp3_file_with_a_tag_is_not_lost(tmp_path: Path) -> None:
+    num_samples = 576 * num_frames_of(MP3)  # with the frame of the tag, in the place of the further one
+    frame = mpeg.parse_frame(UNTAGGED)
+    assert frame is not None
+    content = MP3 + UNTAGGED[: frame.num_bytes]
+    check_all_ways(tmp_path, "a.mp3", content, EncodedAudio("a", content).open().read(num_samples)[:, 0])
+
+
+class _CountedRanges(MemoryRanges):
+    """Counts the bytes that are read."""
+
+    num_read = 0
+
+    def at(self, start: int, length: int) -> bytes:
+        found = super().at(start, length)
+        self.num_read += len(found)
+        return found
+
+
+@pytest.mark.parametrize(
+    "hostile",
+    [
+        b"ID3\x03" + bytes(6),
+        b"\xff\xf3\x14\xc4" + bytes(22) + b"\xff\xf3\x14\xc4" + bytes(22) + b"x",  # two frames, and one byte
+        b"\xff",
+    ],
+)
+def test_the_bytes_of_a_hostile_mp3_file_are_not_read_over_and_over(hostile: bytes) -> None:
+    ranges = _CountedRanges(MP3 + hostile * (2_000_000 // len(hostile)))
+    mpeg.layout_of(ranges, 0)
+    assert ranges.num_read < 4 * ranges.size
+
+
+def test_a_file_that_becomes_shorter_ends_the_search() -> None:
+    content = _CountedRanges(UNTAGGED)
+    content.size = 1 << 40
+    assert mpeg.layout_of(content, 0) is not None
+    ogg_file = _CountedRanges(LONG_OGG)
+    ogg_file.size = 1 << 40
+    assert len(ogg.links_of(ogg_file)) == 1
+
+
+def test_ogg_cut_off_in_its_first_page_is_rejected(tmp_path: Path) -> None:
+    found = header_of(tmp_path / "a.ogg", OGG[:40])
+    assert isinstance(found, Unusable)
+    assert "zip()" not in found.detail
+
+
+def test_more_streams_than_memory_should_hold_are_rejected() -> None:
+    second = OGG.index(b"OggS", 4)
+    stream = OGG[: OGG.index(b"OggS", second + 4)]
+    with pytest.raises(ValueError, match="more than 10,000 streams"):
+        ogg.links_of(MemoryRanges(stream * 10_001))
+
+
+def test_a_flac_file_that_is_cut_off_ends_early(tmp_path: Path) -> None:
+    found = header_of(tmp_path / "a.flac", FLAC[: len(FLAC) // 2])
+    assert isinstance(found, AudioInfo)
+    assert found.ends_early
+    assert 0 < found.num_frames < 30_000
+
+
+def test_bytes_behind_the_last_frame_of_flac_are_left_out(tmp_path: Path) -> None:
+    content = FLAC + np.random.default_rng(0).bytes(60_000)
+    check_all_ways(tmp_path, "a.flac", content, decoded(FLAC))
+
+
 @pytest.mark.parametrize(
     "second", [encoded(speech(20_000), "MP3", rate=22050), encoded(np.stack([hiss(20_000, 1)] * 2, axis=1), "MP3")]
 )

@@ -10,7 +10,8 @@ import pytest
 import soundfile
 
 from nestdata import PrepareConfig, prepare_corpus
-from nestdata.audio.not_audio import HEAD_BYTES, kind_of
+from nestdata.audio.encoded import EncodedAudio
+from nestdata.audio.not_audio import HEAD_BYTES, kind_of, may_name_files
 from nestdata.errors import ManifestError
 from nestdata.prepare.header import read_header
 from nestdata.prepare.inputs.audio import File, Unusable
@@ -59,6 +60,30 @@ def test_what_is_not_audio_is_named_with_a_remedy(tmp_path: Path, content: bytes
     assert str(path) in found.detail
     assert kind in found.detail
     assert remedy in found.detail
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"<!-- \x7f -->" + b" " * 5000 + b"<MPD profiles='a'>",
+        b"#EXTM3U\x7f\nhttp://localhost/a.mp3\n",
+        b"ffconcat version 1.0\n\x7f\nfile a.wav\n",
+    ],
+)
+def test_ffmpeg_gets_no_list_of_files(content: bytes) -> None:
+    assert may_name_files(content)
+
+
+def test_what_decoders_read_is_no_list_of_files() -> None:
+    for form in ("WAV", "FLAC", "OGG", "MP3", "AIFF", "AU", "CAF", "W64", "VOC", "RF64"):
+        stream = io.BytesIO()
+        soundfile.write(stream, hiss(4000, 1), 16000, format=form)
+        assert not may_name_files(stream.getvalue())
+
+
+def test_audio_behind_zeros_is_not_taken_for_zeros() -> None:
+    assert EncodedAudio("a", bytes(5000)).kind_if_not_audio()
+    assert not EncodedAudio("a", bytes(5000) + b"\xff\xfb\x90\xc4" * 100).kind_if_not_audio()
 
 
 @pytest.mark.parametrize("text", ["ä" * HEAD_BYTES, "a" + "ä" * HEAD_BYTES])
