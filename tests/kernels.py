@@ -1,8 +1,4 @@
-"""Checks of kernels in Triton, in processes of their own.
-
-Triton reads at its import whether to interpret kernels, and cannot read functions with the annotation checks that tests
-enable.
-"""
+"""Checks of kernels in Triton without a GPU: interpreted on a CPU, and compiled for GPUs."""
 
 import os
 import re
@@ -17,15 +13,18 @@ ARCHITECTURES = (80, 90)
 """Of an A100 and of an H100."""
 
 
-def run_kernels(code: str, *, interpreted: bool, cache: Path) -> None:
-    """Runs code that calls kernels, and fails with what it wrote if it fails."""
-    environment = {**os.environ, "TRITON_INTERPRET": str(int(interpreted)), "TRITON_CACHE_DIR": str(cache)}
+def run_interpreted(code: str, *, cache: Path) -> None:
+    """Runs code that calls kernels on a CPU, and fails with what it wrote if it fails.
+
+    Triton reads at its import whether to interpret kernels, so the code runs in a process of its own.
+    """
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "TRITON_CACHE_DIR": str(cache)}
     command = [sys.executable, "-c", code]
     run = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=REPOSITORY)
     assert run.returncode == 0, run.stderr
 
 
-def check_compiles(kernel: Any, types: dict[str, str], constants: dict[str, Any], **options: int) -> list[str]:
+def compile_kernel(kernel: Any, types: dict[str, str], constants: dict[str, Any], **options: int) -> list[str]:
     """Compiles a kernel for both architectures, checks that no value has to leave the registers, returns the PTX.
 
     Args:

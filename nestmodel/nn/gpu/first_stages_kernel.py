@@ -5,6 +5,8 @@ Values of the first stage are computed where the second stage needs them, 2.25 t
 values that a value of the first stage depends on, and a one for the bias, are a row of a matrix product.
 """
 
+from typing import no_type_check
+
 import torch
 import triton
 import triton.language as tl
@@ -75,8 +77,9 @@ def _sizes(feats: Tensor, values: Tensor) -> tuple[int | str, ...]:
     return *feats.stride(), feats.shape[1], *values.shape[1:3], values.shape[:3].numel(), values.shape[3], precision
 
 
-@triton.jit  # type: ignore[untyped-decorator]
-def rounded(x, precision: tl.constexpr):  # type: ignore[no-untyped-def]
+@triton.jit
+@no_type_check
+def rounded(x, precision: tl.constexpr):
     """Rounds to the bits that a product in TF32 reads; a GPU would cut the other ones off."""
     if precision == "tf32":
         bits = (x.to(tl.int32, bitcast=True) + 0x1000) & -0x2000
@@ -84,8 +87,9 @@ def rounded(x, precision: tl.constexpr):  # type: ignore[no-untyped-def]
     return x
 
 
-@triton.jit  # type: ignore[untyped-decorator]
-def first_stage(  # type: ignore[no-untyped-def]
+@triton.jit
+@no_type_check
+def first_stage(
     feats,
     utterance,
     num_valid,
@@ -115,7 +119,8 @@ def first_stage(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def places(position, lens, stride_utterance, num_frames2, num_bins2, is_position):  # type: ignore[no-untyped-def]
+@no_type_check
+def places(position, lens, stride_utterance, num_frames2, num_bins2, is_position):
     """Returns where the utterances of positions start, their numbers of valid frames, and frames and bins."""
     row = position // num_bins2
     utterance = row // num_frames2
@@ -123,8 +128,9 @@ def places(position, lens, stride_utterance, num_frames2, num_bins2, is_position
     return utterance.to(tl.int64) * stride_utterance, num_valid, row % num_frames2, position % num_bins2
 
 
-@triton.jit  # type: ignore[untyped-decorator]
-def first_matrix(weight1, bias1, channel, is_channel, precision: tl.constexpr):  # type: ignore[no-untyped-def]
+@triton.jit
+@no_type_check
+def first_matrix(weight1, bias1, channel, is_channel, precision: tl.constexpr):
     """Returns the weights of the full convolution and its bias as rows of a matrix."""
     row = tl.arange(0, TAPS)[:, None]
     weights = tl.load(weight1 + channel[None, :] * 9 + row, mask=(row < 9) & is_channel[None, :], other=0.0)
@@ -132,8 +138,9 @@ def first_matrix(weight1, bias1, channel, is_channel, precision: tl.constexpr): 
     return rounded(tl.where(row == 9, bias[None, :], weights), precision)
 
 
-@triton.jit(do_not_specialize=NOT_SPECIALIZED)  # type: ignore[untyped-decorator]
-def forward_kernel(  # type: ignore[no-untyped-def]
+@triton.jit(do_not_specialize=NOT_SPECIALIZED)
+@no_type_check
+def forward_kernel(
     feats,
     lens,
     weight1,
@@ -183,8 +190,9 @@ def forward_kernel(  # type: ignore[no-untyped-def]
     tl.store(out + place, total.to(out.dtype.element_ty), mask=is_position[:, None] & is_channel[None, :])
 
 
-@triton.jit(do_not_specialize=NOT_SPECIALIZED)  # type: ignore[untyped-decorator]
-def gradient_kernel(  # type: ignore[no-untyped-def]
+@triton.jit(do_not_specialize=NOT_SPECIALIZED)
+@no_type_check
+def gradient_kernel(
     feats,
     lens,
     weight1,
