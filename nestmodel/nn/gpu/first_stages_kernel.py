@@ -13,6 +13,10 @@ import triton.language as tl
 from torch import Tensor
 
 POSITIONS = 32
+GRADIENT_POSITIONS = 16
+"""`POSITIONS` of the gradients: with 32, only one program at a time fits into a multiprocessor, and newer compilers run
+out of registers."""
+
 CHANNELS = 128
 OPTIONS = {"num_warps": 8, "num_stages": 1}
 """Launch options with which all values stay in the registers of an A100 or H100, in every type."""
@@ -62,12 +66,13 @@ def launch_gradients(inputs: Inputs, grad: Tensor, padding: int, num_programs: i
         convolution in rows 16 to 25, and zeros: (32, channels).
     """
     num_positions, num_channels = grad.shape[:3].numel(), grad.shape[3]
-    num_programs = max(1, min(num_programs, triton.cdiv(num_positions, POSITIONS)))
+    num_programs = max(1, min(num_programs, triton.cdiv(num_positions, GRADIENT_POSITIONS)))
     # Each program has sums of its own, so that the order of the sum is the same every time.
     sums = torch.empty(num_programs, 2 * TAPS.value, num_channels, device=grad.device)
     grid = (num_programs, triton.cdiv(num_channels, CHANNELS))
     with torch.cuda.device_of(grad):
-        gradient_kernel[grid](*inputs, grad, sums, *_sizes(inputs[0], grad), padding, POSITIONS, CHANNELS, **OPTIONS)
+        sizes = *_sizes(inputs[0], grad), padding, GRADIENT_POSITIONS, CHANNELS
+        gradient_kernel[grid](*inputs, grad, sums, *sizes, **OPTIONS)
     return sums.sum(0)
 
 

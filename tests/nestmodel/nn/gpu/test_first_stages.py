@@ -158,6 +158,7 @@ with _first_stages.set_kernel_enabled("cpu", False), _gradients.set_kernel_enabl
             check_training(torch.device("cpu"), dtype, SMALL, is_causal)
 """
 
+
 @pytest.mark.parametrize("code", [INTERPRETED, IN_A_MODULE])
 def test_kernels_for_a_gpu_compute_the_definition(code: str, tmp_path: Path) -> None:
     pytest.importorskip("triton", reason="Triton comes with torch for GPUs")
@@ -166,19 +167,21 @@ def test_kernels_for_a_gpu_compute_the_definition(code: str, tmp_path: Path) -> 
 
 @pytest.mark.parametrize("padding", [1, 2])
 @pytest.mark.parametrize("dtype", ["bf16", "fp16", "fp32"])
-@pytest.mark.parametrize("name", ["forward_kernel", "gradient_kernel"])
-def test_kernels_for_a_gpu_compile(
-    name: str, dtype: str, padding: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("name", "size"), [("forward_kernel", "POSITIONS"), ("gradient_kernel", "GRADIENT_POSITIONS")])
+def test_kernels_for_a_gpu_compile_and_two_programs_fit_into_a_multiprocessor(
+    name: str, size: str, dtype: str, padding: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kernels = pytest.importorskip("nestmodel.nn.gpu.first_stages_kernel", reason="Triton comes with torch for GPUs")
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     precision = "ieee" if dtype == "fp32" else "tf32"
     constants = {"precision": precision, "padding": padding}
-    constants |= {"positions": kernels.POSITIONS, "channels": kernels.CHANNELS}
+    constants |= {"positions": getattr(kernels, size), "channels": kernels.CHANNELS}
     types = {name: "*fp32" for name in ("feats", "weight1", "bias1", "weight2", "bias2", "sums")}
     types |= {"lens": "*i64", "out": f"*{dtype}", "grad": f"*{dtype}"}
-    for code in compile_kernel(getattr(kernels, name), types, constants, **kernels.OPTIONS):
-        assert ("mma" in code) == (precision == "tf32"), "products do not run on tensor cores"
+    for compiled in compile_kernel(getattr(kernels, name), types, constants, **kernels.OPTIONS):
+        assert ("mma" in compiled.ptx) == (precision == "tf32"), "products do not run on tensor cores"
+        if precision == "tf32":
+            assert compiled.num_registers <= 65536 // (2 * 32 * kernels.OPTIONS["num_warps"])
 
 
 def test_a_kernel_that_cannot_be_compiled_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
