@@ -181,6 +181,7 @@ with dropout._drop_op.set_kernel_enabled("cpu", False):
 assert dropout._has_kernel(torch.device("cpu"))
 """
 
+
 @pytest.mark.parametrize("code", [INTERPRETED, IN_A_MODULE])
 def test_the_kernel_for_a_gpu_computes_the_definition(code: str, tmp_path: Path) -> None:
     pytest.importorskip("triton", reason="Triton comes with torch for GPUs")
