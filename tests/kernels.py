@@ -1,8 +1,4 @@
-"""Checks of kernels in Triton, in processes of their own.
-
-Triton reads at its import whether to interpret kernels, and cannot read functions with the annotation checks that tests
-enable.
-"""
+"""Checks of kernels in Triton without a GPU: interpreted on a CPU, and compiled for GPUs."""
 
 import os
 import re
@@ -10,23 +6,34 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 ARCHITECTURES = (80, 90)
 """Of an A100 and of an H100."""
 
 
-def run_kernels(code: str, *, interpreted: bool, cache: Path) -> None:
-    """Runs code that calls kernels, and fails with what it wrote if it fails."""
-    environment = {**os.environ, "TRITON_INTERPRET": str(int(interpreted)), "TRITON_CACHE_DIR": str(cache)}
+def run_interpreted(code: str, *, cache: Path) -> None:
+    """Runs code that calls kernels on a CPU, and fails with what it wrote if it fails.
+
+    Triton reads at its import whether to interpret kernels, so the code runs in a process of its own.
+    """
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "TRITON_CACHE_DIR": str(cache)}
     command = [sys.executable, "-c", code]
     run = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=REPOSITORY)
     assert run.returncode == 0, run.stderr
 
 
-def check_compiles(kernel: Any, types: dict[str, str], constants: dict[str, Any], **options: int) -> list[str]:
-    """Compiles a kernel for both architectures, checks that no value has to leave the registers, returns the PTX.
+class Compiled(NamedTuple):
+    """A kernel for one architecture."""
+
+    ptx: str
+    num_registers: int
+    """Of a thread."""
+
+
+def compile_kernel(kernel: Any, types: dict[str, str], constants: dict[str, Any], **options: int) -> list[Compiled]:
+    """Compiles a kernel for both architectures, and checks that no value has to leave the registers.
 
     Args:
         kernel: A function with `triton.jit`.
@@ -34,24 +41,23 @@ def check_compiles(kernel: Any, types: dict[str, str], constants: dict[str, Any]
         constants: Values of constant arguments.
         options: Of the compilation.
     """
-    import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
+    from triton.compiler import compile as compile_source
 
     types = {name: "constexpr" if name in constants else types.get(name, "i32") for name in kernel.arg_names}
-    codes = []
+    compiled = []
     for architecture in ARCHITECTURES:
         source = ASTSource(kernel, types, constants)
-        found = triton.compile(source, target=GPUTarget("cuda", architecture, 32), options=options).asm
-        assert _stack_bytes(found["cubin"]) == 0, (
-            f"{kernel.__name__} spills registers on sm_{architecture} with {types}"
-        )
-        codes.append(found["ptx"])
-    return codes
+        found = compile_source(source, target=GPUTarget("cuda", architecture, 32), options=options).asm
+        num_registers, stack_bytes = _resources(found["cubin"])
+        assert stack_bytes == 0, f"{kernel.__name__} spills registers on sm_{architecture} with {types}"
+        compiled.append(Compiled(found["ptx"], num_registers))
+    return compiled
 
 
-def _stack_bytes(machine_code: bytes) -> int:
-    """Returns the bytes of a thread's stack, which holds what does not fit into registers."""
+def _resources(machine_code: bytes) -> tuple[int, int]:
+    """Returns the registers of a thread, and the bytes of its stack, which holds what does not fit into registers."""
     import triton
 
     tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
@@ -59,6 +65,6 @@ def _stack_bytes(machine_code: bytes) -> int:
         file.write(machine_code)
         file.flush()
         text = subprocess.check_output([tool, "--dump-resource-usage", file.name], text=True)
-    found = re.search(r"\bSTACK:(\d+)", text)
+    found = re.search(r"\bREG:(\d+) STACK:(\d+)", text)
     assert found is not None, text
-    return int(found[1])
+    return int(found[1]), int(found[2])

@@ -11,6 +11,9 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 READS = ("_local_scalar_dense", "nonzero", "is_nonzero", "equal", "masked_select")
 """Operations by which a program learns a value of a tensor, which a capture does not allow."""
 
+READS_IF_DETERMINISTIC = ("scatter_add_", "scatter_add", "index_add_", "index_add")
+"""Operations that in deterministic mode read the largest index on a GPU."""
+
 
 class Tape(TorchDispatchMode):
     """Records operations with the tensors that they read and write, and repeats them on the same tensors.
@@ -42,7 +45,7 @@ class Tape(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         name = func.overloadpacket.__name__
-        if name in READS:
+        if name in READS or (name in READS_IF_DETERMINISTIC and torch.are_deterministic_algorithms_enabled()):
             raise RuntimeError(f"{name} reads a value while operations are recorded")
         for argument, value in zip(func._schema.arguments, args, strict=False):
             if argument.alias_info is not None and argument.alias_info.is_write:

@@ -20,7 +20,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from unittest import mock
 
 import pytorch_lightning as pl
@@ -55,6 +55,7 @@ from nestmodel import (
 )
 from nestmodel.nn.gpu.kernel_choice import default_kernels
 from nestmodel.training.callbacks.progress import PlainLines
+from nestmodel.training.copy_ahead import Loader, copied_ahead
 
 _CONDITIONS = f"""counted on a fake GPU, with torch {torch.__version__} and Lightning {version("pytorch-lightning")}.
 Batches have 16 cuts of 15 s and are in page-locked memory. The run has one GPU."""
@@ -85,6 +86,10 @@ class FakeGpu(TorchDispatchMode):
         self.bytes_sent = 0
         """Bytes copied from the CPU to the GPU."""
 
+        self.bytes_sent_on_compute_stream = 0
+        """Those copied on the stream that computes, which does nothing else meanwhile."""
+
+        self.compute_stream = self.stream = _FakeStream()
         self._pinned: list[torch.UntypedStorage] = []
 
     def is_pinned(self, tensor: Tensor) -> bool:
@@ -145,6 +150,8 @@ class FakeGpu(TorchDispatchMode):
 
     def _upload(self, tensor: Tensor, *, is_async: bool) -> None:
         self.bytes_sent += tensor.nbytes
+        if self.stream is self.compute_stream:
+            self.bytes_sent_on_compute_stream += tensor.nbytes
         if not is_async:
             self.wait("blocking copy to the GPU")
         elif not self.is_pinned(tensor):
@@ -159,6 +166,19 @@ class _FakeEvent:
 
     def query(self) -> bool:
         return True
+
+
+class _FakeStream:
+    """Stands for a stream, whose work has always been done."""
+
+    def wait_stream(self, *_: Any) -> None:
+        pass
+
+    def wait_event(self, *_: Any) -> None:
+        pass
+
+    def record_event(self) -> _FakeEvent:
+        return _FakeEvent()
 
 
 class _FakeGenerator(torch.Generator):
@@ -186,11 +206,21 @@ def fake_gpu() -> Iterator[FakeGpu]:
         with unset_fake_temporarily():
             return torch.zeros(tuple(tensor.shape), dtype=tensor.dtype).tolist()
 
+    @contextmanager
+    def stream(chosen: _FakeStream) -> Iterator[None]:
+        before, mode.stream = mode.stream, chosen
+        try:
+            yield
+        finally:
+            mode.stream = before
+
     with ExitStack() as stack:
         for owner, name, value in (
             (torch, "Generator", _generator),
             (torch.cuda, "Event", _FakeEvent),
-            (torch.cuda, "current_stream", lambda *_: None),
+            (torch.cuda, "Stream", lambda *_: _FakeStream()),
+            (torch.cuda, "stream", stream),
+            (torch.cuda, "current_stream", lambda *_: mode.stream),
             (torch.cuda, "get_device_name", lambda *_: "a GPU that does not exist"),
             (torch.cuda, "manual_seed", lambda *_: None),
             (torch.cuda, "synchronize", lambda *_: mode.wait("synchronize")),
@@ -228,31 +258,44 @@ class FakeGpuStrategy(SingleDeviceStrategy):
         """Leaves the model on the fake GPU."""
 
 
-class FixedBatches:
-    """A loader of the same batch again and again, which notes what was counted before each request."""
+class CountedLoader:
+    """A loader that notes what was counted before each request."""
 
-    def __init__(self, batch: AudioNoiseBatch | PackedBatch, number: int, gpu: FakeGpu) -> None:
-        self.batch = batch
-        self.number = number
+    def __init__(self, loader: Loader, gpu: FakeGpu) -> None:
+        self.loader = loader
         self.gpu = gpu
-        self.counted: list[tuple[int, int]] = []
-        """Number of waits and bytes before each batch."""
+        self.counted: list[_Counted] = []
+        """What was counted before each batch."""
 
-    def __iter__(self) -> Iterator[AudioNoiseBatch | PackedBatch]:
-        for _ in range(self.number):
-            self.counted.append((len(self.gpu.waits), self.gpu.bytes_sent))
-            yield self.batch
+    def __iter__(self) -> Iterator[Any]:
+        batches = iter(self.loader)
+        for _ in range(len(self)):
+            self.counted.append(_Counted.of(self.gpu))
+            yield next(batches)
 
     def __len__(self) -> int:
-        return self.number
+        return len(self.loader)
+
+
+class _Counted(NamedTuple):
+    """Numbers of a fake GPU until now."""
+
+    waits: int
+    bytes_sent: int
+    bytes_sent_on_compute_stream: int
+
+    @classmethod
+    def of(cls, gpu: FakeGpu) -> "_Counted":
+        return cls(len(gpu.waits), gpu.bytes_sent, gpu.bytes_sent_on_compute_stream)
 
 
 class FixedData(NestDataModule):
-    """Trains on `FixedBatches`, transferred as by its base class."""
+    """Trains on the same batch again and again, copied as by its base class."""
 
-    def __init__(self, batches: FixedBatches) -> None:
+    def __init__(self, batch: AudioNoiseBatch | PackedBatch, number: int, gpu: FakeGpu) -> None:
         pl.LightningDataModule.__init__(self)
-        self.batches = batches
+        self.batches = [batch] * number
+        self.gpu = gpu
 
     def setup(self, stage: str) -> None:
         """Needs no corpus."""
@@ -263,8 +306,9 @@ class FixedData(NestDataModule):
         return 16000
 
     def train_dataloader(self) -> Any:
-        """Returns the batches."""
-        return self.batches
+        """Returns the batches, which are counted."""
+        self.counted_loader = CountedLoader(copied_ahead(self.batches, self._require_trainer()), self.gpu)
+        return self.counted_loader
 
     def val_dataloader(self) -> Any:
         """Returns no batches."""
@@ -320,6 +364,9 @@ class Count:
     is_logged: bool
     waits: list[Wait]
     bytes_sent: int
+    """Bytes of the batch after it, which is copied ahead; for the first microbatch, of its own batch as well."""
+
+    bytes_sent_on_compute_stream: int
 
 
 def count_waits(
@@ -346,7 +393,7 @@ def count_waits(
     model = NestModel(config or small, kernels=default_kernels("cuda"))
     with tempfile.TemporaryDirectory() as directory, fake_gpu() as gpu, warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        batches = FixedBatches(batch.pin_memory(), num_steps * microbatches, gpu)
+        data = FixedData(batch.pin_memory(), num_steps * microbatches, gpu)
         trainer = pl.Trainer(
             accelerator="cpu",
             strategy=FakeGpuStrategy(),
@@ -359,17 +406,19 @@ def count_waits(
             enable_progress_bar=False,
             enable_model_summary=False,
         )
-        trainer.fit(model, datamodule=FixedData(batches))
-    ends = [*batches.counted[1:], (len(gpu.waits), gpu.bytes_sent)]
+        trainer.fit(model, datamodule=data)
+    starts = data.counted_loader.counted
+    ends = [*starts[1:], _Counted.of(gpu)]
     return [
         Count(
             step=index // microbatches,
             microbatch=index % microbatches,
             is_logged=(index // microbatches + 1) % log_every == 0,
-            waits=gpu.waits[first:last],
-            bytes_sent=sent - sent_before,
+            waits=gpu.waits[start.waits : end.waits],
+            bytes_sent=end.bytes_sent - start.bytes_sent,
+            bytes_sent_on_compute_stream=end.bytes_sent_on_compute_stream - start.bytes_sent_on_compute_stream,
         )
-        for index, ((first, sent_before), (last, sent)) in enumerate(zip(batches.counted, ends, strict=True))
+        for index, (start, end) in enumerate(zip(starts, ends, strict=True))
     ]
 
 

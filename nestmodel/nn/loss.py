@@ -60,10 +60,12 @@ def token_counts(
         num_classes: Number of classes of each codebook.
         is_counted: False where the tokens are not counted; by default all are.
     """
-    rows = tokens.reshape(-1, tokens.shape[-1]).T  # (*batch, codebooks) -> (codebooks, tokens)
-    counts = rows.new_zeros(len(rows), num_classes)
-    ones = torch.ones_like(rows) if is_counted is None else is_counted.reshape(-1).to(rows.dtype).expand_as(rows)
-    return counts.scatter_add_(1, rows, ones)
+    rows = tokens.reshape(-1, tokens.shape[-1]).T.contiguous()  # (*batch, codebooks) -> (codebooks, tokens)
+    if is_counted is not None:
+        rows = rows.masked_fill(~is_counted.reshape(-1), num_classes)
+    # Not `scatter_add_`: in deterministic mode the CPU waits for it, which a CUDA graph cannot capture.
+    classes = torch.arange(num_classes + 1, dtype=rows.dtype, device=rows.device).repeat(len(rows), 1)
+    return torch.searchsorted(rows.sort().values, classes).diff()
 
 
 def token_entropy(counts: Real[Tensor, "*codebooks classes"]) -> Float[Tensor, ""]:

@@ -34,6 +34,7 @@ from nestdata import (
 )
 from nestmodel.errors import ConfigError
 from nestmodel.formats.training_record import CorpusRecord, TrainingRecord
+from nestmodel.training.copy_ahead import Loader, copied_ahead
 from nestmodel.training.open_data import DataConfig, open_training_data, open_validation_data
 from nestmodel.training.saving.resume import STAGE_PREFIX, Settings, flatten_settings
 from nestmodel.training.starting.run_checks import check_accumulation
@@ -164,10 +165,10 @@ class NestDataModule(pl.LightningDataModule):
             val_corpora=_records(val.corpus.corpora if val else []),
         )
 
-    def train_dataloader(self) -> "BatchLoader[AudioNoiseBatch] | BatchLoader[PackedBatch]":
+    def train_dataloader(self) -> Loader:
         """Returns the training loader of this rank, which starts every epoch at the next optimizer step."""
         trainer = self._require_trainer()
-        return self._loader(self.train_dataset, lambda: trainer.global_step)
+        return copied_ahead(self._loader(self.train_dataset, lambda: trainer.global_step), trainer)
 
     def val_dataloader(self) -> "BatchLoader[AudioNoiseBatch] | BatchLoader[PackedBatch] | list[Any]":
         """Returns the validation loader of this rank, or an empty list without a validation corpus."""

@@ -152,8 +152,14 @@ class NestModel(NestNetwork, pl.LightningModule):
         self.kernels = replace(self.kernels, step="graph")
         self._graph_settings = num_shapes, capture or CudaCapture()
 
-    def on_before_batch_transfer(self, batch: AudioNoiseBatch | PackedBatch, dataloader_idx: int) -> NetworkInput:  # noqa: ARG002
+    def on_before_batch_transfer(
+        self,
+        batch: AudioNoiseBatch | PackedBatch | NetworkInput,
+        dataloader_idx: int,  # noqa: ARG002 - Lightning's signature
+    ) -> NetworkInput:
         """Draws the masks of a microbatch, the same ones in every validation, and copies both to the device."""
+        if isinstance(batch, NetworkInput):
+            return batch  # `CopyAhead` has done so
         if self.trainer.training:
             return self.training_input(batch)
         masks = self.draw_masks(batch, mask_purpose="validation mask")

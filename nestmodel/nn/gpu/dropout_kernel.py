@@ -1,5 +1,7 @@
 """`nestmodel.nn.dropout.drop` as one kernel of a GPU, for blocks that are not compiled."""
 
+from typing import no_type_check
+
 import torch
 import triton
 import triton.language as tl
@@ -8,6 +10,9 @@ from torch import Tensor
 from nestmodel.nn.dropout import FACTORS
 
 VALUES_PER_PROGRAM = 2048
+MAX_VALUES = 2**31 - 1
+"""Positions have 32 bits with a sign."""
+
 _FACTOR0, _FACTOR1, _FACTOR2 = (tl.constexpr(factor % 2**32) for factor in FACTORS)
 
 
@@ -19,7 +24,12 @@ def launch_drop(x: Tensor, key: Tensor, num_dropped: int, scale: float) -> Tenso
         key: Determines which values are dropped; int32, two numbers, on the device of `x`.
         num_dropped: Probability with which a value is dropped, times 65536.
         scale: Factor of the values that are kept.
+
+    Raises:
+        ValueError: There are 2^31 values or more.
     """
+    if x.numel() > MAX_VALUES:
+        raise ValueError(f"dropout of {x.numel()} values: the limit is {MAX_VALUES}; lower data.plan.max_batch_seconds")
     x = x.contiguous()
     out = torch.empty_like(x)
     if x.numel() > 0:
@@ -30,8 +40,9 @@ def launch_drop(x: Tensor, key: Tensor, num_dropped: int, scale: float) -> Tenso
     return out
 
 
-@triton.jit  # type: ignore[untyped-decorator]
-def drop_kernel(x, key, out, num_values, num_dropped, scale, size: tl.constexpr):  # type: ignore[no-untyped-def]
+@triton.jit
+@no_type_check
+def drop_kernel(x, key, out, num_values, num_dropped, scale, size: tl.constexpr):
     """Computes the decisions about `size` values and applies them; numbers of the hash are unsigned."""
     position = (tl.program_id(0) * size + tl.arange(0, size)).to(tl.uint32)
     is_value = position < num_values

@@ -5,12 +5,18 @@ Values of the first stage are computed where the second stage needs them, 2.25 t
 values that a value of the first stage depends on, and a one for the bias, are a row of a matrix product.
 """
 
+from typing import no_type_check
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 POSITIONS = 32
+GRADIENT_POSITIONS = 16
+"""`POSITIONS` of the gradients: with 32, only one program at a time fits into a multiprocessor, and newer compilers run
+out of registers."""
+
 CHANNELS = 128
 OPTIONS = {"num_warps": 8, "num_stages": 1}
 """Launch options with which all values stay in the registers of an A100 or H100, in every type."""
@@ -60,12 +66,13 @@ def launch_gradients(inputs: Inputs, grad: Tensor, padding: int, num_programs: i
         convolution in rows 16 to 25, and zeros: (32, channels).
     """
     num_positions, num_channels = grad.shape[:3].numel(), grad.shape[3]
-    num_programs = max(1, min(num_programs, triton.cdiv(num_positions, POSITIONS)))
+    num_programs = max(1, min(num_programs, triton.cdiv(num_positions, GRADIENT_POSITIONS)))
     # Each program has sums of its own, so that the order of the sum is the same every time.
     sums = torch.empty(num_programs, 2 * TAPS.value, num_channels, device=grad.device)
     grid = (num_programs, triton.cdiv(num_channels, CHANNELS))
     with torch.cuda.device_of(grad):
-        gradient_kernel[grid](*inputs, grad, sums, *_sizes(inputs[0], grad), padding, POSITIONS, CHANNELS, **OPTIONS)
+        sizes = *_sizes(inputs[0], grad), padding, GRADIENT_POSITIONS, CHANNELS
+        gradient_kernel[grid](*inputs, grad, sums, *sizes, **OPTIONS)
     return sums.sum(0)
 
 
@@ -75,8 +82,9 @@ def _sizes(feats: Tensor, values: Tensor) -> tuple[int | str, ...]:
     return *feats.stride(), feats.shape[1], *values.shape[1:3], values.shape[:3].numel(), values.shape[3], precision
 
 
-@triton.jit  # type: ignore[untyped-decorator]
-def rounded(x, precision: tl.constexpr):  # type: ignore[no-untyped-def]
+@triton.jit
+@no_type_check
+def rounded(x, precision: tl.constexpr):
     """Rounds to the bits that a product in TF32 reads; a GPU would cut the other ones off."""
     if precision == "tf32":
         bits = (x.to(tl.int32, bitcast=True) + 0x1000) & -0x2000
@@ -84,8 +92,9 @@ def rounded(x, precision: tl.constexpr):  # type: ignore[no-untyped-def]
     return x
 
 
-@triton.jit  # type: ignore[untyped-decorator]
-def first_stage(  # type: ignore[no-untyped-def]
+@triton.jit
+@no_type_check
+def first_stage(
     feats,
     utterance,
     num_valid,
@@ -115,7 +124,8 @@ def first_stage(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def places(position, lens, stride_utterance, num_frames2, num_bins2, is_position):  # type: ignore[no-untyped-def]
+@no_type_check
+def places(position, lens, stride_utterance, num_frames2, num_bins2, is_position):
     """Returns where the utterances of positions start, their numbers of valid frames, and frames and bins."""
     row = position // num_bins2
     utterance = row // num_frames2
@@ -123,8 +133,9 @@ def places(position, lens, stride_utterance, num_frames2, num_bins2, is_position
     return utterance.to(tl.int64) * stride_utterance, num_valid, row % num_frames2, position % num_bins2
 
 
-@triton.jit  # type: ignore[untyped-decorator]
-def first_matrix(weight1, bias1, channel, is_channel, precision: tl.constexpr):  # type: ignore[no-untyped-def]
+@triton.jit
+@no_type_check
+def first_matrix(weight1, bias1, channel, is_channel, precision: tl.constexpr):
     """Returns the weights of the full convolution and its bias as rows of a matrix."""
     row = tl.arange(0, TAPS)[:, None]
     weights = tl.load(weight1 + channel[None, :] * 9 + row, mask=(row < 9) & is_channel[None, :], other=0.0)
@@ -132,8 +143,9 @@ def first_matrix(weight1, bias1, channel, is_channel, precision: tl.constexpr): 
     return rounded(tl.where(row == 9, bias[None, :], weights), precision)
 
 
-@triton.jit(do_not_specialize=NOT_SPECIALIZED)  # type: ignore[untyped-decorator]
-def forward_kernel(  # type: ignore[no-untyped-def]
+@triton.jit(do_not_specialize=NOT_SPECIALIZED)
+@no_type_check
+def forward_kernel(
     feats,
     lens,
     weight1,
@@ -183,8 +195,9 @@ def forward_kernel(  # type: ignore[no-untyped-def]
     tl.store(out + place, total.to(out.dtype.element_ty), mask=is_position[:, None] & is_channel[None, :])
 
 
-@triton.jit(do_not_specialize=NOT_SPECIALIZED)  # type: ignore[untyped-decorator]
-def gradient_kernel(  # type: ignore[no-untyped-def]
+@triton.jit(do_not_specialize=NOT_SPECIALIZED)
+@no_type_check
+def gradient_kernel(
     feats,
     lens,
     weight1,

@@ -164,7 +164,12 @@ class _FirstColumns(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, num_columns: int) -> Tensor:
         ctx.num_left_out = x.shape[-1] - num_columns
-        return x.as_strided((*x.shape[:-1], num_columns), x.stride())
+        if not torch.compiler.is_compiling():
+            return x[..., :num_columns]
+        # Strides are computed from the sizes: the compiler takes those of dimensions of size 1 for others'.
+        _, num_heads, num_rows, num_stored = x.shape
+        strides = (num_heads * num_rows * num_stored, num_rows * num_stored, num_stored, 1)
+        return x.contiguous().as_strided((*x.shape[:-1], num_columns), strides)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:

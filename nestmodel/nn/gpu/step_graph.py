@@ -8,7 +8,6 @@ the CPU. The number of scored rows is padded to a capacity. A microbatch that do
 import gc
 import warnings
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -64,19 +63,19 @@ class CudaCapture:
         return graph.replay
 
     def _recover(self) -> None:
-        """Restores torch after an invalid capture.
+        """Ends what torch leaves open if the end of a capture fails: allocation to the pool, and captured random draws.
 
-        Ends the allocation to the pool and its use, which torch leaves open, and the capture mode of the generator,
-        which would refuse to draw.
-
-        Source: `CUDAGraph::capture_end`, which raises before it does both, in PyTorch 2.11.
+        Source: `CUDAGraph::capture_end`, which then raises before it does either, in PyTorch 2.11.
         """
-        for end in (torch._C._cuda_endAllocateToPool, torch._C._cuda_releasePool):
-            with suppress(RuntimeError):
-                end(torch.cuda.current_device(), self._pool)
-        self._pool = None
+        pool, self._pool = self._pool, None
+        device = torch.cuda.current_device()
+        try:
+            torch._C._cuda_endAllocateToPool(device, pool)
+        except RuntimeError:
+            return  # The capture has ended. To release the pool twice would end the process.
+        torch._C._cuda_releasePool(device, pool)
+        # The end of a valid capture lets the generator draw again.
         with (
-            suppress(RuntimeError),
             torch.cuda.stream(torch.cuda.current_stream()),
             torch.cuda.graph(torch.cuda.CUDAGraph(), capture_error_mode="thread_local"),
         ):

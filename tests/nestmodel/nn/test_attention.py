@@ -1,6 +1,7 @@
 import math
 from collections.abc import Callable, Iterator
 
+import jaxtyping
 import pytest
 import torch
 from hypothesis import given
@@ -18,7 +19,7 @@ from nestmodel.nn.attention import (
     visible_keys,
 )
 from nestmodel.nn.gpu.cast_weights import cast_weights
-from nestmodel.nn.gpu.fused_attention import attend, attention_parameters, describe_gpu_frames
+from nestmodel.nn.gpu.fused_attention import attend, attention_parameters, describe_gpu_frames, fused_attention
 from nestmodel.nn.precision import product_dtype
 
 CPU = torch.device("cpu")
@@ -152,6 +153,24 @@ def test_the_code_for_gpus_passes_what_fused_kernels_take(is_compiling: bool, mo
     for tensor in (*heads, mask):
         assert tensor.stride(-1) == 1
         assert all(stride % 8 == 0 for stride in tensor.stride()[:-1])
+
+
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # torch's compiler, by itself
+def test_the_code_for_gpus_compiles_for_single_cuts_of_varying_length(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # the compiler cannot read its checks
+    compiled = torch.compile(fused_attention, backend="aot_eager")
+    for num_frames in (13, 21):
+        described = describe_gpu_frames(torch.zeros(1, num_frames, 16), torch.tensor([num_frames]))
+        qkv, biases = torch.randn(1, num_frames, 3, 2, 8), torch.randn(2, 2, 8)
+        found = []
+        for attention in (compiled, fused_attention):
+            given = qkv.clone().requires_grad_()
+            out = attention(given, described.positions.unflatten(1, (2, 8)), biases, described, dropout_p=0.0)
+            out.square().sum().backward()
+            assert given.grad is not None
+            found.append((out, given.grad))
+        for one, other in zip(*found, strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)  # float32, in another order
 
 
 @pytest.mark.gpu

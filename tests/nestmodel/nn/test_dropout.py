@@ -11,7 +11,7 @@ from torch import Tensor
 from nestmodel.nn.dropout import Dropout, draw_keys, drop
 from nestmodel.nn.gpu import devices, dropout
 from nestmodel.nn.gpu.dropout import AcceleratedDropout
-from tests.kernels import run_kernels
+from tests.kernels import compile_kernel, run_interpreted
 
 KEY = torch.tensor([123456789, -987654321], dtype=torch.int32)
 numbers = st.integers(-(2**31), 2**31 - 1)
@@ -181,22 +181,25 @@ with dropout._drop_op.set_kernel_enabled("cpu", False):
 assert dropout._has_kernel(torch.device("cpu"))
 """
 
-COMPILED = """
-from nestmodel.nn.gpu.dropout_kernel import VALUES_PER_PROGRAM, drop_kernel
-from tests.kernels import check_compiles
 
-for dtype in ("bf16", "fp32"):
-    types = {"x": f"*{dtype}", "key": "*i32", "out": f"*{dtype}", "scale": "fp32"}
-    check_compiles(drop_kernel, types, {"size": VALUES_PER_PROGRAM})
-"""
-
-
-@pytest.mark.parametrize(("code", "interpreted"), [(INTERPRETED, True), (IN_A_MODULE, True), (COMPILED, False)])
-def test_the_kernel_for_a_gpu_computes_the_definition_and_compiles(
-    code: str, interpreted: bool, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize("code", [INTERPRETED, IN_A_MODULE])
+def test_the_kernel_for_a_gpu_computes_the_definition(code: str, tmp_path: Path) -> None:
     pytest.importorskip("triton", reason="Triton comes with torch for GPUs")
-    run_kernels(code, interpreted=interpreted, cache=tmp_path)
+    run_interpreted(code, cache=tmp_path)
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp32"])
+def test_the_kernel_for_a_gpu_compiles(dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel = pytest.importorskip("nestmodel.nn.gpu.dropout_kernel", reason="Triton comes with torch for GPUs")
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    types = {"x": f"*{dtype}", "key": "*i32", "out": f"*{dtype}", "scale": "fp32"}
+    compile_kernel(kernel.drop_kernel, types, {"size": kernel.VALUES_PER_PROGRAM})
+
+
+def test_the_kernel_refuses_more_values_than_it_can_count() -> None:
+    kernel = pytest.importorskip("nestmodel.nn.gpu.dropout_kernel", reason="Triton comes with torch for GPUs")
+    with pytest.raises(ValueError, match="dropout of 2147483648 values: the limit is 2147483647"):
+        kernel.launch_drop(torch.zeros(1).expand(2**31), KEY, 6554, 1.0)
 
 
 def test_the_definition_is_used_with_a_warning_where_the_kernel_cannot_be_compiled() -> None:

@@ -37,7 +37,14 @@ def test_the_cpu_waits_once_in_a_step_for_the_sums_of_the_step(counts: list[Coun
 @needs_fake_gpu
 def test_a_batch_of_240_s_sends_clean_and_noisy_audio_only(counts: list[Count]) -> None:
     audio_bytes = 2 * 4 * 240 * 16000
-    assert audio_bytes < counts[-1].bytes_sent < 31 * MB
+    assert audio_bytes < counts[1].bytes_sent < 31 * MB
+
+
+@needs_fake_gpu
+def test_batches_are_copied_one_ahead_on_a_stream_of_their_own(counts: list[Count]) -> None:
+    sizes = [count.bytes_sent for count in counts]
+    assert sizes == [2 * sizes[1], sizes[1], sizes[1], 0]
+    assert [count.bytes_sent_on_compute_stream for count in counts] == [0, 0, 0, 0]
 
 
 @needs_fake_gpu

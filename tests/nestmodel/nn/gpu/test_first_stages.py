@@ -14,7 +14,7 @@ from nestmodel.nn.gpu.first_stages import Convolutions, first_stages, has_kernel
 from nestmodel.nn.gpu.subsampling import AcceleratedConvSubsampling
 from nestmodel.nn.subsampling import num_subsampled
 from tests.fakes import needs_fake_gpu
-from tests.kernels import run_kernels
+from tests.kernels import compile_kernel, run_interpreted
 
 
 def convolutions(channels: int = 5, dtype: torch.dtype = torch.float64) -> Convolutions:
@@ -158,26 +158,30 @@ with _first_stages.set_kernel_enabled("cpu", False), _gradients.set_kernel_enabl
             check_training(torch.device("cpu"), dtype, SMALL, is_causal)
 """
 
-COMPILED = """
-from nestmodel.nn.gpu import first_stages_kernel as kernels
-from tests.kernels import check_compiles
 
-FLOATS = ("feats", "weight1", "bias1", "weight2", "bias2", "sums")
-for kernel in (kernels.forward_kernel, kernels.gradient_kernel):
-    for dtype, padding in (("bf16", 1), ("fp16", 1), ("fp32", 1), ("bf16", 2), ("fp16", 2), ("fp32", 2)):
-        precision = "ieee" if dtype == "fp32" else "tf32"
-        constants = {"precision": precision, "padding": padding}
-        constants |= {"positions": kernels.POSITIONS, "channels": kernels.CHANNELS}
-        types = {name: "*fp32" for name in FLOATS} | {"lens": "*i64", "out": f"*{dtype}", "grad": f"*{dtype}"}
-        for code in check_compiles(kernel, types, constants, **kernels.OPTIONS):
-            assert ("mma" in code) == (precision == "tf32"), "products do not run on tensor cores"
-"""
-
-
-@pytest.mark.parametrize(("code", "interpreted"), [(INTERPRETED, True), (IN_A_MODULE, True), (COMPILED, False)])
-def test_kernels_for_a_gpu_compute_the_definition_and_compile(code: str, interpreted: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize("code", [INTERPRETED, IN_A_MODULE])
+def test_kernels_for_a_gpu_compute_the_definition(code: str, tmp_path: Path) -> None:
     pytest.importorskip("triton", reason="Triton comes with torch for GPUs")
-    run_kernels(code, interpreted=interpreted, cache=tmp_path)
+    run_interpreted(code, cache=tmp_path)
+
+
+@pytest.mark.parametrize("padding", [1, 2])
+@pytest.mark.parametrize("dtype", ["bf16", "fp16", "fp32"])
+@pytest.mark.parametrize(("name", "size"), [("forward_kernel", "POSITIONS"), ("gradient_kernel", "GRADIENT_POSITIONS")])
+def test_kernels_for_a_gpu_compile_and_two_programs_fit_into_a_multiprocessor(
+    name: str, size: str, dtype: str, padding: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kernels = pytest.importorskip("nestmodel.nn.gpu.first_stages_kernel", reason="Triton comes with torch for GPUs")
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    precision = "ieee" if dtype == "fp32" else "tf32"
+    constants = {"precision": precision, "padding": padding}
+    constants |= {"positions": getattr(kernels, size), "channels": kernels.CHANNELS}
+    types = {name: "*fp32" for name in ("feats", "weight1", "bias1", "weight2", "bias2", "sums")}
+    types |= {"lens": "*i64", "out": f"*{dtype}", "grad": f"*{dtype}"}
+    for compiled in compile_kernel(getattr(kernels, name), types, constants, **kernels.OPTIONS):
+        assert ("mma" in compiled.ptx) == (precision == "tf32"), "products do not run on tensor cores"
+        if precision == "tf32":
+            assert compiled.num_registers <= 65536 // (2 * 32 * kernels.OPTIONS["num_warps"])
 
 
 def test_a_kernel_that_cannot_be_compiled_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
