@@ -51,7 +51,6 @@ def load_samples(
     num_samples: int | None = None,
     out: NDArray[np.float32] | None = None,
     content: bytes | None = None,
-    allow_commands: bool = False,
 ) -> NDArray[np.float32]:
     """Loads a cut, or a span of it, at the sampling rate of the cut.
 
@@ -62,7 +61,6 @@ def load_samples(
         out: Array that receives the samples, shape (num_samples,); a new array by default.
         content: The bytes of the audio file that holds the channel of the cut; the source of the cut is then not
             opened, whatever its type.
-        allow_commands: Whether to run the command that a source of type "command" gives instead of a file.
 
     Returns:
         Exactly `num_samples` samples, shape (num_samples,), with the amplitude of the file, usually in [-1, 1].
@@ -70,8 +68,7 @@ def load_samples(
     Raises:
         AudioError: The file is missing, unreadable or shorter than the cut, or has NaN or infinite samples. The content
             of `out` is then undefined.
-        ConfigError: The audio is the output of a command, and commands are not allowed; or a transform needs a package
-            that is not installed.
+        ConfigError: A transform needs a package that is not installed.
         StorageError: The audio is at a URL, and the store cannot be read, which says nothing about the cut.
     """
     fields: Mapping[str, Any] = cut if isinstance(cut, Mapping) else cut.to_dict()
@@ -83,13 +80,13 @@ def load_samples(
         out = empty_samples(fields["id"], num_samples)
     is_span = num_samples < num_samples_of_cut and start + num_samples <= num_samples_of_cut
     if is_span and needs_whole_cut(fields["recording"]):
-        out[:] = load_samples(cut, content=content, allow_commands=allow_commands)[start : start + num_samples]
+        out[:] = load_samples(cut, content=content)[start : start + num_samples]
         return out
     reaches_end = start + num_samples == num_samples_of_cut
     seconds = fields["duration"] - start / rate if reaches_end else num_samples / rate
     if start == 0 and math.isclose(seconds, fields["recording"]["duration"], abs_tol=1e-3):
         seconds += _END_MARGIN_S
-    num_found = _read(fields, content, fields["start"] + start / rate, seconds, out, allow_commands=allow_commands)
+    num_found = _read(fields, content, fields["start"] + start / rate, seconds, out)
     num_missing = num_samples - num_found
     if num_missing > _LENGTH_TOLERANCE_S * rate or not num_found:
         raise AudioError.because(
@@ -196,8 +193,6 @@ def _read(
     offset_s: float,
     seconds: float,
     out: NDArray[np.float32],
-    *,
-    allow_commands: bool,
 ) -> int:
     """Fills `out` from its start and returns the number of samples found.
 
@@ -207,13 +202,12 @@ def _read(
         offset_s: Start in the recording, in seconds.
         seconds: Length to read, in seconds.
         out: Array that receives the samples.
-        allow_commands: As for `load_samples`.
     """
     audio = EncodedAudio(_path_of(fields), content)
     try:
         source = _source(fields)
         if source["type"] != "file" and content is None:
-            content = content_of(source, fields["id"], allow_commands=allow_commands)
+            content = content_of(source, fields["id"])
             audio = audio._replace(content=content)
         transforms = fields["recording"].get("transforms") or ()
         # Two resamplings in a row differ from a single one.

@@ -36,22 +36,21 @@ class Corpora:
         self._first_indices = list(accumulate(map(len, corpora), initial=0))
 
     @classmethod
-    def open(cls, paths: Sequence[str | Path], *, allow_commands: bool = False) -> "Corpora":
-        """Opens corpus directories; `allow_commands` is that of `Corpus.open`.
+    def open(cls, paths: Sequence[str | Path]) -> "Corpora":
+        """Opens corpus directories.
 
         Raises:
             CorpusError: A path is not a corpus directory, or the corpus is damaged.
             ConfigError: The corpora have different sampling rates.
         """
-        return cls([Corpus.open(path, allow_commands=allow_commands) for path in paths])
+        return cls([Corpus.open(path) for path in paths])
 
     @classmethod
-    def of(cls, given: CorpusInput, *, allow_commands: bool = False) -> "Corpora":
+    def of(cls, given: CorpusInput) -> "Corpora":
         """Returns corpora that are given in any form; directories are opened.
 
         Args:
             given: One or several corpora.
-            allow_commands: That of `Corpus.open`, for directories.
 
         Raises:
             CorpusError: A path is not a corpus directory, the corpus is damaged, or something else is given.
@@ -60,7 +59,7 @@ class Corpora:
         if isinstance(given, cls):
             return given
         several = given if isinstance(given, (list, tuple)) else [given]
-        return cls([open_corpus(path_or_corpus, allow_commands=allow_commands) for path_or_corpus in several])
+        return cls([open_corpus(path_or_corpus) for path_or_corpus in several])
 
     @property
     def num_samples(self) -> list[NDArray[np.int64]]:
@@ -146,8 +145,8 @@ class Corpora:
         return self.corpora[number], index - self._first_indices[number]
 
 
-def open_corpus(given: str | os.PathLike[str] | Corpus | Any, *, allow_commands: bool = False) -> Corpus:
-    """Returns one corpus; a directory is opened, where `allow_commands` is that of `Corpus.open`.
+def open_corpus(given: str | os.PathLike[str] | Corpus | Any) -> Corpus:
+    """Returns one corpus; a directory is opened.
 
     Raises:
         CorpusError: A path is not a corpus directory, the corpus is damaged, or something else is given.
@@ -155,7 +154,7 @@ def open_corpus(given: str | os.PathLike[str] | Corpus | Any, *, allow_commands:
     if isinstance(given, Corpus):
         return given
     if isinstance(given, (str, os.PathLike)):
-        return Corpus.open(Path(given), allow_commands=allow_commands)
+        return Corpus.open(Path(given))
     raise CorpusError(
         f"{type(given).__name__} where a corpus was expected ({given!r:.80}). Give the path of a corpus directory or a "
         "Corpus; cuts and manifests become one with prepare_corpus(cuts, 'NAME.corpus')."

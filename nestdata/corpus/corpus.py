@@ -44,9 +44,6 @@ class Corpus:
     meta: dict[str, Any]
     """The content of `meta.json`."""
 
-    allow_commands: bool
-    """Whether the shell commands that cuts give instead of files are run."""
-
     def __init__(
         self,
         path: Path,
@@ -57,7 +54,6 @@ class Corpus:
         addresses: AddressTable | None = None,
         *,
         versions: FileVersions | None = None,
-        allow_commands: bool = False,
     ) -> None:
         self.path = path
         self.meta = meta
@@ -66,18 +62,15 @@ class Corpus:
         self._bank = bank
         self._addresses = addresses
         self._versions = versions
-        self.allow_commands = allow_commands
 
     @classmethod
-    def open(cls, path: str | Path, *, root: str | None = None, allow_commands: bool = False) -> "Corpus":
+    def open(cls, path: str | Path, *, root: str | None = None) -> "Corpus":
         """Opens a corpus directory without reading its cuts.
 
         Args:
             path: The directory.
             root: Where the folder or bucket of the audio is now, if it was moved after preparing; an absolute path or
                 a URL. By default, the root in `meta.json`. Has no effect on cuts without an address.
-            allow_commands: Whether to run the shell commands that cuts give instead of files. Whoever wrote the corpus
-                chose them. A corpus with a sample bank runs none.
 
         Raises:
             CorpusError: The path is not a corpus directory, the corpus has another format version, or a part of it is
@@ -98,7 +91,7 @@ class Corpus:
             versions = FileVersions.open(path, meta["num_cuts"])
         except (OSError, ValueError) as error:
             raise _damaged(path, error) from error
-        return cls(path, meta, index, lines, bank, addresses, versions=versions, allow_commands=allow_commands)
+        return cls(path, meta, index, lines, bank, addresses, versions=versions)
 
     @property
     def num_samples(self) -> NDArray[np.int64]:
@@ -314,7 +307,6 @@ class Corpus:
                 does not answer.
             IndexError: The corpus has no such cut.
             CorpusError: The line or the address of the cut is damaged.
-            ConfigError: The audio is the output of a command, and the corpus was opened without `allow_commands`.
         """
         line = self.line(index)
         if on_cut is not None:
@@ -327,7 +319,7 @@ class Corpus:
             load_member(line, address, content, start=start, out=out, is_checked=is_checked, store=store)
         else:
             self.check_file(index, line)
-            load_samples(line, start=start, num_samples=len(out), out=out, allow_commands=self.allow_commands)
+            load_samples(line, start=start, num_samples=len(out), out=out)
         return line["id"], out
 
     def load_pcm16(
@@ -405,12 +397,12 @@ class Corpus:
         return html_table("Corpus", rows.items())
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _reopen, (self.path, self.root, self.allow_commands)
+        return _reopen, (self.path, self.root)
 
 
 def _damaged(path: Path, error: Exception) -> CorpusError:
     return CorpusError(f"{path}: the corpus is damaged ({error}). Prepare it again.")
 
 
-def _reopen(path: Path, root: str | None, allow_commands: bool) -> Corpus:
-    return Corpus.open(path, root=root, allow_commands=allow_commands)
+def _reopen(path: Path, root: str | None) -> Corpus:
+    return Corpus.open(path, root=root)

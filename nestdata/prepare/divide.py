@@ -4,7 +4,6 @@ If the configuration asks for speech, all audio is decoded, and each cut is meas
 """
 
 import math
-import subprocess
 from collections.abc import Iterator
 from functools import cache
 from typing import Any, NamedTuple
@@ -51,7 +50,7 @@ def divide(whole: WholeEntry, config: PrepareConfig) -> list[Divided]:
     if not config.finds_speech:
         return [Part(row) for row in rows]
     try:
-        frames = speech_frames(whole.row, _content(whole, config))
+        frames = speech_frames(whole.row, _content(whole))
     except AudioError as error:
         return [whole.reject(whole.row, error.reason, str(error))]
     runs = speech_runs(frames.probabilities)
@@ -169,11 +168,11 @@ def _seconds(row: dict[str, Any], start: int, stop: int) -> tuple[float, float]:
     return offset, round(end - offset, 9) if offset else end
 
 
-def _content(whole: WholeEntry, config: PrepareConfig) -> bytes | None:
-    """Returns the bytes of audio that is not a local file. A command is run once for the whole recording.
+def _content(whole: WholeEntry) -> bytes | None:
+    """Returns the bytes of audio that is not a local file.
 
     Raises:
-        AudioError: The command fails.
+        AudioError: The source is not supported.
     """
     row = whole.row
     if whole.audio.member:
@@ -182,6 +181,6 @@ def _content(whole: WholeEntry, config: PrepareConfig) -> bytes | None:
     if source["type"] == "file":
         return None
     try:
-        return content_of(source, row["id"], allow_commands=config.allow_commands)
-    except (OSError, ValueError, subprocess.CalledProcessError) as error:
+        return content_of(source, row["id"])
+    except ValueError as error:
         raise AudioError.because("unreadable", f"{source['source']!r}: {error}") from error

@@ -55,7 +55,6 @@ class NestDataModule(pl.LightningDataModule):
         augment: Chains of audiomentations transforms, applied in training only.
         bad_audio: Tolerance for unreadable audio.
         remote: How audio in object stores is read.
-        allow_commands: Whether to run the shell commands that cuts of the corpora give instead of files.
         num_workers: Loader processes per rank. The batches do not depend on it.
         start_method: How loader processes are started. By default, `nestmodel` uses a fork server; otherwise, see
             `AudioNoiseDataset.loader`.
@@ -80,7 +79,6 @@ class NestDataModule(pl.LightningDataModule):
         num_workers: int = 2,
         start_method: StartMethod | None = None,
         remote: RemoteConfig = RemoteConfig(),
-        allow_commands: bool = False,
     ) -> None:
         super().__init__()
         if num_workers < 0:
@@ -95,7 +93,6 @@ class NestDataModule(pl.LightningDataModule):
             augment=augment,
             bad_audio=bad_audio,
             remote=remote,
-            allow_commands=allow_commands,
         )
         self.num_workers = num_workers
         self.start_method: StartMethod | None = start_method

@@ -370,17 +370,6 @@ def test_other_transforms_equal_those_of_lhotse(
     assert fields == before
 
 
-def test_output_of_an_allowed_command_is_decoded(tmp_path: Path, speech: Samples) -> None:
-    path = write_audio(tmp_path / "a.wav", speech)
-    source = AudioSource("command", [0], f"cat {path}")
-    cut = MonoCut("a", 0.25, 1.0, 0, recording=Recording("a", [source], 16000, 24000, 1.5))
-    np.testing.assert_array_equal(load_samples(cut, allow_commands=True), read_audio(path)[4000:20000])
-    cut.recording.sources[0].source = "false"
-    with pytest.raises(AudioError, match=r"cut 'a': cannot read false: ") as caught:
-        load_samples(cut, allow_commands=True)
-    assert caught.value.reason == "unreadable"
-
-
 @pytest.mark.skipif(shutil.which("ffmpeg") is None, reason="needs ffmpeg")
 @pytest.mark.parametrize(("name", "codec"), [("a.m4a", "aac"), ("a.wav", "wmav2")])
 def test_format_that_libsndfile_does_not_know_is_decoded_by_another_library(

@@ -101,8 +101,6 @@ def test_corpora_are_given_by_path_or_as_objects_one_or_several(parts: list[Corp
         assert BatchPlan.of(given, small).fingerprint == BatchPlan.of(one, small).fingerprint
     for several in ([part.path for part in parts], [parts[0], str(parts[1].path), parts[2]]):
         assert Corpora.of(several).fingerprint == Corpora(parts).fingerprint
-    assert not Corpora.of(one.path).corpora[0].allow_commands
-    assert Corpora.of(one.path, allow_commands=True).corpora[0].allow_commands
 
 
 @pytest.mark.parametrize("given", [CutSet(), [CutSet()], 7, None, b"a.corpus"])
