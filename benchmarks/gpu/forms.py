@@ -14,7 +14,7 @@ import torch
 from benchmarks.gpu.context import RATE, Context
 from benchmarks.gpu.measuring import median, profile_call, spread
 from benchmarks.gpu.report import Row, Section
-from nestdata import PackedBatch
+from nestdata import AudioNoiseBatch
 from nestmodel import NestConfig, NestNetwork
 from nestmodel.nn.gpu.kernel_choice import Kernels
 from nestmodel.out_of_memory import is_out_of_memory
@@ -94,7 +94,7 @@ class Trial:
                 num_shapes=1,
             )
 
-    def __call__(self, batch: PackedBatch) -> StepSample:
+    def __call__(self, batch: AudioNoiseBatch) -> StepSample:
         """Makes one step."""
         if self._context.is_cuda:
             batch = batch.pin_memory()  # before the first event; loaders do it in a thread of their own
@@ -109,7 +109,7 @@ class Trial:
         gpu_ms = events[0].elapsed_time(events[1]) if events else None
         return StepSample(1000 * time.total_s, 1000 * time.host_s, 1000 * time.optimizer_s, gpu_ms)
 
-    def warm_up(self, batch: PackedBatch) -> None:
+    def warm_up(self, batch: AudioNoiseBatch) -> None:
         """Compiles, allocates, and lets libraries choose their algorithms."""
         for _ in range(_NUM_WARM_UP):
             self(batch)

@@ -148,9 +148,7 @@ def nemo_process(context: Context, packages: Path) -> Iterator[NemoProcess]:
 def _in_turns(context: Context, case: Case, *, nemo: NemoProcess, attention: str) -> Row:
     batch, number = noise_batch(case.shape), max(1, context.extent.num_steps // 2)
     audio = context.directory / "audio.pt"
-    plain = batch.unpack()
-    torch.save([plain.audio, plain.noisy_audio, plain.audio_len], audio)
-    del plain
+    torch.save([batch.audio, batch.noisy_audio, batch.audio_len], audio)
     memory = PeakMemory(context.device)
     trial = Trial(context, context.extent.models[case.model], FORMS[case.form])
     trial.warm_up(batch)

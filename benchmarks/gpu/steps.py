@@ -11,7 +11,7 @@ from benchmarks.gpu.energy import energy_counter
 from benchmarks.gpu.forms import BASE, FORMS, Case, StepSample, Trial, best_form, case_of, fitting
 from benchmarks.gpu.measuring import Profile, count_tflop, median, profile_call
 from benchmarks.gpu.report import Row, Section
-from nestdata import PackedBatch
+from nestdata import AudioNoiseBatch
 from nestmodel.preflight.measure.memory import PeakMemory
 from nestmodel.preflight.measure.trial_step import noise_batch
 
@@ -141,7 +141,7 @@ def _median_gpu(samples: list[StepSample]) -> float | None:
     return median(found) if found else None
 
 
-def _joules(context: Context, trial: Trial, batch: PackedBatch) -> float | None:
+def _joules(context: Context, trial: Trial, batch: AudioNoiseBatch) -> float | None:
     """Returns the energy of a step; None if the device does not count it."""
     counter = energy_counter(context.device)
     if counter is None:

@@ -40,8 +40,6 @@ _MIN_SHARE_OF_FLAC = 0.8
 # OpenBLAS computes dot products of more than 10,000 elements in as many threads as there are cores. They wait actively
 # for each other, and take the cores from other loader workers.
 _BLAS_BLOCK = 8192
-# Encodings of which libsndfile returns every sample as a 16-bit integer without loss.
-_EXACT_IN_16_BITS = frozenset({"PCM_16", "PCM_S8", "PCM_U8", "ULAW", "ALAW"})
 
 
 def load_samples(
@@ -120,39 +118,6 @@ def empty_samples(cut_id: str, num_samples: int) -> NDArray[np.float32]:
             f"cut {cut_id!r}: {num_samples} samples do not fit into memory. Divide the recording with "
             "--window-seconds, or remove it if it is not so long.",
         ) from error
-
-
-def load_pcm16(cut: Any, *, start: int = 0, out: NDArray[np.int16], content: bytes | None = None) -> bool:
-    """Loads a cut, or a span of it, as 16-bit integers if its file holds 16-bit audio at the rate of the cut.
-
-    The amplitude that `load_samples` returns for the same span is `out / 32768`, bit for bit.
-
-    Args:
-        cut: As for `load_samples`.
-        start: First sample to load, counted from the start of the cut.
-        out: Array that receives the samples, shape (num_samples,).
-        content: As for `load_samples`.
-
-    Returns:
-        Whether `out` was filled. If not, its content is undefined: the audio has another encoding, is resampled,
-        averaged over channels or otherwise transformed, or cannot be used. `load_samples` then loads it, or raises the
-        error that names it.
-    """
-    fields: Mapping[str, Any] = cut if isinstance(cut, Mapping) else cut.to_dict()
-    try:
-        source, rate = _source(fields), fields["recording"]["sampling_rate"]
-        if (source["type"] != "file" and content is None) or fields["recording"].get("transforms"):
-            return False
-        audio, channel = EncodedAudio(source["source"], content), _channel_in(fields, source)
-        offset_s, seconds = fields["start"] + start / rate, len(out) / rate
-        if _decode_flac(fields, audio, channel, offset_s, seconds, out) == len(out):
-            return True
-        with audio.open(offset_s + seconds) as file:
-            if file.subtype not in _EXACT_IN_16_BITS or file.samplerate != rate:
-                return False
-            return _decode(file, channel, rate, offset_s, seconds, out) == len(out)
-    except Exception:  # decoders raise many types; the reason is found by `load_samples`
-        return False
 
 
 def samples_in(duration: float, rate: int) -> int:
@@ -269,7 +234,7 @@ def _decode_flac(
     channel: int | None,
     offset_s: float,
     seconds: float,
-    out: NDArray[np.float32] | NDArray[np.int16],
+    out: NDArray[np.float32],
 ) -> int:
     """Does the work of `_decode` with dr_flac; returns 0 if libsndfile has to do it."""
     # libsndfile seeks to a later start, which may fail in a file that can be decoded from its beginning.
@@ -278,14 +243,12 @@ def _decode_flac(
     file, rate = audio.read_flac(), fields["recording"]["sampling_rate"]
     if file is None or (channel or 0) >= file.num_channels:
         return 0
-    if out.dtype == np.int16 and (file.bits > 16 or file.rate != rate or (channel is None and file.num_channels > 1)):
-        return 0
     num_samples = len(out) if file.rate == rate else samples_in(seconds, file.rate)
     if num_samples < _MIN_SHARE_OF_FLAC * file.num_samples:  # the header may differ from the manifest
         return 0
     if file.rate == rate and file.num_channels == 1 and len(out) == file.num_samples:
         return len(out) if file.decode(out) else 0
-    decoded = np.empty((file.num_samples, file.num_channels), out.dtype)
+    decoded = np.empty((file.num_samples, file.num_channels), np.float32)
     if not file.decode(decoded):
         return 0
     samples = _select(decoded[:num_samples], channel)
@@ -298,23 +261,18 @@ def _decode(
     rate: int,
     offset_s: float,
     seconds: float,
-    out: NDArray[np.float32] | NDArray[np.int16],
+    out: NDArray[np.float32],
 ) -> int:
-    """Fills `out` from its start, in its own type, and returns the number of samples found.
-
-    Returns 0 if the average of channels would not fit into integers.
-    """
+    """Fills `out` from its start and returns the number of samples found."""
     file_rate: int = file.samplerate
     if not file.frames:
         raise ValueError("it holds no samples")
-    if channel is None and file.channels > 1 and out.dtype == np.int16:
-        return 0
     if offset_s:
         file.seek(min(samples_in(offset_s, file_rate), file.frames))
     if file_rate == rate and file.channels == 1 and not channel:
-        return int(file.buffer_read_into(out, out.dtype.name))
+        return int(file.buffer_read_into(out, "float32"))
     num_samples = len(out) if file_rate == rate else samples_in(seconds, file_rate)
-    samples = _select(file.read(num_samples, dtype=out.dtype.name, always_2d=True), channel)
+    samples = _select(file.read(num_samples, dtype="float32", always_2d=True), channel)
     return _fill(out, samples if file_rate == rate else _resample(samples, file_rate, rate, len(out)))
 
 

@@ -104,11 +104,6 @@ class Corpora:
         corpus, own_index = self.locate(index)
         return corpus.load(own_index, **options)
 
-    def load_pcm16(self, index: int, **options: Any) -> tuple[str, bool]:
-        """Loads a cut as 16-bit integers if it can; options, result and errors are those of `Corpus.load_pcm16`."""
-        corpus, own_index = self.locate(index)
-        return corpus.load_pcm16(own_index, **options)
-
     def address(self, index: int) -> Address | None:
         """Returns where the bytes of the audio file of a cut are; see `Corpus.address`."""
         corpus, own_index = self.locate(index)

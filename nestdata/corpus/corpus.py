@@ -23,14 +23,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nestdata.audio.decode import empty_samples, load_pcm16, load_samples, samples_in
+from nestdata.audio.decode import empty_samples, load_samples, samples_in
 from nestdata.corpus.addresses import NO_SHARD, Address, AddressTable, Shard
 from nestdata.corpus.bank import SampleBank
 from nestdata.corpus.file_version import FileVersions, check_version
-from nestdata.corpus.members import fetch, load_member, point_to
+from nestdata.corpus.members import load_member, point_to
 from nestdata.corpus.meta import meta_content, read_meta, why_no_corpus
 from nestdata.corpus.parts import map_array, parse_line
-from nestdata.errors import AudioError, ConfigError, CorpusError
+from nestdata.errors import ConfigError, CorpusError
 from nestdata.notebook import html_table
 from nestdata.storage import FileVersion, Storage, is_url, storage
 
@@ -321,52 +321,6 @@ class Corpus:
             self.check_file(index, line)
             load_samples(line, start=start, num_samples=len(out), out=out)
         return line["id"], out
-
-    def load_pcm16(
-        self,
-        index: int,
-        *,
-        start: int = 0,
-        out: NDArray[np.int16],
-        on_cut: Callable[[str], None] | None = None,
-        content: bytes | None = None,
-        is_checked: bool = False,
-        store: Storage | None = None,
-    ) -> tuple[str, bool]:
-        """Loads a cut, or a span of it, as 16-bit integers; the amplitudes that `load` returns are `out / 32768`.
-
-        Args:
-            index: Index of the cut, counted from the shortest.
-            start: First sample to load, counted from the start of the cut.
-            out: Array that receives the samples, shape (num_samples,).
-            on_cut: Called with the id of the cut before its audio is decoded, for instance to refresh a heartbeat.
-            content: As for `load`.
-            is_checked: As for `load`.
-            store: As for `load`.
-
-        Returns:
-            The id of the cut, and whether `out` was filled. If not, the samples do not fit into 16 bits, or the audio
-            cannot be used: `load` then loads it, or raises the error.
-
-        Raises:
-            StorageError: As for `load`.
-            IndexError: The corpus has no such cut.
-            CorpusError: The line or the address of the cut is damaged.
-        """
-        line = self.line(index)
-        if on_cut is not None:
-            on_cut(line["id"])
-        if self._bank is not None:
-            return line["id"], self._bank.read_pcm16(index, start, out)
-        address = self.address(index)
-        try:
-            if address is None:
-                self.check_file(index, line)
-                return line["id"], load_pcm16(line, start=start, out=out)
-            content = fetch(address, line["id"], content, is_checked=is_checked, store=store)
-        except AudioError:
-            return line["id"], False
-        return line["id"], load_pcm16(line, start=start, out=out, content=content)
 
     def _check_index(self, index: int) -> None:
         if not -len(self) <= index < len(self):

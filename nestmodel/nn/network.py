@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from nestdata import AudioNoiseBatch, Microbatch, PackedBatch, derive_key
+from nestdata import AudioNoiseBatch, Microbatch, derive_key
 from nestdata.notebook import html_table
 from nestmodel.attention_context import Context
 from nestmodel.config import FeatureConfig, NestConfig
@@ -205,7 +205,7 @@ class NestNetwork(nn.Module):
         masks = self.draw_masks(batch, mask_purpose=mask_purpose)
         return self.forward_masked(NetworkInput.of(batch, masks, batch.audio.device))
 
-    def draw_masks(self, batch: AudioNoiseBatch | PackedBatch, *, mask_purpose: str = "mask") -> Masks:
+    def draw_masks(self, batch: AudioNoiseBatch, *, mask_purpose: str = "mask") -> Masks:
         """Draws the masks of a microbatch, and in training mode the keys of dropout and the context, on the CPU.
 
         Args:

@@ -472,7 +472,6 @@ def test_a_step_alone_is_its_first_microbatch(messy_corpora: MessyCorpora) -> No
     dataset = messy_dataset(messy_corpora.speech, messy_corpora.noise)
     for index in (0, np.int64(7)):
         assert digest(dataset[index]) == digest(dataset[int(index), 0])
-        assert dataset.load_packed(index).key == dataset[int(index), 0].key
     for wrong in (-1, (0, 100)):
         with pytest.raises(IndexError, match="steps start at 0"):
             dataset[wrong]

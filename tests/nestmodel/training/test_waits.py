@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.counts.count_waits import GPU, MB, Count, Wait, count_waits, dense_batch, fake_gpu, packed_batch
+from benchmarks.counts.count_waits import GPU, MB, Count, Wait, count_waits, dense_batch, fake_gpu
 from nestmodel import NestConfig, NestModel, Throughput
 from nestmodel.config import LIVE_PRESETS
 from nestmodel.training import module
@@ -38,13 +38,6 @@ def test_the_cpu_waits_once_in_a_step_for_the_sums_of_the_step(counts: list[Coun
 def test_a_batch_of_240_s_sends_clean_and_noisy_audio_only(counts: list[Count]) -> None:
     audio_bytes = 2 * 4 * 240 * 16000
     assert audio_bytes < counts[-1].bytes_sent < 31 * MB
-
-
-@needs_fake_gpu
-def test_a_packed_batch_of_240_s_sends_16_bit_audio_and_is_unpacked_without_a_wait() -> None:
-    (count,) = count_waits(packed_batch(), num_steps=1)
-    assert len(count.waits) == 1
-    assert count.bytes_sent < 16 * MB
 
 
 @needs_fake_gpu
