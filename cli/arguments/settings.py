@@ -132,7 +132,6 @@ SETTINGS = (
     Setting("data.plan.bucket_width", "Batches", is_rare=True),
     Setting("data.plan.weights", "Batches", metavar="NUMBERS", kind="numbers", is_rare=True),
     Setting("data.plan.temperature", "Batches", is_rare=True),
-    Setting("data.plan.mixed_lengths", "Batches", kind="switch", is_rare=True),
     Setting(
         "config", "Model and optimizer", "Preset, such as small, or YAML file; repeatable.", metavar="NAME", letter="c"
     ),

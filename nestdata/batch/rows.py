@@ -62,7 +62,7 @@ class SpeechRows:
         self._short_audio = short_audio
         self._remote = remote
         self._corpus_indices = plan.indices(key.step, key.microbatch).tolist()
-        self.samples = memory.empty((len(self), plan.padded_samples(key.step, key.microbatch)), np.float32)
+        self.samples = memory.empty((len(self), plan.padded_samples(key.step)), np.float32)
 
     def __len__(self) -> int:
         return len(self._corpus_indices)

@@ -68,7 +68,6 @@ def open_validation_data(config: DataConfig, val_corpus: Path, training: AudioNo
         languages=None,
         language_temperature=1.0,
         stages=(),
-        mixed_lengths=False,
     )
     config = replace(config, corpus=val_corpus, plan=plan, augment=AugmentConfig())
     dataset = _open(config, training.noise, training.mixer)

@@ -70,7 +70,7 @@ def test_the_flags_of_all_commands_are_deliberate() -> None:
         "plan": [
             *("--bucket-width", "--config -c", "--json", "--max-batch-seconds", "--max-cuts"),
             *("--microbatches-per-step",),
-            *("--min-audio-seconds", "--mixed-lengths", "--num-shapes", "--picture", "--quadratic-seconds", "--seed"),
+            *("--min-audio-seconds", "--num-shapes", "--picture", "--quadratic-seconds", "--seed"),
             *("--temperature", "--weights", "--world-size", "CORPUS"),
         ],
         "sample-batch preview": [

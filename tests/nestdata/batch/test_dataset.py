@@ -179,17 +179,6 @@ def test_every_cut_gets_different_noise_in_every_epoch(tmp_path: Path) -> None:
     assert all(float((first * second).sum()) < 0.9 for first, second in itertools.combinations(noises, 2))
 
 
-def test_microbatches_of_mixed_lengths_are_padded_each_to_its_own_length(messy_corpora: MessyCorpora) -> None:
-    config = PlanConfig(max_batch_seconds=10.0, microbatches_per_step=2, mixed_lengths=True)
-    dataset = dataset_of(Corpus.open(messy_corpora.speech), plan=config)
-    shapes = {
-        key: tuple(dataset[key].audio.shape)
-        for key in microbatches(dataset.plan, num_steps=dataset.plan.steps_per_epoch)
-    }
-    assert all(shape[1] == dataset.plan.padded_samples(*key) for key, shape in shapes.items())
-    assert any(shapes[step, 0][1] != shapes[step, 1][1] for step in range(dataset.plan.steps_per_epoch))
-
-
 def test_batch_fields_hold_what_their_docstrings_say(
     messy: AudioNoiseDataset, messy_batches: list[AudioNoiseBatch]
 ) -> None:

@@ -59,14 +59,6 @@ def test_corpora_are_weighted_and_augmented_in_training_only(
     assert data.val_dataset.augment == AugmentConfig()
 
 
-def test_mixed_lengths_are_a_setting_of_training_only(messy_corpora: MessyCorpora) -> None:
-    plan = PlanConfig(max_batch_seconds=10.0, microbatches_per_step=2, mixed_lengths=True)
-    mixed = NestDataModule(messy_corpora.speech, None, messy_corpora.speech, plan)
-    assert mixed.val_dataset is not None
-    assert not mixed.val_dataset.plan.config.mixed_lengths
-    assert mixed.settings["data.plan.mixed_lengths"] == "True"
-
-
 def test_an_unknown_transform_is_an_error_before_the_run_starts(messy_corpora: MessyCorpora) -> None:
     with pytest.raises(nestdata.ConfigError, match=r"augment\.mixture\[0\].*'Gian'.*nearest is 'Gain'"):
         NestDataModule(messy_corpora.speech, augment=AugmentConfig(mixture=["Gian"]))

@@ -64,9 +64,7 @@ class Steps(pl.Callback):
 
 def data_of(corpora: MessyCorpora) -> NestDataModule:
     """Returns steps of three microbatches, which have two shapes."""
-    plan = PlanConfig(
-        max_batch_seconds=10.0, microbatches_per_step=MICROBATCHES, num_shapes=NUM_SHAPES, mixed_lengths=True
-    )
+    plan = PlanConfig(max_batch_seconds=10.0, microbatches_per_step=MICROBATCHES, num_shapes=NUM_SHAPES)
     return NestDataModule(corpora.speech, corpora.noise, corpora.speech, plan, MixConfig(prob=0.8), num_workers=0)
 
 
