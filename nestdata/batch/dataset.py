@@ -23,7 +23,6 @@ from nestdata.batch.rows import ShortAudio, SpeechRows
 from nestdata.corpus.corpora import Corpora, CorpusInput
 from nestdata.corpus.roles import warn_of_noise, warn_of_validation
 from nestdata.errors import ConfigError
-from nestdata.notebook import html_table
 from nestdata.plan.batch_plan import BatchPlan
 from nestdata.stateless_rng import StatelessRng
 
@@ -152,18 +151,6 @@ class AudioNoiseDataset(Dataset[AudioNoiseBatch]):
             f"AudioNoiseDataset({len(self.corpus)} cuts, {self.corpus.hours:.2f} h, {self.corpus.sampling_rate} Hz; "
             f"{noise}; {self.plan.steps_per_epoch} steps an epoch)"
         )
-
-    def _repr_html_(self) -> str:
-        chains = {name: len(getattr(self.augment, name)) for name in ("speech", "noise", "mixture")}
-        rows = {
-            "speech": ", ".join(map(repr, self.corpus.corpora)),
-            "noise": "none" if self.noise.corpus is None else repr(self.noise.corpus),
-            "interference": "none" if self.mixer is None else repr(self.mixer.config),
-            "plan": repr(self.plan),
-            "short audio": self.short_audio,
-            "transforms": ", ".join(f"{number} of {name}" for name, number in chains.items() if number) or "none",
-        }
-        return html_table("AudioNoiseDataset", rows.items())
 
     def warn_if_trained_on(self, training: Corpora) -> None:
         """Warns if this data set is meant for validation and a corpus of it is one of the training data."""

@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from nestdata.corpus.addresses import Address
 from nestdata.corpus.corpus import Corpus
 from nestdata.errors import ConfigError, CorpusError
-from nestdata.notebook import html_table
 
 CorpusInput = str | os.PathLike[str] | Corpus | Any
 """Prepared corpora: the path of a corpus directory, a `Corpus`, or a list of them; or `Corpora`."""
@@ -88,11 +87,6 @@ class Corpora:
     def __repr__(self) -> str:
         number = "1 corpus" if len(self.corpora) == 1 else f"{len(self.corpora)} corpora"
         return f"Corpora({number}, {len(self)} cuts, {self.hours:.2f} h, {self.sampling_rate} Hz)"
-
-    def _repr_html_(self) -> str:
-        rows = [(str(corpus.path), f"{len(corpus):,}", f"{corpus.hours:,.2f}") for corpus in self.corpora]
-        rows.append(("together", f"{len(self):,}", f"{self.hours:,.2f}"))
-        return html_table(f"Corpora at {self.sampling_rate} Hz", rows, header=("corpus", "cuts", "hours"))
 
     def line(self, index: int) -> dict[str, Any]:
         """Returns a cut as a dict; see `Corpus.line`."""

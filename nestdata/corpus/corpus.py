@@ -31,7 +31,6 @@ from nestdata.corpus.members import load_member, point_to
 from nestdata.corpus.meta import meta_content, read_meta, why_no_corpus
 from nestdata.corpus.parts import map_array, parse_line
 from nestdata.errors import ConfigError, CorpusError
-from nestdata.notebook import html_table
 from nestdata.storage import FileVersion, Storage, is_url, storage
 
 
@@ -334,21 +333,6 @@ class Corpus:
 
     def __repr__(self) -> str:
         return f"Corpus({str(self.path)!r}, {len(self)} cuts, {self.hours:.2f} h, {self.sampling_rate} Hz)"
-
-    def _repr_html_(self) -> str:
-        rate = self.sampling_rate
-        shortest, median, longest = (self.num_samples_of(i) / rate for i in (0, len(self) // 2, -1))
-        where = "samples in the corpus" if self.has_bank else "files by their paths"
-        if self.num_shards and not self.has_bank:
-            where = f"in {self.num_shards:,} shards" + (f" below {self.root}" if self.root else "")
-        rows = {
-            "path": str(self.path),
-            "cuts": f"{len(self):,}, {self.hours:,.2f} h at {rate} Hz",
-            "lengths": f"{shortest:.2f} to {longest:.2f} s, median {median:.2f} s",
-            "audio": where,
-            "fingerprint": self.fingerprint,
-        }
-        return html_table("Corpus", rows.items())
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _reopen, (self.path, self.root)

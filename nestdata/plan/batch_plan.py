@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 
 from nestdata.corpus.corpora import Corpora, CorpusInput
 from nestdata.errors import ConfigError, PlanError
-from nestdata.notebook import html_table
 from nestdata.plan.budget import Budget, leave_out_long_cuts
 from nestdata.plan.config import PlanConfig
 from nestdata.plan.layout import Bucket, CutRange, Positions, lay_out
@@ -211,26 +210,6 @@ class BatchPlan:
             f"BatchPlan(steps_per_epoch={self.steps_per_epoch}, microbatches_per_step={config.microbatches_per_step}, "
             f"max_batch_seconds={config.max_batch_seconds:g}, seed={config.seed})"
         )
-
-    def _repr_html_(self) -> str:
-        config, sizes = self.config, [bucket.cuts_per_microbatch for bucket in self.buckets]
-        padded_s = [bucket.padded_samples / self.sampling_rate for bucket in self.buckets]
-        num_shapes = len(set(zip(sizes, padded_s, strict=True)))
-        rows = {
-            "epoch": f"{self.steps_per_epoch:,} steps",
-            "microbatches of a step": f"{config.microbatches_per_step}, over all ranks",
-            "microbatch": f"up to {config.max_batch_seconds:g} s with padding: {min(sizes)} to {max(sizes)} cuts, "
-            f"padded to {min(padded_s):.2f} to {max(padded_s):.2f} s",
-            "shapes": f"{num_shapes} in {len(self.buckets)} buckets of similar length",
-            "repeats per epoch": ", ".join(f"{repeats:g}" for repeats in self.repeats_per_epoch),
-            **{
-                f"from step {from_step:,}": ", ".join(f"{number:g}" for number in repeats)
-                for from_step, repeats in self.stage_repeats.items()
-            },
-            "seed": str(config.seed),
-            "fingerprint": self.fingerprint,
-        }
-        return html_table("BatchPlan", rows.items())
 
     def _lay_out(self, corpora: Sequence[Lengths], first_indices: Sequence[int]) -> list[Bucket]:
         positions = [
