@@ -23,8 +23,7 @@ from nestdata.audio.decoder_messages import named_messages
 from nestdata.audio.encoded import EncodedAudio
 from nestdata.audio.lhotse_audio import needs_whole_cut, parsed_transforms, transformed
 from nestdata.audio.resampling import resample
-from nestdata.audio.sources import content_of
-from nestdata.errors import AudioError, ConfigError, StorageError
+from nestdata.errors import AudioError, ConfigError
 
 SILENCE_DB = -90.0
 """Mean power, in dB of full scale, below which audio is treated as silent."""
@@ -67,7 +66,6 @@ def load_samples(
         AudioError: The file is missing, unreadable or shorter than the cut, or has NaN or infinite samples. The content
             of `out` is then undefined.
         ConfigError: A transform needs a package that is not installed.
-        StorageError: The audio is at a URL, and the store cannot be read, which says nothing about the cut.
     """
     fields: Mapping[str, Any] = cut if isinstance(cut, Mapping) else cut.to_dict()
     rate = fields["recording"]["sampling_rate"]
@@ -172,14 +170,13 @@ def _read(
     try:
         source = _source(fields)
         if source["type"] != "file" and content is None:
-            content = content_of(source, fields["id"])
-            audio = audio._replace(content=content)
+            raise ValueError(f"an audio source of type {source['type']!r} is not supported here")
         transforms = fields["recording"].get("transforms") or ()
         # Two resamplings in a row differ from a single one.
         if not transforms or (len(transforms) == 1 and _is_resampling(transforms[0])):
             return _read_file(fields, source, audio, offset_s, seconds, out)
         return _read_transformed(fields, source, audio, offset_s, seconds, out)
-    except (AudioError, ConfigError, StorageError):
+    except (AudioError, ConfigError):
         raise
     except Exception as error:  # decoders raise many types, all of which mean that the audio cannot be read
         # libsndfile's own message: soundfile adds the file descriptor, which differs between processes.

@@ -247,7 +247,7 @@ class Corpus:
     def file_version(self, index: int) -> FileVersion | None:
         """Returns the version of the file of a cut when the corpus was prepared; None if it is unknown.
 
-        That is the case for cuts with an address, corpora of earlier releases, and files that were not opened.
+        That is the case for cuts with an address, and for files that were not opened.
         """
         return None if self._versions is None else self._versions[index]
 

@@ -13,13 +13,11 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from lhotse import AudioSource, MonoCut, Recording
+from lhotse import MonoCut, Recording
 from lhotse.utils import compute_num_samples
 
 from nestdata import AudioError, Corpus, PrepareConfig, prepare_corpus
 from nestdata.audio.decode import energy, load_samples, samples_in
-from tests.addressed import WebServer
-from tests.extras import needs
 from tests.synthesis import Samples, chirp, folder_corpus, hiss, read_audio, tone, write_audio, write_jsonl
 
 
@@ -301,23 +299,6 @@ def test_format_that_libsndfile_does_not_know_is_decoded_by_another_library(
     expected = read_audio(source)[4000:16000]
     lag = int(np.correlate(samples, expected, "valid").argmax())
     assert np.abs(samples[lag : lag + 12000] - expected).mean() < 0.02
-
-
-@needs("remote", "obstore")
-def test_audio_at_a_url_without_an_address_is_read_from_the_store(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, speech: Samples
-) -> None:
-    """Corpora of format 2 have such cuts."""
-    monkeypatch.chdir(tmp_path)  # of which the server answers requests for the size
-    path = write_audio(tmp_path / "a.wav", speech)
-    with WebServer(tmp_path).running() as server:
-        source = AudioSource("url", [0], f"{server.url}/a.wav")
-        cut = MonoCut("a", 0.25, 1.0, 0, recording=Recording("a", [source], 16000, 24000, 1.5))
-        np.testing.assert_array_equal(load_samples(cut), read_audio(path)[4000:20000])
-        path.unlink()
-        with pytest.raises(AudioError, match="cut 'a'") as caught:
-            load_samples(cut)
-        assert caught.value.reason == "missing"
 
 
 @given(num_samples=st.integers(0, 10**9), rate=st.sampled_from([8000, 11025, 16000, 22050, 44100, 48000]))

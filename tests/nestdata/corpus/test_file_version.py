@@ -141,9 +141,8 @@ def test_a_sample_bank_needs_no_files(tmp_path: Path) -> None:
     np.testing.assert_array_equal(corpus.load(0)[1], before)
 
 
-def test_the_format_of_a_corpus_without_addresses_is_as_before(corpus: Corpus) -> None:
+def test_a_corpus_of_files_has_no_shards_and_no_addresses(corpus: Corpus) -> None:
     meta = json.loads((corpus.path / "meta.json").read_text())
-    assert meta["format_version"] == 3
     assert "shards" not in meta
     assert corpus.addressed_bytes() == (0, 0)
     assert corpus.address(0) is None
