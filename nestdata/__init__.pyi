@@ -21,7 +21,6 @@ from .batch.mix import SpeakerNoiseMixer as SpeakerNoiseMixer
 from .batch.noise import NoiseConfig as NoiseConfig
 from .batch.noise import NoiseSampler as NoiseSampler
 from .batch.noise import NoiseSpan as NoiseSpan
-from .batch.packed import PackedBatch as PackedBatch
 from .batch.preview import PreviewRow as PreviewRow
 from .batch.preview import batch_digest as batch_digest
 from .batch.preview import preview_rows as preview_rows
@@ -122,7 +121,6 @@ __all__ = [
     "PackCodec",
     "PackConfig",
     "PackReport",
-    "PackedBatch",
     "PlanConfig",
     "PlanError",
     "PlanSummary",

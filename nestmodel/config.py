@@ -207,7 +207,7 @@ class EncoderConfig:
 
     dropout_source: Literal["position", "generator"] = "position"
     """What decides about dropout: a hash of seed, step, microbatch, layer and position, the same on every device; or
-    torch's generator of the device, as in runs from before this setting existed."""
+    torch's generator of the device."""
 
     xscaling: bool = True
     """Whether to multiply the first block's input by the square root of `d_model`."""

@@ -65,14 +65,6 @@ def folder_corpus(
     return Corpus.open(output)
 
 
-def corpus_of_commands(directory: Path) -> Path:
-    """Prepares a corpus of the Kaldi directory `directory / "pipes"`, whose only audio is the output of a command."""
-    audio = write_audio(directory / "pipes" / "a.wav", hiss(16000, 1))
-    (directory / "pipes" / "wav.scp").write_text(f"u1 cat {audio} |\n")
-    prepare_corpus([directory / "pipes"], directory / "pipes.corpus", PrepareConfig(allow_commands=True))
-    return directory / "pipes.corpus"
-
-
 def messy_speech(directory: Path) -> Corpus:
     """Prepares a corpus with all kinds of loading, 44 cuts of 0.2 to 3.1 s.
 

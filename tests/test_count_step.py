@@ -215,7 +215,7 @@ def test_gradients_equal_those_of_torchs_engine(
         for _ in range(2):  # the second pass adds to gradients
             torch.manual_seed(0)
             with torch.autocast("cpu", torch.bfloat16, enabled=is_gpu_path):  # converts the weights of a block together
-                loss = loss_stats(network(noise_batch((2, 32000)).unpack())).nll_sum
+                loss = loss_stats(network(noise_batch((2, 32000)))).nll_sum
             run(loss)
         found.append({name: parameter.grad for name, parameter in network.named_parameters()})
     assert [name for name, grad in found[0].items() if not _equal(grad, found[1][name])] == []

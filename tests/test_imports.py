@@ -20,7 +20,7 @@ MODULES = {
 }
 # Modules of nestdata that the other packages may import from, in addition to the public names.
 SHARED_MODULES = {
-    *("nestdata.config_checks", "nestdata.field_docs", "nestdata.notebook", "nestdata.output"),
+    *("nestdata.config_checks", "nestdata.field_docs", "nestdata.output"),
     *("nestdata.plan.summary", "nestdata.stateless_rng"),
 }
 

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from benchmarks.harness.arguments import benchmark_parser
 from benchmarks.harness.report import Report, machine, versions
-from nestdata.audio.decode import load_pcm16, load_samples
+from nestdata.audio.decode import load_samples
 
 QUICK = None
 RATE = 16000
@@ -145,7 +145,6 @@ def _decoders() -> dict[str, Decoder]:
         BASELINE: lambda path: soundfile.read(path, dtype="float32")[0],
         "soundfile, int16": lambda path: soundfile.read(path, dtype="int16")[0],
         "ours": _ours,
-        "ours, int16": _ours_int16,
     }
     optional: dict[str, Decoder] = {
         "miniaudio": _miniaudio,
@@ -181,13 +180,6 @@ def _length(path: str) -> int:
 
 def _ours(path: str) -> NDArray[np.float32]:
     return load_samples(_cut(path))
-
-
-def _ours_int16(path: str) -> NDArray[np.int16]:
-    out = np.empty(_length(path), np.int16)
-    if not load_pcm16(_cut(path), out=out):
-        raise ValueError("the file does not hold 16-bit audio")
-    return out
 
 
 def _miniaudio(path: str) -> NDArray[Any]:

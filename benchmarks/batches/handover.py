@@ -56,7 +56,6 @@ def main() -> int:
     parser.add_argument("noise", type=Path, help="manifest of the noise")
     parser.add_argument("--seconds", type=float, default=12.0, help="shortest time of one measurement")
     parser.add_argument("--workers", type=int, help=argparse.SUPPRESS)  # measures one contestant, in a child
-    parser.add_argument("--packed", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     warnings.filterwarnings("ignore", message="This DataLoader will create")
     torch.set_num_threads(1)
@@ -88,11 +87,11 @@ def _contestants(directory: Path, seconds: float) -> dict[str, Callable[[], dict
     for processes in (1, 2):
         contestants[f"{LOOP}, {processes} processes"] = partial(_loops, paths, total, processes)
         contestants[f"{SUMS}, {processes} processes"] = partial(_sums, processes)
-    for kind, packed, workers in product(KINDS, (False, True), (0, 1, 2)):
+    for kind, workers in product(KINDS, (0, 1, 2)):
         corpora = (directory / f"{kind}.corpus", directory / "noise.corpus")
-        options = ["--workers", workers, "--seconds", seconds] + (["--packed"] if packed else [])
+        options = ["--workers", workers, "--seconds", seconds]
         command = own_command(__file__, *corpora, *options)
-        label = f"ours, {kind}{', packed' if packed else ''}, {workers} workers"
+        label = f"ours, {kind}, {workers} workers"
         contestants[label] = partial(json_of, command, OMP_NUM_THREADS="1")
     return contestants
 
@@ -101,13 +100,13 @@ def _measure_here(arguments: argparse.Namespace) -> dict[str, float]:
     corpus = Corpus.open(arguments.speech)
     plan = BatchPlan.of(corpus, PlanConfig(max_batch_seconds=BATCH_SECONDS, microbatches_per_step=1))
     dataset = AudioNoiseDataset(corpus, plan, NoiseSampler(Corpus.open(arguments.noise)), SpeakerNoiseMixer())
-    return _deliver(dataset, arguments.workers, arguments.seconds, packed=arguments.packed)
+    return _deliver(dataset, arguments.workers, arguments.seconds)
 
 
-def _deliver(dataset: AudioNoiseDataset, workers: int, seconds: float, *, packed: bool) -> dict[str, float]:
+def _deliver(dataset: AudioNoiseDataset, workers: int, seconds: float) -> dict[str, float]:
     """Loads batches for a time, from the first batch on, so that the start of the workers does not count."""
     batch_indices = microbatches(dataset.plan, num_steps=10**6)
-    loader = iter(dataset.loader(batch_indices, num_workers=workers, packed=packed))
+    loader = iter(dataset.loader(batch_indices, num_workers=workers))
     next(loader)
     loaded, batches, started, cpu = 0, 0, time.perf_counter(), time.process_time()
     while (elapsed := time.perf_counter() - started) < seconds:

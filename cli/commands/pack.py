@@ -9,7 +9,7 @@ import typer
 from nestdata import PackConfig
 
 from ..arguments.field_options import with_field_options
-from ..arguments.options import AllowCommands, AsJson
+from ..arguments.options import AsJson
 from ..output import console, print_json
 from ..progress import progress
 
@@ -31,7 +31,6 @@ def pack_command(
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Delete an existing packed set, complete or not, before writing.")
     ] = False,
-    allow_commands: AllowCommands = False,
     as_json: AsJson = False,
 ) -> None:
     """Write the audio of corpora as Lhotse Shar: large tar files, in random order.
@@ -48,7 +47,6 @@ def pack_command(
             config,
             overwrite=overwrite,
             jobs=jobs,
-            allow_commands=allow_commands,
             on_progress=on_progress,
         )
     if as_json:

@@ -62,7 +62,8 @@ def plan_command(
     paths = run.corpus_paths(corpora)
     opened = Corpora.open(paths)
     batch_plan = BatchPlan.of(opened, plan_config)
-    summary = summarise_plan(batch_plan, opened.num_samples, world_size)
+    batch_plan.microbatches_of(0, world_size)  # raises if the ranks cannot share a step
+    summary = summarise_plan(batch_plan, opened.num_samples)
     if picture:
         draw_plan(summary, picture)
     if as_json:
@@ -78,10 +79,7 @@ def _print_summary(summary: "PlanSummary", paths: list[Path]) -> None:
 
     out = console()
     out.print(f"{summary.steps_per_epoch:,} steps per epoch, {summary.num_positions:,} cuts, {summary.hours:,.2f} h")
-    out.print(
-        f"padding {100 * summary.padding:.2f} %, budget used {100 * summary.budget_used:.1f} %, "
-        f"slowest rank over mean {summary.cost_spread:g}"
-    )
+    out.print(f"padding {100 * summary.padding:.2f} %, budget used {100 * summary.budget_used:.1f} %")
     out.print(f"{summary.num_shapes} shapes, {summary.num_repeats} cuts repeated to fill the last step")
     has_first_mixture = not summary.stages or summary.stages[0].from_step > 0
     if len(summary.corpora) > 1 and has_first_mixture:

@@ -10,7 +10,7 @@ import typer
 from nestdata import ConfigError, PrepareConfig, SegmentConfig
 
 from ..arguments.field_options import with_field_options
-from ..arguments.options import AsJson, Overwrite, setting_option
+from ..arguments.options import AsJson, Overwrite
 from ..output import console, print_json, rejected_text
 from ..progress import progress
 
@@ -38,7 +38,6 @@ def _channel(value: object) -> "Channel":
     segment=None,
     format=typer.Option(show_default="detected"),
     tars=typer.Option(metavar="PATTERN", show_default="those beside the manifest"),
-    allow_commands=setting_option("allow-commands"),
 )
 def prepare_command(
     inputs: Annotated[

@@ -23,7 +23,6 @@ from ..arguments.options import (
     ModelArgument,
     Overwrite,
     chosen_context,
-    setting_option,
 )
 from ..output import print_json
 from ..progress import progress
@@ -69,7 +68,6 @@ def _options() -> list[inspect.Parameter]:
         "baselines": typer.Option(parser=_baseline_names, metavar="<str>"),
         "learning_rates": _numbers("learning-rates", float),
         "probe_seeds": _numbers("probe-seeds", int),
-        "allow_commands": setting_option("allow-commands"),
     }
     found: dict[str, dict[ProbeTask, Field[Any]]] = {}
     for task, config in _CONFIGS.items():

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ..arguments.options import (
-    AllowCommands,
     AsJson,
     ConfigFiles,
     CorpusArguments,
@@ -46,7 +45,6 @@ def preview(
     output: Annotated[Path, typer.Option("--output", "-o", help="Directory for the page, pictures and sound.")] = Path(
         "preview"
     ),
-    allow_commands: AllowCommands = False,
     as_json: AsJson = False,
 ) -> None:
     """Show the first microbatch of a step and rank, as a run trains on it.
@@ -66,7 +64,6 @@ def preview(
             microbatches_per_step=microbatches_per_step, max_batch_seconds=max_batch_seconds, seed=seed
         ),
         mix=run.get("mix", MixConfig, prob=mix_prob),
-        allow_commands=allow_commands or None,
     )
     plan, sampling_rate = dataset.plan, dataset.corpus.sampling_rate
     batch = dataset[step, plan.microbatches_of(rank, world_size)[0]]

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from ..arguments.options import AllowCommands, AsJson
+from ..arguments.options import AsJson
 from ..output import console, print_json
 from ..progress import progress
 
@@ -42,7 +42,6 @@ def verify_command(
     jobs: Annotated[
         int, typer.Option("--jobs", "-j", help="Number of shards or files that are checked at a time.")
     ] = 8,
-    allow_commands: AllowCommands = False,
     as_json: AsJson = False,
 ) -> int:
     """Check that the audio of a corpus or packed set is there, and unchanged since it was prepared.
@@ -61,7 +60,6 @@ def verify_command(
             set_root=set_root,
             accept_changed=accept_changed,
             jobs=jobs,
-            allow_commands=allow_commands,
             on_progress=on_progress,
         )
     if as_json:

@@ -23,8 +23,7 @@ from nestdata.audio.decoder_messages import named_messages
 from nestdata.audio.encoded import EncodedAudio
 from nestdata.audio.lhotse_audio import needs_whole_cut, parsed_transforms, transformed
 from nestdata.audio.resampling import resample
-from nestdata.audio.sources import content_of
-from nestdata.errors import AudioError, ConfigError, StorageError
+from nestdata.errors import AudioError, ConfigError
 
 SILENCE_DB = -90.0
 """Mean power, in dB of full scale, below which audio is treated as silent."""
@@ -40,8 +39,6 @@ _MIN_SHARE_OF_FLAC = 0.8
 # OpenBLAS computes dot products of more than 10,000 elements in as many threads as there are cores. They wait actively
 # for each other, and take the cores from other loader workers.
 _BLAS_BLOCK = 8192
-# Encodings of which libsndfile returns every sample as a 16-bit integer without loss.
-_EXACT_IN_16_BITS = frozenset({"PCM_16", "PCM_S8", "PCM_U8", "ULAW", "ALAW"})
 
 
 def load_samples(
@@ -51,7 +48,6 @@ def load_samples(
     num_samples: int | None = None,
     out: NDArray[np.float32] | None = None,
     content: bytes | None = None,
-    allow_commands: bool = False,
 ) -> NDArray[np.float32]:
     """Loads a cut, or a span of it, at the sampling rate of the cut.
 
@@ -62,7 +58,6 @@ def load_samples(
         out: Array that receives the samples, shape (num_samples,); a new array by default.
         content: The bytes of the audio file that holds the channel of the cut; the source of the cut is then not
             opened, whatever its type.
-        allow_commands: Whether to run the command that a source of type "command" gives instead of a file.
 
     Returns:
         Exactly `num_samples` samples, shape (num_samples,), with the amplitude of the file, usually in [-1, 1].
@@ -70,9 +65,7 @@ def load_samples(
     Raises:
         AudioError: The file is missing, unreadable or shorter than the cut, or has NaN or infinite samples. The content
             of `out` is then undefined.
-        ConfigError: The audio is the output of a command, and commands are not allowed; or a transform needs a package
-            that is not installed.
-        StorageError: The audio is at a URL, and the store cannot be read, which says nothing about the cut.
+        ConfigError: A transform needs a package that is not installed.
     """
     fields: Mapping[str, Any] = cut if isinstance(cut, Mapping) else cut.to_dict()
     rate = fields["recording"]["sampling_rate"]
@@ -83,13 +76,13 @@ def load_samples(
         out = empty_samples(fields["id"], num_samples)
     is_span = num_samples < num_samples_of_cut and start + num_samples <= num_samples_of_cut
     if is_span and needs_whole_cut(fields["recording"]):
-        out[:] = load_samples(cut, content=content, allow_commands=allow_commands)[start : start + num_samples]
+        out[:] = load_samples(cut, content=content)[start : start + num_samples]
         return out
     reaches_end = start + num_samples == num_samples_of_cut
     seconds = fields["duration"] - start / rate if reaches_end else num_samples / rate
     if start == 0 and math.isclose(seconds, fields["recording"]["duration"], abs_tol=1e-3):
         seconds += _END_MARGIN_S
-    num_found = _read(fields, content, fields["start"] + start / rate, seconds, out, allow_commands=allow_commands)
+    num_found = _read(fields, content, fields["start"] + start / rate, seconds, out)
     num_missing = num_samples - num_found
     if num_missing > _LENGTH_TOLERANCE_S * rate or not num_found:
         raise AudioError.because(
@@ -123,39 +116,6 @@ def empty_samples(cut_id: str, num_samples: int) -> NDArray[np.float32]:
             f"cut {cut_id!r}: {num_samples} samples do not fit into memory. Divide the recording with "
             "--window-seconds, or remove it if it is not so long.",
         ) from error
-
-
-def load_pcm16(cut: Any, *, start: int = 0, out: NDArray[np.int16], content: bytes | None = None) -> bool:
-    """Loads a cut, or a span of it, as 16-bit integers if its file holds 16-bit audio at the rate of the cut.
-
-    The amplitude that `load_samples` returns for the same span is `out / 32768`, bit for bit.
-
-    Args:
-        cut: As for `load_samples`.
-        start: First sample to load, counted from the start of the cut.
-        out: Array that receives the samples, shape (num_samples,).
-        content: As for `load_samples`.
-
-    Returns:
-        Whether `out` was filled. If not, its content is undefined: the audio has another encoding, is resampled,
-        averaged over channels or otherwise transformed, or cannot be used. `load_samples` then loads it, or raises the
-        error that names it.
-    """
-    fields: Mapping[str, Any] = cut if isinstance(cut, Mapping) else cut.to_dict()
-    try:
-        source, rate = _source(fields), fields["recording"]["sampling_rate"]
-        if (source["type"] != "file" and content is None) or fields["recording"].get("transforms"):
-            return False
-        audio, channel = EncodedAudio(source["source"], content), _channel_in(fields, source)
-        offset_s, seconds = fields["start"] + start / rate, len(out) / rate
-        if _decode_flac(fields, audio, channel, offset_s, seconds, out) == len(out):
-            return True
-        with audio.open(offset_s + seconds) as file:
-            if file.subtype not in _EXACT_IN_16_BITS or file.samplerate != rate:
-                return False
-            return _decode(file, channel, rate, offset_s, seconds, out) == len(out)
-    except Exception:  # decoders raise many types; the reason is found by `load_samples`
-        return False
 
 
 def samples_in(duration: float, rate: int) -> int:
@@ -196,8 +156,6 @@ def _read(
     offset_s: float,
     seconds: float,
     out: NDArray[np.float32],
-    *,
-    allow_commands: bool,
 ) -> int:
     """Fills `out` from its start and returns the number of samples found.
 
@@ -207,20 +165,18 @@ def _read(
         offset_s: Start in the recording, in seconds.
         seconds: Length to read, in seconds.
         out: Array that receives the samples.
-        allow_commands: As for `load_samples`.
     """
     audio = EncodedAudio(_path_of(fields), content)
     try:
         source = _source(fields)
         if source["type"] != "file" and content is None:
-            content = content_of(source, fields["id"], allow_commands=allow_commands)
-            audio = audio._replace(content=content)
+            raise ValueError(f"an audio source of type {source['type']!r} is not supported here")
         transforms = fields["recording"].get("transforms") or ()
         # Two resamplings in a row differ from a single one.
         if not transforms or (len(transforms) == 1 and _is_resampling(transforms[0])):
             return _read_file(fields, source, audio, offset_s, seconds, out)
         return _read_transformed(fields, source, audio, offset_s, seconds, out)
-    except (AudioError, ConfigError, StorageError):
+    except (AudioError, ConfigError):
         raise
     except Exception as error:  # decoders raise many types, all of which mean that the audio cannot be read
         # libsndfile's own message: soundfile adds the file descriptor, which differs between processes.
@@ -275,7 +231,7 @@ def _decode_flac(
     channel: int | None,
     offset_s: float,
     seconds: float,
-    out: NDArray[np.float32] | NDArray[np.int16],
+    out: NDArray[np.float32],
 ) -> int:
     """Does the work of `_decode` with dr_flac; returns 0 if libsndfile has to do it."""
     # libsndfile seeks to a later start, which may fail in a file that can be decoded from its beginning.
@@ -284,14 +240,12 @@ def _decode_flac(
     file, rate = audio.read_flac(), fields["recording"]["sampling_rate"]
     if file is None or (channel or 0) >= file.num_channels:
         return 0
-    if out.dtype == np.int16 and (file.bits > 16 or file.rate != rate or (channel is None and file.num_channels > 1)):
-        return 0
     num_samples = len(out) if file.rate == rate else samples_in(seconds, file.rate)
     if num_samples < _MIN_SHARE_OF_FLAC * file.num_samples:  # the header may differ from the manifest
         return 0
     if file.rate == rate and file.num_channels == 1 and len(out) == file.num_samples:
         return len(out) if file.decode(out) else 0
-    decoded = np.empty((file.num_samples, file.num_channels), out.dtype)
+    decoded = np.empty((file.num_samples, file.num_channels), np.float32)
     if not file.decode(decoded):
         return 0
     samples = _select(decoded[:num_samples], channel)
@@ -304,23 +258,18 @@ def _decode(
     rate: int,
     offset_s: float,
     seconds: float,
-    out: NDArray[np.float32] | NDArray[np.int16],
+    out: NDArray[np.float32],
 ) -> int:
-    """Fills `out` from its start, in its own type, and returns the number of samples found.
-
-    Returns 0 if the average of channels would not fit into integers.
-    """
+    """Fills `out` from its start and returns the number of samples found."""
     file_rate: int = file.samplerate
     if not file.frames:
         raise ValueError("it holds no samples")
-    if channel is None and file.channels > 1 and out.dtype == np.int16:
-        return 0
     if offset_s:
         file.seek(min(samples_in(offset_s, file_rate), file.frames))
     if file_rate == rate and file.channels == 1 and not channel:
-        return int(file.buffer_read_into(out, out.dtype.name))
+        return int(file.buffer_read_into(out, "float32"))
     num_samples = len(out) if file_rate == rate else samples_in(seconds, file_rate)
-    samples = _select(file.read(num_samples, dtype=out.dtype.name, always_2d=True), channel)
+    samples = _select(file.read(num_samples, dtype="float32", always_2d=True), channel)
     return _fill(out, samples if file_rate == rate else _resample(samples, file_rate, rate, len(out)))
 
 

@@ -57,12 +57,11 @@ class FlacFile(NamedTuple):
     num_samples: int
     """Number of samples of each channel, at least 1."""
 
-    def decode(self, out: NDArray[np.float32] | NDArray[np.int16]) -> bool:
+    def decode(self, out: NDArray[np.float32]) -> bool:
         """Decodes all samples into `out`.
 
         Args:
-            out: Contiguous array that receives the samples, shape (num_samples,) or (num_samples, num_channels). For
-                16-bit integers, the file must have at most 16 bits per sample.
+            out: Contiguous array that receives the samples, shape (num_samples,) or (num_samples, num_channels).
 
         Returns:
             Whether exactly these samples were found. If not, the content of `out` is undefined.
@@ -72,10 +71,7 @@ class FlacFile(NamedTuple):
         if not decoder:
             return False
         try:
-            if out.dtype == np.int16:
-                read, samples = library.ma_dr_flac_read_pcm_frames_s16, ffi.from_buffer("ma_dr_flac_int16[]", out)
-            else:
-                read, samples = library.ma_dr_flac_read_pcm_frames_f32, ffi.from_buffer("float[]", out)
+            read, samples = library.ma_dr_flac_read_pcm_frames_f32, ffi.from_buffer("float[]", out)
             # A further sample would mean that the header gives too few, so that a missing frame would not be noticed.
             return bool(
                 read(decoder, self.num_samples, samples) == self.num_samples and read(decoder, 1, ffi.NULL) == 0

@@ -59,7 +59,7 @@ class Microbatch:
     key: MicrobatchKey
 
     sampling_rate: int | None = None
-    """Sampling rate in Hz; None if it is not known, so that the batch cannot be played."""
+    """Sampling rate in Hz; None if it is not known."""
 
     remote: RemoteStats | None = None
     """What reading from object stores has cost; None for corpora without remote audio."""
@@ -129,11 +129,6 @@ class AudioNoiseBatch(Microbatch):
 
     noisy_audio_len: Int[Tensor, " batch"]
     """Always equal to `audio_len`."""
-
-    def _repr_html_(self) -> str:
-        from nestdata.batch.playback import batch_html  # imports the preview, and torchaudio with it
-
-        return batch_html(self)
 
 
 _being_copied: deque[tuple[torch.cuda.Event, list[Tensor]]] = deque()

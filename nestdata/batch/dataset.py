@@ -1,11 +1,9 @@
 """`AudioNoiseDataset`: loads the microbatch of any batch index as a pure function of its key."""
 
-import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import repeat
-from typing import Any, Literal, SupportsIndex, Unpack, overload
+from typing import SupportsIndex
 
 import numpy as np
 import torch
@@ -16,17 +14,15 @@ from torch.utils.data import Dataset
 from nestdata.batch.augment import AugmentConfig, Chain
 from nestdata.batch.bad_audio import BadAudioConfig
 from nestdata.batch.batch import AudioNoiseBatch, BatchIndex, MicrobatchKey
-from nestdata.batch.loader import BatchIndices, BatchLoader, LoaderOptions, StartMethod
+from nestdata.batch.loader import BatchIndices, BatchLoader, StartMethod
 from nestdata.batch.memory import BatchMemory, aligned
-from nestdata.batch.mix import Mix, SpeakerNoiseMixer, as_float32
+from nestdata.batch.mix import Mix, SpeakerNoiseMixer
 from nestdata.batch.noise import NoiseSampler, NoiseSpan
-from nestdata.batch.packed import PackedBatch
 from nestdata.batch.remote import CutsOf, RemoteConfig, RemoteReader
 from nestdata.batch.rows import ShortAudio, SpeechRows
 from nestdata.corpus.corpora import Corpora, CorpusInput
 from nestdata.corpus.roles import warn_of_noise, warn_of_validation
 from nestdata.errors import ConfigError
-from nestdata.notebook import html_table
 from nestdata.plan.batch_plan import BatchPlan
 from nestdata.stateless_rng import StatelessRng
 
@@ -115,7 +111,7 @@ class AudioNoiseDataset(Dataset[AudioNoiseBatch]):
             memory: Memory for the arrays of the batch; new arrays by default.
             upcoming: Indices of the next batches of this process, in order, whose remote audio is requested ahead.
         """
-        rows = self._rows(index, memory, upcoming, pcm16=False)
+        rows = self._rows(index, memory, upcoming)
         shape = rows.samples.shape
         noise, noisy = rows.memory.zeros(shape, np.float32), rows.memory.empty(shape, np.float32)
         for i in range(len(rows)):
@@ -132,57 +128,22 @@ class AudioNoiseDataset(Dataset[AudioNoiseBatch]):
                 number = len(rows.speech[i].samples)
                 noisy[i, :number] = self._mixture_chain(noisy[i, :number], *self._seed_and_counters(rows.key, i))
             mixes.append(mix)
-        shared = self._shared_fields(rows, mixes)
+        lengths = np.array([len(cut.samples) for cut in rows.speech])
+        is_mixed = np.array([mix.mode != "none" for mix in mixes])
         return AudioNoiseBatch(
+            audio=torch.from_numpy(rows.samples),
+            audio_len=_tensor(lengths, rows.memory),
             noise=torch.from_numpy(noise),
+            noise_len=_tensor(lengths * is_mixed, rows.memory),
             noisy_audio=torch.from_numpy(noisy),
-            noisy_audio_len=_tensor(shared["audio_len"].numpy(), rows.memory),
-            **shared,
+            noisy_audio_len=_tensor(lengths, rows.memory),
+            sample_id=[cut.cut_id for cut in rows.speech],
+            mixes=mixes,
+            bad_cuts=rows.bad_cuts,
+            key=rows.key,
+            sampling_rate=self.corpus.sampling_rate,
+            remote=None if self.remote is None else self.remote.new_stats(),
         )
-
-    def load_packed(
-        self,
-        index: BatchIndex | tuple[int, int] | SupportsIndex,
-        memory: BatchMemory | None = None,
-        upcoming: Sequence[tuple[int, int]] = (),
-    ) -> PackedBatch:
-        """Returns the batch of (step, microbatch) in compact form; `unpack` gives the same bits as `dataset[index]`.
-
-        Args:
-            index: As for `dataset[index]`.
-            memory: Memory for the arrays of the batch; new arrays by default.
-            upcoming: As for `load`.
-
-        Raises:
-            AudioError: The audio of a cut cannot be used, and neither can that of its substitutes.
-            ConfigError: Transforms change the noisy audio, so that it is not the sum of audio and noise.
-        """
-        self._check_packable()
-        rows = self._rows(index, memory, upcoming, pcm16=True)
-        for _ in range(len(rows)):
-            rows.load_next()
-        num_samples = rows.samples.shape[1]
-        packed = rows.memory.empty(
-            self._most_mixed_samples(sum(len(cut.samples) for cut in rows.speech), len(rows)), np.float32
-        )
-        noise, used = np.empty(num_samples, np.float32), 0
-        mixes, segments = [], []
-        for i, mix in enumerate(self._mixes(rows, repeat(noise))):
-            for start, number in mix.segments:
-                packed[used : used + number] = noise[start : start + number]
-                segments.append((i * num_samples + start, number))
-                used += number
-            mixes.append(mix)
-        return PackedBatch(
-            noise=torch.from_numpy(packed[:used]),
-            **self._shared_fields(rows, mixes),
-            segments=_tensor(np.array(segments, np.int64).reshape(-1, 2).T, rows.memory),
-        )
-
-    @property
-    def is_packable(self) -> bool:
-        """Whether the noisy audio is the sum of audio and noise, that is, no transforms change it afterwards."""
-        return not self.augment.speech and not self.augment.mixture
 
     def __repr__(self) -> str:
         noise = "no noise" if self.noise.corpus is None else f"{len(self.noise.corpus)} cuts of noise"
@@ -191,43 +152,9 @@ class AudioNoiseDataset(Dataset[AudioNoiseBatch]):
             f"{noise}; {self.plan.steps_per_epoch} steps an epoch)"
         )
 
-    def _repr_html_(self) -> str:
-        chains = {name: len(getattr(self.augment, name)) for name in ("speech", "noise", "mixture")}
-        rows = {
-            "speech": ", ".join(map(repr, self.corpus.corpora)),
-            "noise": "none" if self.noise.corpus is None else repr(self.noise.corpus),
-            "interference": "none" if self.mixer is None else repr(self.mixer.config),
-            "plan": repr(self.plan),
-            "short audio": self.short_audio,
-            "transforms": ", ".join(f"{number} of {name}" for name, number in chains.items() if number) or "none",
-        }
-        return html_table("AudioNoiseDataset", rows.items())
-
     def warn_if_trained_on(self, training: Corpora) -> None:
         """Warns if this data set is meant for validation and a corpus of it is one of the training data."""
         warn_of_validation(training, self.corpus)
-
-    def _check_packable(self) -> None:
-        if not self.is_packable:
-            name = "speech" if self.augment.speech else "mixture"
-            raise ConfigError(
-                f"augment.{name} changes the noisy audio, which a packed batch does not hold. Use packed=False."
-            )
-
-    @overload
-    def loader(
-        self, batch_indices: BatchIndices, *, packed: Literal[False] = False, **options: Unpack[LoaderOptions]
-    ) -> BatchLoader[AudioNoiseBatch]: ...
-
-    @overload
-    def loader(
-        self, batch_indices: BatchIndices, *, packed: Literal[True], **options: Unpack[LoaderOptions]
-    ) -> BatchLoader[PackedBatch]: ...
-
-    @overload
-    def loader(
-        self, batch_indices: BatchIndices, *, packed: bool, **options: Unpack[LoaderOptions]
-    ) -> BatchLoader[Any]: ...
 
     def loader(
         self,
@@ -235,10 +162,9 @@ class AudioNoiseDataset(Dataset[AudioNoiseBatch]):
         *,
         num_workers: int = 0,
         pin_memory: bool = False,
-        packed: bool = False,
         start_method: StartMethod | None = None,
         num_slots: int | None = None,
-    ) -> BatchLoader[Any]:
+    ) -> BatchLoader[AudioNoiseBatch]:
         """Returns a loader of the batches at the given indices, in their order.
 
         Workers fill batches in place in shared memory. A batch may be kept: its memory is used for another batch only
@@ -252,18 +178,14 @@ class AudioNoiseDataset(Dataset[AudioNoiseBatch]):
             batch_indices: The (step, microbatch) of every batch; `microbatches` returns those of one rank.
             num_workers: Number of loader processes; the batches do not depend on it.
             pin_memory: Whether batches are in page-locked memory, for a GPU.
-            packed: Whether batches are `PackedBatch`es, to be unpacked on a GPU.
             start_method: How workers are started: "fork", "forkserver" or "spawn". By default, "forkserver" for audio
                 in object stores, whose client does not survive a fork, and otherwise as Python does.
             num_slots: Number of batches that the shared memory holds; by default, two for each worker and four for the
                 consumer. With 0, every batch is copied.
 
         Raises:
-            ConfigError: Packed batches are requested, but transforms change the noisy audio; or workers are to be
-                forked although audio is in an object store.
+            ConfigError: Workers are to be forked although audio is in an object store.
         """
-        if packed:
-            self._check_packable()
         if self.remote is not None:
             start_method = start_method or "forkserver"
             if start_method == "fork" and num_workers:
@@ -274,8 +196,8 @@ class AudioNoiseDataset(Dataset[AudioNoiseBatch]):
         return BatchLoader(
             self,
             batch_indices,
-            load=self.load_packed if packed else self.load,
-            slot_bytes=self._slot_bytes(packed),
+            load=self.load,
+            slot_bytes=self._slot_bytes(),
             limits=self.bad_audio,
             num_workers=num_workers,
             pin_memory=pin_memory,
@@ -289,8 +211,6 @@ class AudioNoiseDataset(Dataset[AudioNoiseBatch]):
         index: BatchIndex | tuple[int, int] | SupportsIndex,
         memory: BatchMemory | None,
         upcoming: Sequence[tuple[int, int]],
-        *,
-        pcm16: bool,
     ) -> SpeechRows:
         step, microbatch = BatchIndex.of(index)
         if self.remote is not None:
@@ -301,7 +221,6 @@ class AudioNoiseDataset(Dataset[AudioNoiseBatch]):
             self._key(step, microbatch),
             short_audio=self.short_audio,
             memory=memory or BatchMemory(),
-            pcm16=pcm16,
             remote=self.remote,
         )
 
@@ -325,15 +244,15 @@ class AudioNoiseDataset(Dataset[AudioNoiseBatch]):
         Other cuts receive the changed speech as interference.
         """
         cut = rows.speech[position]
-        changed = self._speech_chain(as_float32(cut.samples), *self._seed_and_counters(rows.key, position))
+        changed = self._speech_chain(cut.samples, *self._seed_and_counters(rows.key, position))
         noisy[: len(changed)] = changed
         if self.augment.speech_on == "both":
             rows.samples[position, : len(changed)] = changed
         rows.speech[position] = cut._replace(samples=changed)
 
-    def _mixes(self, rows: SpeechRows, noise: Iterable[NDArray[np.float32]]) -> Iterator[Mix]:
-        """Writes the interference of each cut to the next array of `noise`, and then yields its record."""
-        for position, out in zip(range(len(rows)), noise, strict=False):
+    def _mixes(self, rows: SpeechRows, noise: NDArray[np.float32]) -> Iterator[Mix]:
+        """Writes the interference of each cut to its row of `noise`, and then yields its record."""
+        for position, out in enumerate(noise):
             if self.mixer is None:
                 yield Mix(mode="none")
                 continue
@@ -353,42 +272,16 @@ class AudioNoiseDataset(Dataset[AudioNoiseBatch]):
         )
         return replace(span, samples=self._noise_chain(span.samples, seed, *counters)) if self._noise_chain else span
 
-    def _shared_fields(self, rows: SpeechRows, mixes: list[Mix]) -> dict[str, Any]:
-        """Returns the fields that both forms of a batch have, without the noise."""
-        lengths = np.array([len(cut.samples) for cut in rows.speech])
-        is_mixed = np.array([mix.mode != "none" for mix in mixes])
-        return {
-            "audio": torch.from_numpy(rows.samples),
-            "audio_len": _tensor(lengths, rows.memory),
-            "noise_len": _tensor(lengths * is_mixed, rows.memory),
-            "sample_id": [cut.cut_id for cut in rows.speech],
-            "mixes": mixes,
-            "bad_cuts": rows.bad_cuts,
-            "key": rows.key,
-            "sampling_rate": self.corpus.sampling_rate,
-            "remote": None if self.remote is None else self.remote.new_stats(),
-        }
-
     def _seed_and_counters(self, key: MicrobatchKey, position: int) -> tuple[int, int, int, int]:
         """Returns what the random numbers of a cut depend on."""
         return self.plan.config.seed, key.step, key.microbatch, position
 
-    def _most_mixed_samples(self, num_samples: int, num_cuts: int) -> int:
-        """Returns the largest number of samples that can receive interference in cuts of `num_samples` together."""
-        if self.mixer is None:
-            return 0
-        return math.ceil(num_samples * self.mixer.config.mix_rate[1]) + num_cuts
-
-    def _slot_bytes(self, packed: bool) -> int:
+    def _slot_bytes(self) -> int:
         """Returns the memory that the arrays of the largest batch take."""
-        most_segments = self.mixer.config.num_segments[1] if self.mixer else 0
         sizes = []
         for bucket in self.plan.buckets:
             num_cuts = bucket.cuts_per_microbatch
-            num_samples = num_cuts * bucket.padded_samples
-            signals = [num_samples, self._most_mixed_samples(num_samples, num_cuts)] if packed else [num_samples] * 3
-            integers = 3 * aligned(8 * num_cuts) + aligned(16 * num_cuts * most_segments)
-            sizes.append(sum(aligned(4 * number) for number in signals) + integers)
+            sizes.append(3 * aligned(4 * num_cuts * bucket.padded_samples) + 3 * aligned(8 * num_cuts))
         return max(sizes)
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import islice
 from multiprocessing.reduction import ForkingPickler
-from typing import Any, Generic, Literal, TypedDict
+from typing import Any, Generic, Literal
 
 from torch.utils.data import DataLoader, Dataset, Sampler
 
@@ -26,15 +26,6 @@ StartMethod = Literal["fork", "forkserver", "spawn"]
 BatchIndices = Iterable[BatchIndex | tuple[int, int]]
 Load = Callable[[tuple[int, int], BatchMemory | None, Sequence[tuple[int, int]]], Batch]
 """Takes (step, microbatch), memory for the batch or None, and the next indices of the process if audio is remote."""
-
-
-class LoaderOptions(TypedDict, total=False):
-    """Options of `AudioNoiseDataset.loader`, which explains them."""
-
-    num_workers: int
-    pin_memory: bool
-    start_method: StartMethod | None
-    num_slots: int | None
 
 
 _log = logging.getLogger(__name__)

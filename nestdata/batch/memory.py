@@ -51,10 +51,6 @@ class BatchMemory:
         array.fill(0)
         return array
 
-    def reuse(self) -> None:
-        """Makes the whole slot available again; arrays that were allocated in it must not be used any more."""
-        self._used = 0
-
     def _take(self, shape: int | tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any] | None:
         if self._slot is None:
             return None

@@ -7,7 +7,7 @@ selected keeps its clean audio, and the SNR is measured over the mixed samples a
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,14 +16,10 @@ from nestdata.audio.decode import energy
 from nestdata.batch.bad_audio import BadCut
 from nestdata.batch.noise import NoiseSpan
 from nestdata.config_checks import require, require_bounds, require_share
-from nestdata.corpus.bank import FULL_SCALE
 from nestdata.field_docs import with_field_docs
 from nestdata.stateless_rng import StatelessRng
 
 MixMode = Literal["noise", "speech", "none"]
-Samples = NDArray[np.float32] | NDArray[np.int16]
-
-_PCM16_SCALE = np.float32(1.0 / FULL_SCALE)
 
 
 @with_field_docs
@@ -96,8 +92,8 @@ class Speech(NamedTuple):
 
     corpus_index: int
     cut_id: str
-    samples: Samples
-    """Shape (samples,); 16-bit integers stand for `samples / 32768`."""
+    samples: NDArray[np.float32]
+    """Shape (samples,)."""
 
 
 class SpeakerNoiseMixer:
@@ -154,7 +150,7 @@ class SpeakerNoiseMixer:
             snr_db = rng.uniform(*config.noise_snr_db)
             span = draw_noise(num_mixed)
             interference = _repeated(span.samples, num_mixed)
-        gain = gain_for_snr(as_float32(_gather(clean, segments)), interference, snr_db)
+        gain = gain_for_snr(_gather(clean, segments), interference, snr_db)
         if gain is not None:
             _scatter(interference, gain, segments, out)
         mode: MixMode = "none" if gain is None else "speech" if span is None else "noise"
@@ -199,18 +195,12 @@ def _draw_segments(length: int, num_mixed: int, num_segments: int, rng: Stateles
     return tuple((gap + start, end - start) for gap, start, end in zip(gaps, cuts[:-1], cuts[1:], strict=True))
 
 
-def as_float32(samples: Samples) -> NDArray[np.float32]:
-    """Returns the amplitudes of samples; the product of a 16-bit value and a power of two is exact."""
-    scaled: Any = samples if samples.dtype == np.float32 else samples * _PCM16_SCALE
-    return np.asarray(scaled, np.float32)
-
-
-def _fit(samples: Samples, num_samples: int, rng: StatelessRng) -> NDArray[np.float32]:
+def _fit(samples: NDArray[np.float32], num_samples: int, rng: StatelessRng) -> NDArray[np.float32]:
     """Crops samples at a random position, or repeats them, to `num_samples`."""
     if len(samples) <= num_samples:
-        return _repeated(as_float32(samples), num_samples)
+        return _repeated(samples, num_samples)
     start = rng.below(len(samples) - num_samples + 1)
-    return as_float32(samples[start : start + num_samples])
+    return samples[start : start + num_samples]
 
 
 def _repeated(samples: NDArray[np.float32], num_samples: int) -> NDArray[np.float32]:
@@ -222,11 +212,10 @@ def _sum_of(parts: Sequence[NDArray[np.float32]]) -> NDArray[np.float32]:
     return parts[0] if len(parts) == 1 else np.sum(parts, axis=0, dtype=np.float32)
 
 
-def _gather(samples: Samples, segments: Sequence[tuple[int, int]]) -> Samples:
+def _gather(samples: NDArray[np.float32], segments: Sequence[tuple[int, int]]) -> NDArray[np.float32]:
     """Concatenates the samples of segments."""
-    parts: list[Any] = [samples[start : start + number] for start, number in segments]
-    gathered: Samples = parts[0] if len(parts) == 1 else np.concatenate(parts)
-    return gathered
+    parts = [samples[start : start + number] for start, number in segments]
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
 def _scatter(

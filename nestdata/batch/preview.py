@@ -9,7 +9,7 @@ import json
 import re
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import soundfile
@@ -17,13 +17,11 @@ import torch
 import torchaudio
 from numpy.typing import NDArray
 
+from nestdata.batch.batch import AudioNoiseBatch
 from nestdata.batch.mix import Mix
 from nestdata.output import output_directory
 from nestdata.pages import write_page
 from nestdata.redaction import redacted
-
-if TYPE_CHECKING:
-    from nestdata.batch.batch import AudioNoiseBatch  # whose notebook page is made of these rows
 
 _SIGNALS = ("clean", "noise", "noisy")
 _OWN_FILES = re.compile(r"index\.html|batch\.json|\d{2,}(?:_(?:clean|noise|noisy)\.wav|\.png)")
@@ -45,7 +43,7 @@ class PreviewRow:
     """Padding as a share of the padded length of the batch."""
 
 
-def preview_rows(batch: "AudioNoiseBatch", sampling_rate: int) -> list[PreviewRow]:
+def preview_rows(batch: AudioNoiseBatch, sampling_rate: int) -> list[PreviewRow]:
     """Returns one table row for every cut of a batch."""
     width = batch.audio.shape[1]
     return [
@@ -61,7 +59,7 @@ def preview_rows(batch: "AudioNoiseBatch", sampling_rate: int) -> list[PreviewRo
     ]
 
 
-def batch_digest(batch: "AudioNoiseBatch") -> dict[str, Any]:
+def batch_digest(batch: AudioNoiseBatch) -> dict[str, Any]:
     """Returns the content of a batch as JSON values, with the SHA-256 of the bytes of every tensor.
 
     Two batches with equal digests are equal byte for byte.
@@ -81,7 +79,7 @@ def batch_digest(batch: "AudioNoiseBatch") -> dict[str, Any]:
     }
 
 
-def write_preview(batch: "AudioNoiseBatch", sampling_rate: int, directory: str | Path, *, max_cuts: int = 8) -> Path:
+def write_preview(batch: AudioNoiseBatch, sampling_rate: int, directory: str | Path, *, max_cuts: int = 8) -> Path:
     """Writes pictures and sound of up to `max_cuts` cuts, `batch.json`, and an HTML page that shows them.
 
     The directory appears complete. It may exist if it is empty, or if it holds an earlier preview and nothing else,
@@ -114,7 +112,7 @@ def _is_preview(directory: Path) -> bool:
     return not names or is_complete
 
 
-def _write_files(batch: "AudioNoiseBatch", sampling_rate: int, page: Path, max_cuts: int) -> None:
+def _write_files(batch: AudioNoiseBatch, sampling_rate: int, page: Path, max_cuts: int) -> None:
     """Writes a page, and what it shows beside it."""
     directory = page.parent
     rows = preview_rows(batch, sampling_rate)

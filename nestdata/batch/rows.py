@@ -3,12 +3,13 @@
 from typing import Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 import nestguard
 from nestdata.batch.bad_audio import BadCut
 from nestdata.batch.batch import MicrobatchKey
 from nestdata.batch.memory import BatchMemory
-from nestdata.batch.mix import Samples, Speech, as_float32
+from nestdata.batch.mix import Speech
 from nestdata.batch.remote import RemoteReader
 from nestdata.corpus.corpora import Corpora
 from nestdata.errors import AudioError
@@ -29,11 +30,10 @@ class SpeechRows:
         key: The microbatch.
         short_audio: How cuts shorter than the plan's `min_audio_seconds` are extended.
         memory: Memory for the array, of which nothing may be in use yet.
-        pcm16: Whether rows are 16-bit integers for as long as all cuts allow it; otherwise float32.
         remote: Returns the bytes of remote cuts; by default, all audio is read where it is decoded.
     """
 
-    samples: Samples
+    samples: NDArray[np.float32]
     """Shape (cuts, samples), zero after the end of each cut."""
 
     speech: list[Speech]
@@ -50,7 +50,6 @@ class SpeechRows:
         *,
         short_audio: ShortAudio,
         memory: BatchMemory,
-        pcm16: bool,
         remote: RemoteReader | None = None,
     ) -> None:
         self.key = key
@@ -63,9 +62,7 @@ class SpeechRows:
         self._short_audio = short_audio
         self._remote = remote
         self._corpus_indices = plan.indices(key.step, key.microbatch).tolist()
-        self.samples = memory.empty(
-            (len(self), plan.padded_samples(key.step, key.microbatch)), np.int16 if pcm16 else np.float32
-        )
+        self.samples = memory.empty((len(self), plan.padded_samples(key.step)), np.float32)
 
     def __len__(self) -> int:
         return len(self._corpus_indices)
@@ -102,29 +99,10 @@ class SpeechRows:
         if self._remote is not None:
             content = self._remote.speech(corpus_index)
             options |= {"content": content, "is_checked": True, "store": self._remote.storage}
-        if self.samples.dtype == np.int16:
-            out = self.samples[row, :num_samples]
-            cut_id, is_loaded = self._corpus.load_pcm16(corpus_index, out=out, **options)
-            if is_loaded:
-                return cut_id
-        # A cut that cannot be used raises here, so that 16-bit rows stay.
-        out = np.empty(num_samples, np.float32) if self.samples.dtype == np.int16 else self.samples[row, :num_samples]
-        cut_id, _ = self._corpus.load(corpus_index, out=out, **options)
-        if self.samples.dtype == np.int16:
-            self._widen()
-            self.samples[row, :num_samples] = out
+        cut_id, _ = self._corpus.load(corpus_index, out=self.samples[row, :num_samples], **options)
         return cut_id
 
-    def _widen(self) -> None:
-        """Replaces 16-bit rows by float32 rows."""
-        narrow = self.samples.copy()
-        self.memory.reuse()
-        self.samples = self.memory.empty(narrow.shape, np.float32)
-        self.samples[:] = as_float32(narrow)
-        loaded = zip(self.speech, self.samples, strict=False)
-        self.speech = [cut._replace(samples=samples[: len(cut.samples)]) for cut, samples in loaded]
-
-    def _extend(self, samples: Samples, num_samples: int) -> Samples:
+    def _extend(self, samples: NDArray[np.float32], num_samples: int) -> NDArray[np.float32]:
         """Extends a cut that is too short, writes zeros after its end, and returns its samples."""
         length = max(num_samples, self._plan.min_samples)
         if num_samples < length:

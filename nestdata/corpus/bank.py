@@ -63,17 +63,3 @@ class SampleBank:
             )
         first = int(first) + start
         np.multiply(self._samples[first : first + len(out)], gain, out=out)
-
-    def read_pcm16(self, index: int, start: int, out: NDArray[np.int16]) -> bool:
-        """Fills `out` with the 16-bit samples of a cut, from sample `start` on, if 1/32768 is their gain.
-
-        Returns:
-            Whether `out` was filled. If not, the cut has another gain, or could not be decoded when the bank was
-            written.
-        """
-        first, gain = self._records[index]
-        if gain != 1 / FULL_SCALE:
-            return False
-        first = int(first) + start
-        np.copyto(out, self._samples[first : first + len(out)])
-        return True

@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from nestdata.corpus.addresses import Address
 from nestdata.corpus.corpus import Corpus
 from nestdata.errors import ConfigError, CorpusError
-from nestdata.notebook import html_table
 
 CorpusInput = str | os.PathLike[str] | Corpus | Any
 """Prepared corpora: the path of a corpus directory, a `Corpus`, or a list of them; or `Corpora`."""
@@ -36,22 +35,21 @@ class Corpora:
         self._first_indices = list(accumulate(map(len, corpora), initial=0))
 
     @classmethod
-    def open(cls, paths: Sequence[str | Path], *, allow_commands: bool = False) -> "Corpora":
-        """Opens corpus directories; `allow_commands` is that of `Corpus.open`.
+    def open(cls, paths: Sequence[str | Path]) -> "Corpora":
+        """Opens corpus directories.
 
         Raises:
             CorpusError: A path is not a corpus directory, or the corpus is damaged.
             ConfigError: The corpora have different sampling rates.
         """
-        return cls([Corpus.open(path, allow_commands=allow_commands) for path in paths])
+        return cls([Corpus.open(path) for path in paths])
 
     @classmethod
-    def of(cls, given: CorpusInput, *, allow_commands: bool = False) -> "Corpora":
+    def of(cls, given: CorpusInput) -> "Corpora":
         """Returns corpora that are given in any form; directories are opened.
 
         Args:
             given: One or several corpora.
-            allow_commands: That of `Corpus.open`, for directories.
 
         Raises:
             CorpusError: A path is not a corpus directory, the corpus is damaged, or something else is given.
@@ -60,7 +58,7 @@ class Corpora:
         if isinstance(given, cls):
             return given
         several = given if isinstance(given, (list, tuple)) else [given]
-        return cls([open_corpus(path_or_corpus, allow_commands=allow_commands) for path_or_corpus in several])
+        return cls([open_corpus(path_or_corpus) for path_or_corpus in several])
 
     @property
     def num_samples(self) -> list[NDArray[np.int64]]:
@@ -90,11 +88,6 @@ class Corpora:
         number = "1 corpus" if len(self.corpora) == 1 else f"{len(self.corpora)} corpora"
         return f"Corpora({number}, {len(self)} cuts, {self.hours:.2f} h, {self.sampling_rate} Hz)"
 
-    def _repr_html_(self) -> str:
-        rows = [(str(corpus.path), f"{len(corpus):,}", f"{corpus.hours:,.2f}") for corpus in self.corpora]
-        rows.append(("together", f"{len(self):,}", f"{self.hours:,.2f}"))
-        return html_table(f"Corpora at {self.sampling_rate} Hz", rows, header=("corpus", "cuts", "hours"))
-
     def line(self, index: int) -> dict[str, Any]:
         """Returns a cut as a dict; see `Corpus.line`."""
         corpus, own_index = self.locate(index)
@@ -104,11 +97,6 @@ class Corpora:
         """Returns the id and the samples of a cut; options and errors are those of `Corpus.load`."""
         corpus, own_index = self.locate(index)
         return corpus.load(own_index, **options)
-
-    def load_pcm16(self, index: int, **options: Any) -> tuple[str, bool]:
-        """Loads a cut as 16-bit integers if it can; options, result and errors are those of `Corpus.load_pcm16`."""
-        corpus, own_index = self.locate(index)
-        return corpus.load_pcm16(own_index, **options)
 
     def address(self, index: int) -> Address | None:
         """Returns where the bytes of the audio file of a cut are; see `Corpus.address`."""
@@ -146,8 +134,8 @@ class Corpora:
         return self.corpora[number], index - self._first_indices[number]
 
 
-def open_corpus(given: str | os.PathLike[str] | Corpus | Any, *, allow_commands: bool = False) -> Corpus:
-    """Returns one corpus; a directory is opened, where `allow_commands` is that of `Corpus.open`.
+def open_corpus(given: str | os.PathLike[str] | Corpus | Any) -> Corpus:
+    """Returns one corpus; a directory is opened.
 
     Raises:
         CorpusError: A path is not a corpus directory, the corpus is damaged, or something else is given.
@@ -155,7 +143,7 @@ def open_corpus(given: str | os.PathLike[str] | Corpus | Any, *, allow_commands:
     if isinstance(given, Corpus):
         return given
     if isinstance(given, (str, os.PathLike)):
-        return Corpus.open(Path(given), allow_commands=allow_commands)
+        return Corpus.open(Path(given))
     raise CorpusError(
         f"{type(given).__name__} where a corpus was expected ({given!r:.80}). Give the path of a corpus directory or a "
         "Corpus; cuts and manifests become one with prepare_corpus(cuts, 'NAME.corpus')."

@@ -23,15 +23,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nestdata.audio.decode import empty_samples, load_pcm16, load_samples, samples_in
+from nestdata.audio.decode import empty_samples, load_samples, samples_in
 from nestdata.corpus.addresses import NO_SHARD, Address, AddressTable, Shard
 from nestdata.corpus.bank import SampleBank
 from nestdata.corpus.file_version import FileVersions, check_version
-from nestdata.corpus.members import fetch, load_member, point_to
+from nestdata.corpus.members import load_member, point_to
 from nestdata.corpus.meta import meta_content, read_meta, why_no_corpus
 from nestdata.corpus.parts import map_array, parse_line
-from nestdata.errors import AudioError, ConfigError, CorpusError
-from nestdata.notebook import html_table
+from nestdata.errors import ConfigError, CorpusError
 from nestdata.storage import FileVersion, Storage, is_url, storage
 
 
@@ -44,9 +43,6 @@ class Corpus:
     meta: dict[str, Any]
     """The content of `meta.json`."""
 
-    allow_commands: bool
-    """Whether the shell commands that cuts give instead of files are run."""
-
     def __init__(
         self,
         path: Path,
@@ -57,7 +53,6 @@ class Corpus:
         addresses: AddressTable | None = None,
         *,
         versions: FileVersions | None = None,
-        allow_commands: bool = False,
     ) -> None:
         self.path = path
         self.meta = meta
@@ -66,18 +61,15 @@ class Corpus:
         self._bank = bank
         self._addresses = addresses
         self._versions = versions
-        self.allow_commands = allow_commands
 
     @classmethod
-    def open(cls, path: str | Path, *, root: str | None = None, allow_commands: bool = False) -> "Corpus":
+    def open(cls, path: str | Path, *, root: str | None = None) -> "Corpus":
         """Opens a corpus directory without reading its cuts.
 
         Args:
             path: The directory.
             root: Where the folder or bucket of the audio is now, if it was moved after preparing; an absolute path or
                 a URL. By default, the root in `meta.json`. Has no effect on cuts without an address.
-            allow_commands: Whether to run the shell commands that cuts give instead of files. Whoever wrote the corpus
-                chose them. A corpus with a sample bank runs none.
 
         Raises:
             CorpusError: The path is not a corpus directory, the corpus has another format version, or a part of it is
@@ -98,7 +90,7 @@ class Corpus:
             versions = FileVersions.open(path, meta["num_cuts"])
         except (OSError, ValueError) as error:
             raise _damaged(path, error) from error
-        return cls(path, meta, index, lines, bank, addresses, versions=versions, allow_commands=allow_commands)
+        return cls(path, meta, index, lines, bank, addresses, versions=versions)
 
     @property
     def num_samples(self) -> NDArray[np.int64]:
@@ -255,7 +247,7 @@ class Corpus:
     def file_version(self, index: int) -> FileVersion | None:
         """Returns the version of the file of a cut when the corpus was prepared; None if it is unknown.
 
-        That is the case for cuts with an address, corpora of earlier releases, and files that were not opened.
+        That is the case for cuts with an address, and for files that were not opened.
         """
         return None if self._versions is None else self._versions[index]
 
@@ -314,7 +306,6 @@ class Corpus:
                 does not answer.
             IndexError: The corpus has no such cut.
             CorpusError: The line or the address of the cut is damaged.
-            ConfigError: The audio is the output of a command, and the corpus was opened without `allow_commands`.
         """
         line = self.line(index)
         if on_cut is not None:
@@ -327,54 +318,8 @@ class Corpus:
             load_member(line, address, content, start=start, out=out, is_checked=is_checked, store=store)
         else:
             self.check_file(index, line)
-            load_samples(line, start=start, num_samples=len(out), out=out, allow_commands=self.allow_commands)
+            load_samples(line, start=start, num_samples=len(out), out=out)
         return line["id"], out
-
-    def load_pcm16(
-        self,
-        index: int,
-        *,
-        start: int = 0,
-        out: NDArray[np.int16],
-        on_cut: Callable[[str], None] | None = None,
-        content: bytes | None = None,
-        is_checked: bool = False,
-        store: Storage | None = None,
-    ) -> tuple[str, bool]:
-        """Loads a cut, or a span of it, as 16-bit integers; the amplitudes that `load` returns are `out / 32768`.
-
-        Args:
-            index: Index of the cut, counted from the shortest.
-            start: First sample to load, counted from the start of the cut.
-            out: Array that receives the samples, shape (num_samples,).
-            on_cut: Called with the id of the cut before its audio is decoded, for instance to refresh a heartbeat.
-            content: As for `load`.
-            is_checked: As for `load`.
-            store: As for `load`.
-
-        Returns:
-            The id of the cut, and whether `out` was filled. If not, the samples do not fit into 16 bits, or the audio
-            cannot be used: `load` then loads it, or raises the error.
-
-        Raises:
-            StorageError: As for `load`.
-            IndexError: The corpus has no such cut.
-            CorpusError: The line or the address of the cut is damaged.
-        """
-        line = self.line(index)
-        if on_cut is not None:
-            on_cut(line["id"])
-        if self._bank is not None:
-            return line["id"], self._bank.read_pcm16(index, start, out)
-        address = self.address(index)
-        try:
-            if address is None:
-                self.check_file(index, line)
-                return line["id"], load_pcm16(line, start=start, out=out)
-            content = fetch(address, line["id"], content, is_checked=is_checked, store=store)
-        except AudioError:
-            return line["id"], False
-        return line["id"], load_pcm16(line, start=start, out=out, content=content)
 
     def _check_index(self, index: int) -> None:
         if not -len(self) <= index < len(self):
@@ -389,28 +334,13 @@ class Corpus:
     def __repr__(self) -> str:
         return f"Corpus({str(self.path)!r}, {len(self)} cuts, {self.hours:.2f} h, {self.sampling_rate} Hz)"
 
-    def _repr_html_(self) -> str:
-        rate = self.sampling_rate
-        shortest, median, longest = (self.num_samples_of(i) / rate for i in (0, len(self) // 2, -1))
-        where = "samples in the corpus" if self.has_bank else "files by their paths"
-        if self.num_shards and not self.has_bank:
-            where = f"in {self.num_shards:,} shards" + (f" below {self.root}" if self.root else "")
-        rows = {
-            "path": str(self.path),
-            "cuts": f"{len(self):,}, {self.hours:,.2f} h at {rate} Hz",
-            "lengths": f"{shortest:.2f} to {longest:.2f} s, median {median:.2f} s",
-            "audio": where,
-            "fingerprint": self.fingerprint,
-        }
-        return html_table("Corpus", rows.items())
-
     def __reduce__(self) -> tuple[Any, ...]:
-        return _reopen, (self.path, self.root, self.allow_commands)
+        return _reopen, (self.path, self.root)
 
 
 def _damaged(path: Path, error: Exception) -> CorpusError:
     return CorpusError(f"{path}: the corpus is damaged ({error}). Prepare it again.")
 
 
-def _reopen(path: Path, root: str | None, allow_commands: bool) -> Corpus:
-    return Corpus.open(path, root=root, allow_commands=allow_commands)
+def _reopen(path: Path, root: str | None) -> Corpus:
+    return Corpus.open(path, root=root)

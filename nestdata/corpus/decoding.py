@@ -29,7 +29,7 @@ class DecodingTime:
     """Seconds to load the same samples from a bank in memory."""
 
     stored_bytes: float
-    """Bytes of the audio of these cuts, as the corpus stores it; the output of commands counts as 0."""
+    """Bytes of the audio of these cuts, as the corpus stores it."""
 
     bank_bytes: int
     """Bytes of the same audio in a bank."""

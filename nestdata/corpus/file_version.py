@@ -2,8 +2,7 @@
 
 A cut that is read by the path in its line has no address. Its row of `addresses.npy` holds the version of its file
 instead: the modification time in place of the first byte, and the lower 32 bits of the size in place of the length.
-Zeros mean that the version is not known, as in corpora of earlier releases. Files whose durations were trusted
-(`--probe missing`) are not opened, and have no version either.
+Zeros mean that the version is not known: files whose durations were trusted (`--probe missing`) are not opened.
 """
 
 import os

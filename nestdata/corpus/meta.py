@@ -9,8 +9,6 @@ from nestdata.errors import CorpusError
 from nestdata.storage import has_scheme
 
 FORMAT_VERSION = 3
-# Corpora of format 2 have no addresses, and are otherwise equal.
-_READABLE_VERSIONS = (2, FORMAT_VERSION)
 _META_TYPES: Mapping[str, type | tuple[type, ...]] = {
     "sampling_rate": int,
     "num_cuts": int,
@@ -35,10 +33,10 @@ def read_meta(directory: Path) -> dict[str, Any]:
         int(meta["format_version"])
     except (KeyError, RecursionError, TypeError, ValueError) as error:
         raise ValueError(f"{path.name}: {type(error).__name__}: {error}") from error
-    if meta["format_version"] not in _READABLE_VERSIONS:
+    if meta["format_version"] != FORMAT_VERSION:
         raise CorpusError(
-            f"{directory}: written in format {meta['format_version']}, but this version reads formats "
-            f"{' and '.join(map(str, _READABLE_VERSIONS))}. Prepare it again."
+            f"{directory}: written in format {meta['format_version']}, but this version reads format "
+            f"{FORMAT_VERSION}. Prepare it again."
         )
     _check_types(meta, _META_TYPES)
     if not 1 <= meta["sampling_rate"] < 1 << 31:

@@ -31,7 +31,7 @@ class PackedAudio(NamedTuple):
 def load_integers(corpora: Corpora, index: int, bits: int, content: bytes | None = None) -> PackedAudio:
     """Loads a cut as integers.
 
-    Audio of 16 bits is kept as it is. Other audio is rounded to the nearest of the integers of `bits` bits, so the
+    Audio that fits into 16 bits is kept as it is. Other audio is rounded to the nearest integers of `bits` bits, so the
     error of an amplitude is at most 2^-bits, and twice that near 1, which the integers do not reach. Nothing else is
     clipped: audio with an amplitude outside of [-1, 1] is multiplied by the factor that brings the largest one to 1.
 
@@ -44,11 +44,9 @@ def load_integers(corpora: Corpora, index: int, bits: int, content: bytes | None
     Raises:
         AudioError: The audio cannot be used.
     """
-    exact = np.empty(corpora.num_samples_of(index), np.int16)
-    if corpora.load_pcm16(index, out=exact, content=content)[1]:
-        return PackedAudio(exact, True, 1.0)
     _, samples = corpora.load(index, content=content)
-    return _rounded(samples, bits)
+    found = _rounded(samples, 16)
+    return found if found.is_exact or bits == 16 else _rounded(samples, bits)
 
 
 def encode(audio: PackedAudio, codec: PackCodec, rate: int) -> bytes:

@@ -75,7 +75,6 @@ def pack_corpora(
     *,
     overwrite: bool = False,
     jobs: int = 1,
-    allow_commands: bool = False,
     on_progress: Callable[[int, int | None], None] | None = None,
 ) -> PackReport:
     """Writes the audio of corpora as Lhotse Shar, in a random order, to a folder or an object store.
@@ -89,7 +88,6 @@ def pack_corpora(
         config: Form, order and size of the shards; the defaults if None.
         overwrite: Whether a packed set at `output` is replaced. Its files are deleted first.
         jobs: Number of processes, each of which writes one shard at a time. The bytes do not depend on it.
-        allow_commands: Whether to run the shell commands that cuts give instead of files.
         on_progress: Called with the number of shards that are complete, and their total.
 
     Returns:
@@ -108,7 +106,7 @@ def pack_corpora(
     from nestdata.pack.output import PackOutput
 
     config = config or PackConfig()
-    opened = Corpora.open([Path(path).resolve() for path in corpora], allow_commands=allow_commands)
+    opened = Corpora.open([Path(path).resolve() for path in corpora])
     location = str(output).rstrip("/") if has_scheme(str(output)) else str(Path(output).resolve())
     if has_scheme(location):
         parse_url(location)
@@ -211,13 +209,12 @@ def _write_shards(
     summaries = target.finished_shards(len(bounds) - 1)
     num_kept, total = len(summaries), len(bounds) - 1
     paths = tuple(str(corpus.path) for corpus in corpora.corpora)
-    allow_commands = all(corpus.allow_commands for corpus in corpora.corpora)
 
     def tasks() -> "Iterator[ShardTask]":
         for number in range(total):
             if number not in summaries:
                 cuts = order.cuts(bounds[number], bounds[number + 1])
-                yield ShardTask(paths, target.location, number, cuts, config, digest_of(settings), allow_commands)
+                yield ShardTask(paths, target.location, number, cuts, config, digest_of(settings))
 
     with open_pool(jobs, preload=_MODULES) as pool:
         written = pool.map(write_shard, tasks()) if num_kept < total else iter(())

@@ -57,8 +57,6 @@ class ShardTask:
     cuts: ShardCuts
     config: PackConfig
     settings_digest: str
-    allow_commands: bool
-    """Whether to run the commands that cuts give instead of files."""
 
 
 def write_shard(task: ShardTask) -> ShardSummary:
@@ -110,7 +108,7 @@ class _ShardWriter:
         """Byte of the tar file at which the header of the audio starts, for each cut."""
 
         self._task = task
-        self._corpora = _open_corpora(task.corpora, task.allow_commands)
+        self._corpora = _open_corpora(task.corpora)
         self._members: list[tuple[int, int, int, int, bool]] = []
         self._left_out: list[dict[str, Any]] = []
         self._scaled: dict[str, float] = {}
@@ -192,8 +190,8 @@ def _packed_cut(line: dict[str, Any], name: str, num_samples: int, rate: int) ->
 
 
 @lru_cache(maxsize=1)
-def _open_corpora(paths: tuple[str, ...], allow_commands: bool) -> Corpora:
-    return Corpora.open(paths, allow_commands=allow_commands)
+def _open_corpora(paths: tuple[str, ...]) -> Corpora:
+    return Corpora.open(paths)
 
 
 @contextmanager

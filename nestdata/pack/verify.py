@@ -23,7 +23,6 @@ def verify_corpus(
     set_root: bool = False,
     accept_changed: bool = False,
     jobs: int = 8,
-    allow_commands: bool = False,
     on_progress: Callable[[int, int | None], None] | None = None,
 ) -> VerifyReport:
     """Compares a corpus, or a packed set, with the audio that it names.
@@ -42,7 +41,6 @@ def verify_corpus(
         accept_changed: Whether files of cuts that have another size or time are used as they are from now on, if their
             headers give the length, the sampling rate and the number of channels that the corpus has.
         jobs: Number of threads, each of which checks one shard at a time.
-        allow_commands: Whether to run the shell commands that cuts of a corpus give instead of files, to decode their
             output; only with `checksums`.
         on_progress: Called with the number of shards and groups of files that were checked, and their total.
 
@@ -53,8 +51,7 @@ def verify_corpus(
         CorpusError: The corpus is damaged, or the packed set is incomplete.
         StorageError: The store does not answer or refuses its credentials, which says nothing about the corpus; or the
             root is not a location, or cannot be written.
-        ConfigError: `jobs` is below 1, or a root is given for a corpus that has none, or a cut to decode is the output
-            of a command and commands are not allowed.
+        ConfigError: `jobs` is below 1, or a root is given for a corpus that has none.
     """
     from nestdata.corpus.packed_set import FOLDER
 
@@ -73,7 +70,7 @@ def verify_corpus(
         from nestdata.corpus.corpus import Corpus
         from nestdata.pack.verify_named import corpus_tasks
 
-        corpus = Corpus.open(location, root=_checked_root(root), allow_commands=allow_commands)
+        corpus = Corpus.open(location, root=_checked_root(root))
         if root is not None:
             _check_root_matters(corpus)
         report, num_tasks, tasks = corpus_tasks(corpus, checksums, accept_changed)

@@ -120,7 +120,7 @@ def _check_files(corpus: Corpus, indices: list[int], decode: bool, accept_change
                     raise
                 accepted.append((index, accepted_version(line)))
             if decode:
-                load_samples(line, allow_commands=corpus.allow_commands)
+                load_samples(line)
         except AudioError as error:
             problem = VerifyProblem(min(paths, default=str(corpus.path)), error.reason, str(error))
             problems += [] if error.reason == "changed" and problem.location in seen else [problem]

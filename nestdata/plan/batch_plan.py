@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 
 from nestdata.corpus.corpora import Corpora, CorpusInput
 from nestdata.errors import ConfigError, PlanError
-from nestdata.notebook import html_table
 from nestdata.plan.budget import Budget, leave_out_long_cuts
 from nestdata.plan.config import PlanConfig
 from nestdata.plan.layout import Bucket, CutRange, Positions, lay_out
@@ -37,12 +36,12 @@ class BatchPlan:
     """Computes the cut indices of any (step, microbatch) in constant time.
 
     Step numbers continue after the first epoch: `epoch = step // steps_per_epoch`, and every epoch has its own order.
-    All microbatches of a step have the same number of cuts and the same padded length, unless
-    `PlanConfig.mixed_lengths` is set. In an epoch every cut is seen once, except for those that no microbatch can hold
-    (`left_out`); in addition, fewer than `microbatches_per_step` short cuts, drawn anew in each epoch, are repeated to
-    fill up the last group. Cuts of weighted corpora are seen as often as `repeats_per_epoch` says, and equally often:
-    within a bucket, no cut of a corpus is seen again before all other cuts of that corpus have been seen. The same
-    holds in the steps of mixture stages, also across stages (`nestdata.plan.stages`).
+    All microbatches of a step have the same number of cuts and the same padded length. In an epoch every cut is seen
+    once, except for those that no microbatch can hold (`left_out`); in addition, fewer than `microbatches_per_step`
+    short cuts, drawn anew in each epoch, are repeated to fill up the last group. Cuts of weighted corpora are seen as
+    often as `repeats_per_epoch` says, and equally often: within a bucket, no cut of a corpus is seen again before all
+    other cuts of that corpus have been seen. The same holds in the steps of mixture stages, also across stages
+    (`nestdata.plan.stages`).
 
     Args:
         num_samples: Length of every cut in samples, ascending, as an array or list of integers of any type; for several
@@ -96,7 +95,6 @@ class BatchPlan:
             list(self.stage_repeats),
             list(self.stage_repeats.values()),
             microbatches_per_step=config.microbatches_per_step,
-            mixed_lengths=config.mixed_lengths,
             seed=config.seed,
         )
         self.first_fingerprint = self._make_fingerprint(content, {})
@@ -138,7 +136,7 @@ class BatchPlan:
             )
         if self.stages.has(step):
             return self.stages.indices(step, microbatch)
-        epoch, (number, group) = self.epoch(step), self._locate(step, microbatch)
+        epoch, (number, group) = self.epoch(step), self._locate(step)
         bucket = self.buckets[number]
         size = bucket.cuts_per_microbatch
         start = (group * self.config.microbatches_per_step + microbatch) * size
@@ -163,7 +161,7 @@ class BatchPlan:
             position: Position of the unusable cut within the microbatch.
             attempt: Number of earlier substitutes that were unusable as well; 0 at first.
         """
-        epoch, number = self.epoch(step), self._bucket_number(step, microbatch)
+        epoch, number = self.epoch(step), self._bucket_number(step)
         # Cuts of the bucket, and if they are few, of the next buckets, which are shorter.
         num_cuts = self.buckets[number].num_cuts
         for bucket in self.buckets[number + 1 :]:
@@ -180,13 +178,13 @@ class BatchPlan:
         """Returns the epoch that a step belongs to, counted from 0."""
         return step // self.steps_per_epoch
 
-    def bucket(self, step: int, microbatch: int = 0) -> Bucket:
-        """Returns the bucket that the cuts of a microbatch come from: that of the whole step without mixed lengths."""
-        return self.buckets[self._bucket_number(step, microbatch)]
+    def bucket(self, step: int) -> Bucket:
+        """Returns the bucket that the cuts of a step come from."""
+        return self.buckets[self._bucket_number(step)]
 
-    def padded_samples(self, step: int, microbatch: int = 0) -> int:
-        """Returns the length in samples to which a microbatch is padded: one for the step without mixed lengths."""
-        return self.bucket(step, microbatch).padded_samples
+    def padded_samples(self, step: int) -> int:
+        """Returns the length in samples to which the microbatches of a step are padded."""
+        return self.bucket(step).padded_samples
 
     def microbatches_of(self, rank: int, world_size: int) -> range:
         """Returns the microbatches that one rank takes of every step.
@@ -212,26 +210,6 @@ class BatchPlan:
             f"BatchPlan(steps_per_epoch={self.steps_per_epoch}, microbatches_per_step={config.microbatches_per_step}, "
             f"max_batch_seconds={config.max_batch_seconds:g}, seed={config.seed})"
         )
-
-    def _repr_html_(self) -> str:
-        config, sizes = self.config, [bucket.cuts_per_microbatch for bucket in self.buckets]
-        padded_s = [bucket.padded_samples / self.sampling_rate for bucket in self.buckets]
-        num_shapes = len(set(zip(sizes, padded_s, strict=True)))
-        rows = {
-            "epoch": f"{self.steps_per_epoch:,} steps",
-            "microbatches of a step": f"{config.microbatches_per_step}, over all ranks",
-            "microbatch": f"up to {config.max_batch_seconds:g} s with padding: {min(sizes)} to {max(sizes)} cuts, "
-            f"padded to {min(padded_s):.2f} to {max(padded_s):.2f} s",
-            "shapes": f"{num_shapes} in {len(self.buckets)} buckets of similar length",
-            "repeats per epoch": ", ".join(f"{repeats:g}" for repeats in self.repeats_per_epoch),
-            **{
-                f"from step {from_step:,}": ", ".join(f"{number:g}" for number in repeats)
-                for from_step, repeats in self.stage_repeats.items()
-            },
-            "seed": str(config.seed),
-            "fingerprint": self.fingerprint,
-        }
-        return html_table("BatchPlan", rows.items())
 
     def _lay_out(self, corpora: Sequence[Lengths], first_indices: Sequence[int]) -> list[Bucket]:
         positions = [
@@ -285,16 +263,12 @@ class BatchPlan:
             indices[is_here] = cut_range.first_index + own
         return indices
 
-    def _bucket_number(self, step: int, microbatch: int) -> int:
-        in_stage = self.stages.has(step)
-        return self.stages.bucket(step, microbatch) if in_stage else self._locate(step, microbatch)[0]
+    def _bucket_number(self, step: int) -> int:
+        return self.stages.bucket(step) if self.stages.has(step) else self._locate(step)[0]
 
-    def _locate(self, step: int, microbatch: int) -> tuple[int, int]:
-        """Returns the number of the bucket of a microbatch before the first stage, and the group within the bucket."""
+    def _locate(self, step: int) -> tuple[int, int]:
+        """Returns the number of the bucket of a step before the first stage, and the group within the bucket."""
         epoch, position = divmod(step, self.steps_per_epoch)
-        if self.config.mixed_lengths:
-            # Permutes the steps for each microbatch number, so that every (group, number) is taken once per epoch.
-            position = self._permutation("mixed lengths", epoch, microbatch, self.steps_per_epoch).at(position)
         group = self._permutation("groups", epoch, 0, self.steps_per_epoch).at(position)
         number = bisect_right(self._first_groups, group) - 1
         return number, group - self._first_groups[number]

@@ -136,11 +136,6 @@ class PlanConfig:
     """Mixtures that replace `weights` and both temperatures from a step on, in order. Stages may be added when a run
     is resumed."""
 
-    mixed_lengths: bool = False
-    """Take the microbatches of a step from different buckets.
-
-    They then have the same budget but not the same shape, so that ranks wait for the slowest one."""
-
     seed: int = 0
     """Seed of the order of cuts, and of every random number that is keyed by this plan."""
 

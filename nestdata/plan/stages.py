@@ -9,11 +9,11 @@ and whenever they change. The number of cuts taken from a cell before any step i
 from bisect import bisect_right
 from collections.abc import Sequence
 from functools import cached_property
+from itertools import accumulate
 
 import numpy as np
 from numpy.typing import NDArray
 
-from nestdata.plan.interleaving import Interleaving
 from nestdata.plan.layout import Bucket
 from nestdata.plan.mixture import REPEATS_UNIT
 from nestdata.stateless_rng import Permutation, derive_key
@@ -23,6 +23,62 @@ _RATE_BITS = 20
 
 Cells = dict[int, range]
 """The indices of the cuts of each corpus in a bucket, by the number of the corpus."""
+
+
+class Interleaving:
+    """An endless sequence of items, each in proportion to its integer weight at every point of the sequence.
+
+    A binary tree holds the items. At each node, turns go left and right in proportion to the weights on the two sides,
+    as Bresenham's algorithm divides the pixels of a line, so that the number of turns of a side is a quotient of
+    integers. An item, and how often it was there before, are therefore found in logarithmic time for any turn.
+
+    Args:
+        weights: Weight of each item, 0 or more, and not all 0. An item of weight 0 has no turn.
+        seed: Seed of the arrangement of the tree and of the phase at each node.
+        purpose: What is interleaved, as for `derive_key`.
+        counters: What the sequence is for, as for `derive_key`.
+    """
+
+    def __init__(self, weights: Sequence[int], seed: int, purpose: str, *counters: int) -> None:
+        self._key = seed, purpose, counters
+        order = Permutation(len(weights), derive_key(seed, purpose, *counters))(np.arange(len(weights), dtype=np.int64))
+        self._items: list[int] = order.tolist()
+        self._leaves = {item: leaf for leaf, item in enumerate(self._items)}
+        self._sums: list[int] = list(accumulate((weights[item] for item in self._items), initial=0))
+        self._phases: dict[tuple[int, int], int] = {}
+
+    def at(self, turn: int) -> tuple[int, int]:
+        """Returns the item of a turn, counted from 0, and the number of its earlier turns."""
+        first, end = 0, len(self._items)
+        while end - first > 1:
+            middle = (first + end) // 2
+            left = self._left_turns(first, end, turn)
+            if self._left_turns(first, end, turn + 1) > left:
+                end, turn = middle, left
+            else:
+                first, turn = middle, turn - left
+        return self._items[first], turn
+
+    def count(self, item: int, num_turns: int) -> int:
+        """Returns how many of the first `num_turns` turns are those of an item."""
+        leaf, first, end = self._leaves[item], 0, len(self._items)
+        while end - first > 1:
+            middle = (first + end) // 2
+            left = self._left_turns(first, end, num_turns)
+            if leaf < middle:
+                end, num_turns = middle, left
+            else:
+                first, num_turns = middle, num_turns - left
+        return num_turns
+
+    def _left_turns(self, first: int, end: int, num_turns: int) -> int:
+        """Returns how many of the first turns of a node are those of its left side."""
+        total = self._sums[end] - self._sums[first]
+        if (first, end) not in self._phases:
+            seed, purpose, counters = self._key
+            self._phases[first, end] = derive_key(seed, f"{purpose} phase", *counters, first, end) % total
+        share = self._sums[(first + end) // 2] - self._sums[first]
+        return (num_turns * share + self._phases[first, end]) // total
 
 
 class Stages:
@@ -35,7 +91,6 @@ class Stages:
         from_steps: First step of each stage, ascending.
         repeats: How often each cut of each corpus is seen in as many hours as all corpora have, for each stage.
         microbatches_per_step: Number of microbatches of a step, over all ranks.
-        mixed_lengths: Whether the microbatches of a step come from different buckets.
         seed: Seed of the plan.
     """
 
@@ -47,20 +102,16 @@ class Stages:
         repeats: Sequence[Sequence[float]],
         *,
         microbatches_per_step: int,
-        mixed_lengths: bool,
         seed: int,
     ) -> None:
         self._from_steps = list(from_steps)
         self._microbatches = microbatches_per_step
-        # What is taken from one bucket together: a step, or a microbatch.
-        self._units_per_step = microbatches_per_step if mixed_lengths else 1
-        self._microbatches_per_unit = microbatches_per_step // self._units_per_step
         self._buckets = buckets
         self._first_indices = list(first_indices)
         self._seed = seed
         self._before: dict[tuple[int, int, int], int] = {}
         self._stages = [
-            _Stage(self.cells, [self._unit_cuts(bucket) for bucket in buckets], numbers, seed, from_step)
+            _Stage(self.cells, [self._step_cuts(bucket) for bucket in buckets], numbers, seed, from_step)
             for from_step, numbers in zip(from_steps, repeats, strict=True)
         ]
 
@@ -73,15 +124,15 @@ class Stages:
         """Returns whether a step is in a stage; otherwise, it is before the first one."""
         return bool(self._from_steps) and step >= self._from_steps[0]
 
-    def bucket(self, step: int, microbatch: int) -> int:
-        """Returns the number of the bucket of a microbatch."""
-        return self._locate(step, microbatch)[1]
+    def bucket(self, step: int) -> int:
+        """Returns the number of the bucket of a step."""
+        return self._locate(step)[1]
 
     def indices(self, step: int, microbatch: int) -> NDArray[np.int64]:
         """Returns the indices of the cuts of a microbatch."""
-        number, bucket, unit = self._locate(step, microbatch)
+        number, bucket, num_before = self._locate(step)
         size = self._buckets[bucket].cuts_per_microbatch
-        start = unit * self._unit_cuts(self._buckets[bucket]) + microbatch % self._microbatches_per_unit * size
+        start = num_before * self._step_cuts(self._buckets[bucket]) + microbatch * size
         parts = []
         for corpus, cuts in self.cells[bucket].items():
             first, end = (self._stages[number].num_taken(bucket, corpus, count) for count in (start, start + size))
@@ -93,10 +144,10 @@ class Stages:
     def num_seen(self, step: int, corpus: int) -> int:
         """Returns how many cuts of a corpus the stages take before a step, repeated cuts included."""
         number = self._number(step) if self.has(step) else 0
-        num_units = max(0, step - self._from_steps[number]) * self._units_per_step
+        num_steps = max(0, step - self._from_steps[number])
         return sum(
             self._taken_before(number, bucket, corpus)
-            + self._stages[number].num_taken_by_units(bucket, corpus, num_units)
+            + self._stages[number].num_taken_by_steps(bucket, corpus, num_steps)
             for bucket, cells in enumerate(self.cells)
             if corpus in cells
         )
@@ -104,21 +155,20 @@ class Stages:
     def _number(self, step: int) -> int:
         return bisect_right(self._from_steps, step) - 1
 
-    def _locate(self, step: int, microbatch: int) -> tuple[int, int, int]:
-        """Returns the number of the stage, that of the bucket, and how many units the stage took from it before."""
+    def _locate(self, step: int) -> tuple[int, int, int]:
+        """Returns the number of the stage, that of the bucket, and how many steps the stage took from it before."""
         number = self._number(step)
-        turn = (step - self._from_steps[number]) * self._units_per_step + microbatch // self._microbatches_per_unit
-        return number, *self._stages[number].order_of_buckets.at(turn)
+        return number, *self._stages[number].order_of_buckets.at(step - self._from_steps[number])
 
-    def _unit_cuts(self, bucket: Bucket) -> int:
-        return self._microbatches_per_unit * bucket.cuts_per_microbatch
+    def _step_cuts(self, bucket: Bucket) -> int:
+        return self._microbatches * bucket.cuts_per_microbatch
 
     def _taken_before(self, number: int, bucket: int, corpus: int) -> int:
         """Returns how many cuts of a cell are taken before a stage."""
         key = number, bucket, corpus
         if key not in self._before:
             self._before[key] = sum(
-                stage.num_taken_by_units(bucket, corpus, (end - start) * self._units_per_step)
+                stage.num_taken_by_steps(bucket, corpus, end - start)
                 for stage, start, end in zip(
                     self._stages, self._from_steps, self._from_steps[1 : number + 1], strict=False
                 )
@@ -139,16 +189,16 @@ class _Stage:
 
     Args:
         cells: The cells of each bucket.
-        unit_cuts: Number of cuts that are taken from each bucket together.
+        step_cuts: Number of cuts that a step takes from each bucket.
         repeats: How often each cut of each corpus is seen in an epoch.
         seed: Seed of the plan.
         from_step: First step of the stage.
     """
 
     def __init__(
-        self, cells: Sequence[Cells], unit_cuts: Sequence[int], repeats: Sequence[float], seed: int, from_step: int
+        self, cells: Sequence[Cells], step_cuts: Sequence[int], repeats: Sequence[float], seed: int, from_step: int
     ) -> None:
-        self._seed, self._from_step, self._unit_cuts = seed, from_step, unit_cuts
+        self._seed, self._from_step, self._step_cuts = seed, from_step, step_cuts
         thousandths = [round(REPEATS_UNIT * number) for number in repeats]
         self._weights = [
             {corpus: len(cuts) * thousandths[corpus] for corpus, cuts in bucket.items()} for bucket in cells
@@ -157,10 +207,10 @@ class _Stage:
 
     @cached_property
     def order_of_buckets(self) -> Interleaving:
-        """The buckets from which the units of the stage come. Buckets without cells have no turn."""
+        """The buckets from which the steps of the stage come. Buckets without cells have no turn."""
         rates = [
-            max(1, (sum(weights.values()) << _RATE_BITS) // unit_cuts) if weights else 0
-            for weights, unit_cuts in zip(self._weights, self._unit_cuts, strict=True)
+            max(1, (sum(weights.values()) << _RATE_BITS) // step_cuts) if weights else 0
+            for weights, step_cuts in zip(self._weights, self._step_cuts, strict=True)
         ]
         return Interleaving(rates, self._seed, "stage buckets", self._from_step)
 
@@ -172,10 +222,10 @@ class _Stage:
             order = self._orders[bucket] = Interleaving(weights, self._seed, "stage cuts", self._from_step, bucket)
         return order.count(list(self._weights[bucket]).index(corpus), num_cuts)
 
-    def num_taken_by_units(self, bucket: int, corpus: int, num_units: int) -> int:
-        """Returns how many cuts of a cell are taken in the first units of the stage."""
-        units = self.order_of_buckets.count(bucket, num_units)
-        return self.num_taken(bucket, corpus, units * self._unit_cuts[bucket])
+    def num_taken_by_steps(self, bucket: int, corpus: int, num_steps: int) -> int:
+        """Returns how many cuts of a cell are taken in the first steps of the stage."""
+        steps = self.order_of_buckets.count(bucket, num_steps)
+        return self.num_taken(bucket, corpus, steps * self._step_cuts[bucket])
 
 
 def _cells(buckets: Sequence[Bucket], first_indices: Sequence[int]) -> list[Cells]:

@@ -11,8 +11,6 @@ from nestdata.plan.batch_plan import BatchPlan
 from nestdata.plan.layout import Bucket, CutRange
 from nestdata.plan.lengths import Lengths, LengthsLike, as_lengths
 
-# Number of steps in which the loads of the ranks are compared.
-_STEPS_COMPARED = 100
 # Padding of an epoch, and share of it in one bucket, from which on the longest cut of that bucket is named.
 _MUCH_PADDING = 0.05
 _MOST_PADDING = 0.25
@@ -88,10 +86,6 @@ class PlanSummary:
     budget_used: float
     """Mean cost of a microbatch as a share of the budget."""
 
-    cost_spread: float
-    """Cost of the most loaded rank divided by the mean over the ranks, in the worst of a hundred steps that are spread
-    over the epoch; 1 if no rank waits."""
-
     num_shapes: int
     """Number of different batch shapes."""
 
@@ -109,16 +103,12 @@ class PlanSummary:
     stages: tuple[StageSummary, ...]
 
 
-def summarise_plan(plan: BatchPlan, num_samples: LengthsLike, world_size: int) -> PlanSummary:
+def summarise_plan(plan: BatchPlan, num_samples: LengthsLike) -> PlanSummary:
     """Returns the summary of an epoch; the time that this takes does not depend on the number of steps.
 
     Args:
         plan: A plan for corpora of these lengths.
         num_samples: Lengths of the cuts of each corpus, as they were given to the plan.
-        world_size: Number of ranks that share each step.
-
-    Raises:
-        ConfigError: The world size does not divide the microbatches of a step.
     """
     lengths = _CorpusLengths(num_samples, plan)
     microbatches, rate = plan.config.microbatches_per_step, plan.sampling_rate
@@ -148,7 +138,6 @@ def summarise_plan(plan: BatchPlan, num_samples: LengthsLike, world_size: int) -
         hours=sum(real) / rate / 3600,
         padding=1 - sum(real) / sum(padded),
         budget_used=float(np.average(costs, weights=groups)) / plan.budget.limit,
-        cost_spread=_cost_spread(plan, world_size),
         num_shapes=len({(bucket.cuts_per_microbatch, bucket.padded_samples) for bucket in plan.buckets}),
         num_left_out=plan.left_out.num_cuts,
         hours_left_out=plan.left_out.num_samples / rate / 3600,
@@ -277,22 +266,6 @@ def _real_samples(bucket: Bucket, num_positions: int, lengths: _CorpusLengths) -
     total = sum(cuts.num_positions for cuts in bucket.fillers)
     mean = sum(cuts.num_positions * lengths.mean(cuts) for cuts in bucket.fillers) / total
     return own + (num_positions - bucket.num_cuts) * mean
-
-
-def _cost_spread(plan: BatchPlan, world_size: int) -> float:
-    """Returns the largest ratio of the most loaded rank to the mean, in steps spread over an epoch."""
-    if world_size == 1:
-        return 1.0
-    shares = [plan.microbatches_of(rank, world_size) for rank in range(world_size)]
-    spreads = []
-    for step in np.unique(np.linspace(0, plan.steps_per_epoch - 1, _STEPS_COMPARED, dtype=np.int64)).tolist():
-        costs = [sum(_cost(plan, step, number) for number in share) for share in shares]
-        spreads.append(max(costs) * world_size / sum(costs))
-    return max(spreads)
-
-
-def _cost(plan: BatchPlan, step: int, microbatch: int) -> int:
-    return len(plan.indices(step, microbatch)) * plan.budget.cost(plan.padded_samples(step, microbatch))
 
 
 def _corpora(plan: BatchPlan, lengths: _CorpusLengths) -> tuple[CorpusSummary, ...]:

@@ -39,16 +39,12 @@ class _Task:
     start: int
     """Position of the first cut's first sample in the bank."""
 
-    allow_commands: bool
-
 
 def write_bank(
     directory: Path,
     stored_in: Path,
     pool: Pool,
     addresses: AddressTable | None = None,
-    *,
-    allow_commands: bool = False,
 ) -> None:
     """Writes the sample bank of a corpus. A cut that cannot be decoded gets a gain of NaN, which marks it as unusable.
 
@@ -58,7 +54,6 @@ def write_bank(
             already start with it.
         pool: The processes that decode the cuts and write their samples.
         addresses: Where the bytes of the cuts are, if any cut has an address.
-        allow_commands: Whether to run the commands that cuts give instead of files.
 
     Raises:
         CorpusError: A worker process ended unexpectedly.
@@ -70,7 +65,7 @@ def write_bank(
         file.truncate(2 * int(ends[-1]))
     records = np.empty(len(ends), RECORD)
     records["start"] = ends - lengths
-    tasks = _tasks(directory, stored_in, lengths, offsets, addresses, allow_commands)
+    tasks = _tasks(directory, stored_in, lengths, offsets, addresses)
     records["gain"] = np.concatenate(list(pool.map(_write_samples, tasks)))
     np.save(directory / "bank.npy", records)
     if num_bad := int(np.isnan(records["gain"]).sum()):
@@ -83,7 +78,6 @@ def _tasks(
     lengths: NDArray[np.int64],
     offsets: NDArray[np.int64],
     addresses: AddressTable | None,
-    allow_commands: bool,
 ) -> Iterator[_Task]:
     start = 0
     with (directory / "cuts.jsonl").open("rb") as file:
@@ -95,7 +89,7 @@ def _tasks(
             num_samples = lengths[first : first + _CUTS_PER_TASK].tolist()
             indices = range(first, first + len(lines))
             located = [addresses[index] if addresses else None for index in indices]
-            yield _Task(str(directory), str(stored_in), lines, located, num_samples, start, allow_commands)
+            yield _Task(str(directory), str(stored_in), lines, located, num_samples, start)
             start += sum(num_samples)
 
 
@@ -121,7 +115,7 @@ def _write_samples(task: _Task) -> NDArray[np.float32]:
                     address = address._replace(location=location)
                     load_member(row, address, None, start=0, out=samples)
                 else:
-                    load_samples(row, num_samples=num_samples, out=samples, allow_commands=task.allow_commands)
+                    load_samples(row, num_samples=num_samples, out=samples)
             except AudioError:
                 file.seek(2 * num_samples, 1)
                 continue

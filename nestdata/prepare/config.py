@@ -78,9 +78,6 @@ class PrepareConfig:
 
     These are patterns of paths or URLs. Without any, tars are looked for beside the manifests."""
 
-    allow_commands: bool = False
-    """Whether to run commands that a Kaldi wav.scp or a Lhotse manifest gives instead of files."""
-
     strict: bool = False
     """Fail if any input would be rejected."""
 

@@ -4,13 +4,11 @@ If the configuration asks for speech, all audio is decoded, and each cut is meas
 """
 
 import math
-import subprocess
 from collections.abc import Iterator
 from functools import cache
 from typing import Any, NamedTuple
 
 from nestdata.audio.decode import samples_in
-from nestdata.audio.sources import content_of
 from nestdata.errors import AudioError
 from nestdata.prepare.config import PrepareConfig
 from nestdata.prepare.inputs.audio import RejectReason
@@ -51,7 +49,7 @@ def divide(whole: WholeEntry, config: PrepareConfig) -> list[Divided]:
     if not config.finds_speech:
         return [Part(row) for row in rows]
     try:
-        frames = speech_frames(whole.row, _content(whole, config))
+        frames = speech_frames(whole.row, whole.audio.read())
     except AudioError as error:
         return [whole.reject(whole.row, error.reason, str(error))]
     runs = speech_runs(frames.probabilities)
@@ -167,21 +165,3 @@ def _seconds(row: dict[str, Any], start: int, stop: int) -> tuple[float, float]:
     """Returns offset and duration of a span in frames. The last frame may end after the cut."""
     offset, end = round(start * FRAME_SECONDS, 6), min(round(stop * FRAME_SECONDS, 6), row["duration"])
     return offset, round(end - offset, 9) if offset else end
-
-
-def _content(whole: WholeEntry, config: PrepareConfig) -> bytes | None:
-    """Returns the bytes of audio that is not a local file. A command is run once for the whole recording.
-
-    Raises:
-        AudioError: The command fails.
-    """
-    row = whole.row
-    if whole.audio.member:
-        return whole.audio.read()
-    source = next(source for source in row["recording"]["sources"] if row["channel"] in source["channels"])
-    if source["type"] == "file":
-        return None
-    try:
-        return content_of(source, row["id"], allow_commands=config.allow_commands)
-    except (OSError, ValueError, subprocess.CalledProcessError) as error:
-        raise AudioError.because("unreadable", f"{source['source']!r}: {error}") from error

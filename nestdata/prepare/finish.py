@@ -56,7 +56,7 @@ def finish_corpus(
     notes = notes_of(config, stats, report.other_files, equal)
     report = replace(report, notes=notes, num_equal_files=equal.number if equal else None)
     if config.pcm:
-        write_bank(partial, output, pool, addresses, allow_commands=config.allow_commands)
+        write_bank(partial, output, pool, addresses)
     listening = None
     if config.report_samples:
         options = ListeningConfig(

@@ -9,7 +9,6 @@ import os
 import re
 from contextlib import suppress
 from functools import partial
-from io import BytesIO
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from nestdata.audio import flac, wav
@@ -18,8 +17,7 @@ from nestdata.audio.decoder_messages import named_messages
 from nestdata.audio.encoded import EncodedAudio, open_copy, open_ranges, open_stream
 from nestdata.audio.file_kind import check_regular_file, special_file_kind
 from nestdata.audio.parts import UNKNOWN_LENGTH, JoinedAudio, MixedStreamsError, count_samples
-from nestdata.audio.sources import output_of
-from nestdata.prepare.inputs.audio import Command, File, Member, Unusable
+from nestdata.prepare.inputs.audio import File, Member, Unusable
 from nestdata.prepare.inputs.content import HEAD_BYTES, GuardedStream, LoadedContent
 from nestdata.storage import FileVersion, is_url
 
@@ -63,8 +61,8 @@ class AudioInfo(NamedTuple):
     """The version of a local file; None for a member, and if no file was opened."""
 
 
-def read_header(audio: File | Member | Command, *, searches: bool = False) -> AudioInfo | Unusable:
-    """Reads the header of an audio file or of a member, or runs a command.
+def read_header(audio: File | Member, *, searches: bool = False) -> AudioInfo | Unusable:
+    """Reads the header of an audio file or of a member.
 
     Args:
         audio: The audio.
@@ -76,8 +74,6 @@ def read_header(audio: File | Member | Command, *, searches: bool = False) -> Au
     """
     import soundfile
 
-    if isinstance(audio, Command):
-        return _header_of_command(audio.command)
     try:
         if isinstance(audio, File):
             info, size = _header_of_file(audio.location, searches)
@@ -96,19 +92,6 @@ def read_header(audio: File | Member | Command, *, searches: bool = False) -> Au
     if info.num_frames <= 0:
         return Unusable("empty", f"{audio} holds no samples")
     return info
-
-
-def _header_of_command(command: str) -> AudioInfo | Unusable:
-    """Runs a command, which is the only way to find the length of its output."""
-    import soundfile
-
-    try:
-        samples, rate = soundfile.read(BytesIO(output_of(command)), dtype="float32", always_2d=True)
-    except Exception as error:  # the shell, the program and the decoder may each fail
-        return Unusable("unreadable", f"{command!r}: {' '.join(str(error).split())[:200]}")
-    if not len(samples):
-        return Unusable("empty", f"{command!r} writes no samples")
-    return AudioInfo(rate, len(samples), samples.shape[1])
 
 
 def _header_of_file(path: str, searches: bool) -> tuple[AudioInfo, int]:

@@ -34,7 +34,7 @@ def _judged(whole: WholeEntry, part: Part, config: PrepareConfig) -> Cut | Rejec
         row = {**row, "custom": {**(row.get("custom") or {}), **measures.fields()}}
     num_samples = samples_in(row["duration"], config.sampling_rate)
     row["recording"] = _resampled(row["recording"], config.sampling_rate)
-    if config.probe == "decode" and (problem := _decoding_problem(whole, row, num_samples, config)):
+    if config.probe == "decode" and (problem := _decoding_problem(whole, row, num_samples)):
         return whole.reject(row, *problem)
     audio = whole.audio
     if isinstance(audio, File) and audio.stored_path:
@@ -62,18 +62,14 @@ def _resampled(recording: dict[str, Any], rate: int) -> dict[str, Any]:
     return found
 
 
-def _decoding_problem(
-    whole: WholeEntry, row: dict[str, Any], num_samples: int, config: PrepareConfig
-) -> tuple[RejectReason, str] | None:
+def _decoding_problem(whole: WholeEntry, row: dict[str, Any], num_samples: int) -> tuple[RejectReason, str] | None:
     """Decodes a cut from start to end; returns why its audio cannot be used."""
     block, found = _samples_at_a_time(row), 0.0
     try:
         content = whole.audio.read()
         for start in range(0, num_samples, block):
             size = min(block, num_samples - start)
-            samples = load_samples(
-                row, start=start, num_samples=size, content=content, allow_commands=config.allow_commands
-            )
+            samples = load_samples(row, start=start, num_samples=size, content=content)
             found += energy(samples)
     except AudioError as error:
         return error.reason, str(error)
@@ -85,7 +81,7 @@ def _decoding_problem(
 def _samples_at_a_time(row: dict[str, Any]) -> int:
     """Returns how many samples of a cut may be decoded at a time; all, if each part would need the whole cut."""
     recording = row["recording"]
-    if needs_whole_cut(recording) or any(source["type"] == "command" for source in recording["sources"]):
+    if needs_whole_cut(recording):
         return sys.maxsize
     ratio = max(1.0, source_rate(recording) / recording["sampling_rate"])
     return max(1, int(_MAX_DECODED / ratio / max(len(source["channels"]) for source in recording["sources"])))

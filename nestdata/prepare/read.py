@@ -13,7 +13,7 @@ from nestdata.corpus import members
 from nestdata.errors import StorageError
 from nestdata.prepare.config import PrepareConfig
 from nestdata.prepare.header import AudioInfo, read_header
-from nestdata.prepare.inputs.audio import Audio, Command, File, LhotseCut, Member, RejectReason, Unusable, at_member
+from nestdata.prepare.inputs.audio import Audio, File, LhotseCut, Member, RejectReason, Unusable, at_member
 from nestdata.prepare.inputs.entry import Entry
 from nestdata.prepare.inputs.labels import LABELS, label_text
 from nestdata.prepare.writing.found import Reject, rejected_entry, span_of_cut
@@ -85,8 +85,8 @@ def source_rate(recording: dict[str, Any]) -> int:
     return rate
 
 
-def _cut_from_file(entry: Entry, audio: File | Command | Member, config: PrepareConfig) -> WholeEntry | Unusable:
-    """Returns the cut of a span of a file or of the output of a command."""
+def _cut_from_file(entry: Entry, audio: File | Member, config: PrepareConfig) -> WholeEntry | Unusable:
+    """Returns the cut of a span of a file or member."""
     given = config.channel if entry.channel is None else entry.channel
     rate, channel = config.sampling_rate, 0 if given == "mix" else given
     duration = entry.duration if entry.num_frames is None else entry.num_frames / rate
@@ -114,9 +114,7 @@ def _at_rate(entry: Entry, rate: int) -> Entry:
     return entry if entry.first_frame is None else entry._replace(offset=entry.first_frame / rate)
 
 
-def _cut_row(
-    entry: Entry, audio: File | Command | Member, info: AudioInfo, duration: float, channel: int
-) -> dict[str, Any]:
+def _cut_row(entry: Entry, audio: File | Member, info: AudioInfo, duration: float, channel: int) -> dict[str, Any]:
     """Returns the cut of an entry that is not a Lhotse cut."""
     cut_id, channels = entry.cut_id, list(range(info.num_channels))
     kind, source = _source_at(audio)
@@ -150,12 +148,10 @@ def _cut_row(
     return row
 
 
-def _source_at(audio: File | Command | Member) -> tuple[str, str]:
+def _source_at(audio: File | Member) -> tuple[str, str]:
     """Returns type and source of a Lhotse `AudioSource`."""
     if isinstance(audio, File):
         return "file", audio.location
-    if isinstance(audio, Command):
-        return "command", audio.command
     found = members.source_at(audio.shard, audio.offset, audio.length)
     return found["type"], found["source"]
 

@@ -260,7 +260,6 @@ def _open_sources(inputs: Sequence[Any], config: PrepareConfig, partial: Path, o
     options = InputOptions(
         format=config.format,
         channel=config.channel,
-        allow_commands=config.allow_commands,
         tars=config.tars,
         write_to=partial,
         stored_in=output,

@@ -54,10 +54,6 @@ class ProbeConfig:
     device: str = "auto"
     """Device such as cpu or cuda:1; auto takes a GPU if there is one."""
 
-    allow_commands: bool = False
-    """Whether to run the shell commands that manifests and corpora give instead of files. A `Corpus` that is given as
-    an input was opened with a choice of its own."""
-
     def __post_init__(self) -> None:
         if not 0.0 < self.held_out < 1.0:
             raise ConfigError(f"held_out is {self.held_out:g}: expected a share between 0 and 1.")
@@ -139,10 +135,6 @@ class CtcProbeConfig:
 
     Heads are trained on the CPU."""
 
-    allow_commands: bool = False
-    """Whether to run the shell commands that manifests and corpora give instead of files. A `Corpus` that is given as
-    an input was opened with a choice of its own."""
-
     def __post_init__(self) -> None:
         def check(is_valid: bool, name: str, expected: str) -> None:
             require(is_valid, name, getattr(self, name), expected)
@@ -205,10 +197,6 @@ class FrameProbeConfig:
     """Device such as cpu or cuda:1; auto takes a GPU if there is one.
 
     Classifiers are trained on the CPU."""
-
-    allow_commands: bool = False
-    """Whether to run the shell commands that manifests and corpora give instead of files. A `Corpus` that is given as
-    an input was opened with a choice of its own."""
 
     def __post_init__(self) -> None:
         require(0.0 < self.held_out < 1.0, "held_out", self.held_out, "a share between 0 and 1")

@@ -12,8 +12,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from nestdata import AudioNoiseBatch, Microbatch, PackedBatch, derive_key
-from nestdata.notebook import html_table
+from nestdata import AudioNoiseBatch, Microbatch, derive_key
 from nestmodel.attention_context import Context
 from nestmodel.config import FeatureConfig, NestConfig
 from nestmodel.errors import ConfigError
@@ -144,32 +143,15 @@ class NestNetwork(nn.Module):
 
     def __repr__(self) -> str:
         """Returns the sizes in one line; a part such as `encoder` shows its modules."""
-        shown = self._summary()
-        return f"{type(self).__name__}({'; '.join(shown[name] for name in ('encoder', 'parameters', 'weights'))})"
-
-    def _repr_html_(self) -> str:
-        return html_table(type(self).__name__, self._summary().items())
-
-    def _summary(self) -> dict[str, str]:
-        encoder, features, masking = self.config.encoder, self.config.features, self.config.masking
-        quantizer = self.config.quantizer
+        encoder = self.config.encoder
         num_parameters, num_in_encoder = (
             sum(parameter.numel() for parameter in module.parameters()) for module in (self, self.encoder)
         )
-        frame_ms = 1000 * self.config.frame_s
-        kind = "encoder" if masking.position == "post_conv" else "feature"
-        block_ms = 1000 * masking.block_size * features.hop_length / features.sampling_rate
-        codebooks = f"{quantizer.num_codebooks} codebooks" if quantizer.num_codebooks > 1 else "1 codebook"
-        return {
-            "encoder": f"{encoder.num_layers} layers of dim {encoder.d_model}, frames of {frame_ms:g} ms",
-            "parameters": f"{num_parameters:,} parameters, {num_in_encoder:,} of them in the encoder",
-            "input": f"{features.num_mels} mels every {frame_ms / encoder.subsampling_factor:g} ms, from audio at "
-            f"{features.sampling_rate} Hz",
-            "masking": f"blocks of {block_ms:g} ms of {kind} frames, which start at a frame with probability "
-            f"{masking.prob:g}",
-            "tokens": f"{quantizer.num_classes} classes, {codebooks}",
-            "weights": f"weights from {self.source}" if self.source else "weights of this program",
-        }
+        return (
+            f"{type(self).__name__}({encoder.num_layers} layers of dim {encoder.d_model}, frames of "
+            f"{1000 * self.config.frame_s:g} ms; {num_parameters:,} parameters, {num_in_encoder:,} of them in the "
+            f"encoder; weights {f'from {self.source}' if self.source else 'of this program'})"
+        )
 
     def use_kernels(self, kernels: Kernels, *, num_shapes: int | None) -> None:
         """Sets the form of each part; parts that are `auto` keep theirs. Blocks cannot return to the plain form.
@@ -205,7 +187,7 @@ class NestNetwork(nn.Module):
         masks = self.draw_masks(batch, mask_purpose=mask_purpose)
         return self.forward_masked(NetworkInput.of(batch, masks, batch.audio.device))
 
-    def draw_masks(self, batch: AudioNoiseBatch | PackedBatch, *, mask_purpose: str = "mask") -> Masks:
+    def draw_masks(self, batch: AudioNoiseBatch, *, mask_purpose: str = "mask") -> Masks:
         """Draws the masks of a microbatch, and in training mode the keys of dropout and the context, on the CPU.
 
         Args:

@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from nestdata import AudioNoiseBatch, Microbatch, PackedBatch
+from nestdata import AudioNoiseBatch, Microbatch
 from nestmodel.attention_context import Context
 from nestmodel.nn.encoder import DropoutKeys
 from nestmodel.representation import shapes
@@ -55,8 +55,8 @@ class NetworkInput(Microbatch, Masks):
     """Sum of `audio_len`."""
 
     @classmethod
-    def of(cls, batch: AudioNoiseBatch | PackedBatch, masks: Masks, device: torch.device | str) -> "NetworkInput":
-        """Copies what the network reads to a device, and unpacks it there.
+    def of(cls, batch: AudioNoiseBatch, masks: Masks, device: torch.device | str) -> "NetworkInput":
+        """Copies what the network reads to a device.
 
         A GPU may still compute meanwhile: masks are copied from page-locked memory, and audio if it is in such memory.
 
@@ -68,17 +68,11 @@ class NetworkInput(Microbatch, Masks):
         drawn: dict[str, Any] = vars(masks)
         if torch.device(device).type == "cuda":
             drawn = {name: value.pin_memory() if isinstance(value, Tensor) else value for name, value in drawn.items()}
-        num_samples = int(batch.audio_len.sum())
-        if isinstance(batch, PackedBatch):
-            batch = batch.to(device, non_blocking=True)
-            audio, noisy_audio = batch.signals()
-        else:
-            audio, noisy_audio = batch.audio, batch.noisy_audio
         joined = cls(
-            audio=audio,
+            audio=batch.audio,
             audio_len=batch.audio_len,
-            noisy_audio=noisy_audio,
-            num_samples=num_samples,
+            noisy_audio=batch.noisy_audio,
+            num_samples=int(batch.audio_len.sum()),
             **drawn,
             **batch.metadata(),
         )

@@ -25,7 +25,6 @@ from nestdata import (
     Microbatch,
     MixConfig,
     NoiseConfig,
-    PackedBatch,
     PlanConfig,
     RemoteConfig,
     ShortAudio,
@@ -56,7 +55,6 @@ class NestDataModule(pl.LightningDataModule):
         augment: Chains of audiomentations transforms, applied in training only.
         bad_audio: Tolerance for unreadable audio.
         remote: How audio in object stores is read.
-        allow_commands: Whether to run the shell commands that cuts of the corpora give instead of files.
         num_workers: Loader processes per rank. The batches do not depend on it.
         start_method: How loader processes are started. By default, `nestmodel` uses a fork server; otherwise, see
             `AudioNoiseDataset.loader`.
@@ -81,7 +79,6 @@ class NestDataModule(pl.LightningDataModule):
         num_workers: int = 2,
         start_method: StartMethod | None = None,
         remote: RemoteConfig = RemoteConfig(),
-        allow_commands: bool = False,
     ) -> None:
         super().__init__()
         if num_workers < 0:
@@ -96,7 +93,6 @@ class NestDataModule(pl.LightningDataModule):
             augment=augment,
             bad_audio=bad_audio,
             remote=remote,
-            allow_commands=allow_commands,
         )
         self.num_workers = num_workers
         self.start_method: StartMethod | None = start_method
@@ -170,7 +166,7 @@ class NestDataModule(pl.LightningDataModule):
         trainer = self._require_trainer()
         return copied_ahead(self._loader(self.train_dataset, lambda: trainer.global_step), trainer)
 
-    def val_dataloader(self) -> "BatchLoader[AudioNoiseBatch] | BatchLoader[PackedBatch] | list[Any]":
+    def val_dataloader(self) -> "BatchLoader[AudioNoiseBatch] | list[Any]":
         """Returns the validation loader of this rank, or an empty list without a validation corpus."""
         return [] if self.val_dataset is None else self._loader(self.val_dataset, lambda: 0)
 
@@ -180,12 +176,8 @@ class NestDataModule(pl.LightningDataModule):
         device: torch.device,
         dataloader_idx: int,  # noqa: ARG002
     ) -> Microbatch:
-        """Copies a batch to the device while the device still computes, and unpacks it there.
-
-        A `NestModel` has copied what its network reads before. Another model receives an `AudioNoiseBatch`.
-        """
-        moved = batch.to(device, non_blocking=True)
-        return moved.unpack() if isinstance(moved, PackedBatch) else moved
+        """Copies a batch to the device while the device still computes. A `NestModel` has copied its input before."""
+        return batch.to(device, non_blocking=True)
 
     def loader_of(
         self,
@@ -194,20 +186,19 @@ class NestDataModule(pl.LightningDataModule):
         *,
         on_gpu: bool,
         num_workers: int | None = None,
-    ) -> "BatchLoader[AudioNoiseBatch] | BatchLoader[PackedBatch]":
+    ) -> "BatchLoader[AudioNoiseBatch]":
         """Returns a loader of batches as training uses it.
 
         Args:
             dataset: The training or the validation data.
             batch_indices: The (step, microbatch) of every batch.
-            on_gpu: Whether the model is on a GPU, which gets packed batches in page-locked memory.
+            on_gpu: Whether the model is on a GPU, which gets batches in page-locked memory.
             num_workers: Number of loader processes; by default, that of the data module.
         """
         return dataset.loader(
             batch_indices,
             num_workers=self.num_workers if num_workers is None else num_workers,
             pin_memory=on_gpu,
-            packed=on_gpu and dataset.is_packable,
             start_method=self.start_method,
         )
 
@@ -221,9 +212,7 @@ class NestDataModule(pl.LightningDataModule):
         if self.num_workers and self.start_method == "forkserver":
             start_fork_server(imports_main=False)
 
-    def _loader(
-        self, dataset: AudioNoiseDataset, next_step: Callable[[], int]
-    ) -> "BatchLoader[AudioNoiseBatch] | BatchLoader[PackedBatch]":
+    def _loader(self, dataset: AudioNoiseDataset, next_step: Callable[[], int]) -> "BatchLoader[AudioNoiseBatch]":
         trainer = self._require_trainer()
         sampler = _EpochSampler(dataset.plan, self._microbatches(dataset, trainer), next_step)
         return self.loader_of(dataset, sampler, on_gpu=trainer.strategy.root_device.type == "cuda")

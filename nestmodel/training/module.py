@@ -20,7 +20,7 @@ from pytorch_lightning.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor, nn
 
 import nestguard
-from nestdata import AudioNoiseBatch, PackedBatch
+from nestdata import AudioNoiseBatch
 from nestmodel.attention_context import context_name
 from nestmodel.config import NestConfig
 from nestmodel.formats.safetensors import CONFIG_KEY
@@ -154,7 +154,7 @@ class NestModel(NestNetwork, pl.LightningModule):
 
     def on_before_batch_transfer(
         self,
-        batch: AudioNoiseBatch | PackedBatch | NetworkInput,
+        batch: AudioNoiseBatch | NetworkInput,
         dataloader_idx: int,  # noqa: ARG002 - Lightning's signature
     ) -> NetworkInput:
         """Draws the masks of a microbatch, the same ones in every validation, and copies both to the device."""
@@ -165,7 +165,7 @@ class NestModel(NestNetwork, pl.LightningModule):
         masks = self.draw_masks(batch, mask_purpose="validation mask")
         return NetworkInput.of(batch, masks, self.device)
 
-    def training_input(self, batch: AudioNoiseBatch | PackedBatch) -> NetworkInput:
+    def training_input(self, batch: AudioNoiseBatch) -> NetworkInput:
         """Draws the masks of a microbatch of training, for the form of its step, and copies both to the device."""
         masks = self.draw_masks(batch)
         return NetworkInput.of(batch, masks if self._graphs is None else self._graphs.pad(masks), self.device)

@@ -38,7 +38,6 @@ class DataConfig:
     augment: AugmentConfig = AugmentConfig()
     bad_audio: BadAudioConfig = BadAudioConfig()
     remote: RemoteConfig = RemoteConfig()
-    allow_commands: bool = False
 
 
 def open_training_data(config: DataConfig) -> AudioNoiseDataset:
@@ -47,7 +46,7 @@ def open_training_data(config: DataConfig) -> AudioNoiseDataset:
     Raises:
         NestError: A corpus cannot be opened, or its cuts do not fit the plan.
     """
-    noise = Corpus.open(config.noise, allow_commands=config.allow_commands) if config.noise else None
+    noise = Corpus.open(config.noise) if config.noise else None
     return _open(config, NoiseSampler(noise, config.noise_sampler), SpeakerNoiseMixer(config.mix))
 
 
@@ -69,7 +68,6 @@ def open_validation_data(config: DataConfig, val_corpus: Path, training: AudioNo
         languages=None,
         language_temperature=1.0,
         stages=(),
-        mixed_lengths=False,
     )
     config = replace(config, corpus=val_corpus, plan=plan, augment=AugmentConfig())
     dataset = _open(config, training.noise, training.mixer)
@@ -79,7 +77,7 @@ def open_validation_data(config: DataConfig, val_corpus: Path, training: AudioNo
 
 def _open(config: DataConfig, noise: NoiseSampler, mixer: SpeakerNoiseMixer | None) -> AudioNoiseDataset:
     paths = config.corpus if isinstance(config.corpus, list) else [config.corpus]
-    corpora = Corpora.open(paths, allow_commands=config.allow_commands)
+    corpora = Corpora.open(paths)
     return AudioNoiseDataset(
         corpora,
         BatchPlan.of(corpora, config.plan),

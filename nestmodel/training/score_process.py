@@ -40,7 +40,6 @@ class ScoreJob:
     noise: str | None
     """None takes white noise."""
 
-    allow_commands: bool
     num_threads: int
     config: FeatureScoreConfig
 
@@ -127,8 +126,8 @@ def _end_with(parent: int) -> None:
 
 def score_checkpoint(job: ScoreJob) -> dict[str, float]:
     """Returns the scores of a checkpoint by name, in each of its attention contexts; see `score_names`."""
-    corpus = Corpus.open(job.corpus, allow_commands=job.allow_commands)
-    noise = None if job.noise is None else Corpus.open(job.noise, allow_commands=job.allow_commands)
+    corpus = Corpus.open(job.corpus)
+    noise = None if job.noise is None else Corpus.open(job.noise)
     network = load_network(job.checkpoint)
     scores = score_features(network, corpus, noise, job.config)
     for context in network.config.encoder.att_context_size[1:]:

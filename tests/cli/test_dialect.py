@@ -92,8 +92,6 @@ def test_the_table_says_which_settings_presets_have() -> None:
         (["a", "--mix-prob", "0.3"], ["--data.corpus=a", "--data.mix.prob=0.3"]),
         (["a", "--weights", "0.7,0.3"], ["--data.corpus=a", "--data.plan.weights=[0.7,0.3]"]),
         (["a", "--max-steps", "-1"], ["--data.corpus=a", "--trainer.max_steps=-1"]),
-        (["a", "--mixed-lengths"], ["--data.corpus=a", "--data.plan.mixed_lengths=true"]),
-        (["a", "--mixed-lengths", "false"], ["--data.corpus=a", "--data.plan.mixed_lengths=false"]),
         (["a", "--resume"], ["--data.corpus=a", "--ckpt_path=last!"]),
         (["--data.corpus=a", "--lr", "3", "--lr", "4"], ["--data.corpus=a", f"{LR}=3", f"{LR}=4"]),
         (["a", "--max-steps", "3", "--trainer.max_steps", "3"], ["--data.corpus=a", *2 * ["--trainer.max_steps=3"]]),

@@ -18,7 +18,6 @@ def test_the_plan_is_printed_as_a_table(
         main(["plan", str(messy_corpora.speech), "--world-size", "2", "--max-batch-seconds", "12", *MICROBATCHES]) == 0
     )
     shown = capsys.readouterr().out
-    assert "slowest rank over mean 1\n" in shown
     corpora = Corpora.open([messy_corpora.speech])
     plan = BatchPlan.of(corpora, PlanConfig(max_batch_seconds=12.0, microbatches_per_step=2))
     assert f"{plan.steps_per_epoch} steps per epoch" in shown
@@ -38,7 +37,6 @@ def test_json_is_the_summary_of_the_requested_plan(
         "20",
         "--min-audio-seconds",
         "0.5",
-        "--mixed-lengths",
         "--bucket-width",
         "0.02",
     ]
@@ -56,11 +54,10 @@ def test_json_is_the_summary_of_the_requested_plan(
         num_shapes=3,
         weights=(0.6, 0.4),
         temperature=2.0,
-        mixed_lengths=True,
         seed=5,
     )
     corpora = Corpora.open(paths)
-    summary = summarise_plan(BatchPlan.of(corpora, config), corpora.num_samples, 2)
+    summary = summarise_plan(BatchPlan.of(corpora, config), corpora.num_samples)
     assert shown["fingerprint"] == summary.fingerprint
     assert shown["padding"] == summary.padding
     assert len(shown["buckets"]) == len(summary.buckets)

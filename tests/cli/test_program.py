@@ -54,33 +54,32 @@ def all_flags(command: str) -> list[str]:
 def test_the_flags_of_all_commands_are_deliberate() -> None:
     assert {command: all_flags(command) for command in OWN_COMMANDS} == {
         "prepare": [
-            *("--allow-commands", "--channel", "--dask", "--format", "--jobs -j", "--json", "--max-pause"),
+            *("--channel", "--dask", "--format", "--jobs -j", "--json", "--max-pause"),
             *("--max-seconds", "--max-segment-seconds", "--min-rate", "--min-seconds", "--min-segment-seconds"),
             *("--min-snr-db", "--min-speech-share", "--output -o", "--overwrite", "--pcm", "--probe"),
             *("--report-samples", "--sampling-rate", "--segment", "--strict", "--tars", "--window-seconds", "INPUT"),
         ],
         "pack": [
-            *("--allow-commands", "--bits", "--codec", "--jobs -j", "--json", "--output -o", "--overwrite", "--seed"),
+            *("--bits", "--codec", "--jobs -j", "--json", "--output -o", "--overwrite", "--seed"),
             *("--shard-bytes", "CORPUS"),
         ],
         "verify": [
-            *("--accept-changed", "--allow-commands", "--checksums", "--jobs -j", "--json", "--root", "--set-root"),
+            *("--accept-changed", "--checksums", "--jobs -j", "--json", "--root", "--set-root"),
             "CORPUS",
         ],
         "plan": [
             *("--bucket-width", "--config -c", "--json", "--max-batch-seconds", "--max-cuts"),
             *("--microbatches-per-step",),
-            *("--min-audio-seconds", "--mixed-lengths", "--num-shapes", "--picture", "--quadratic-seconds", "--seed"),
+            *("--min-audio-seconds", "--num-shapes", "--picture", "--quadratic-seconds", "--seed"),
             *("--temperature", "--weights", "--world-size", "CORPUS"),
         ],
         "sample-batch preview": [
-            *("--allow-commands", "--config -c", "--json", "--max-batch-seconds", "--microbatches-per-step"),
+            *("--config -c", "--json", "--max-batch-seconds", "--microbatches-per-step"),
             *("--mix-prob", "--noise"),
             *("--output -o", "--rank", "--seed", "--step", "--world-size", "CORPUS"),
         ],
         "features": [
             *(
-                "--allow-commands",
                 "--context",
                 "--device",
                 "--dtype",
@@ -93,7 +92,7 @@ def test_the_flags_of_all_commands_are_deliberate() -> None:
             *("--overwrite", "INPUT", "MODEL"),
         ],
         "probe": [
-            *("--allow-commands", "--baselines", "--context", "--device", "--each-layer", "--group-by", "--held-out"),
+            *("--baselines", "--context", "--device", "--each-layer", "--group-by", "--held-out"),
             *("--held-out-where", "--hidden", "--json", "--label", "--labels-per-frame"),
             *("--learning-rates", "--max-batch-seconds", "--max-epochs", "--num-units", "--output -o", "--overwrite"),
             *("--patience", "--probe-seeds", "--seed", "--task", "--test", "--train-per-class", "--units"),
@@ -109,7 +108,7 @@ def test_the_flags_of_all_commands_are_deliberate() -> None:
     ]
 
 
-@pytest.mark.parametrize("flag", ["--json", "--overwrite", "--device", "--allow-commands"])
+@pytest.mark.parametrize("flag", ["--json", "--overwrite", "--device"])
 def test_a_shared_flag_has_the_same_help_in_every_command(flag: str) -> None:
     commands = {*OWN_COMMANDS} - ({"pack"} if flag == "--overwrite" else set())  # which deletes the old set first
     helps = {found[flag].help for command in commands if flag in (found := parameters(command))}
@@ -129,7 +128,7 @@ def test_the_options_of_a_probe_are_the_fields_of_its_configurations(config: typ
     found = parameters("probe")
     for field in fields(config):
         option = found["--" + field.name.replace("_", "-")]
-        shared = ("seed", "max_batch_seconds", "device", "allow_commands")
+        shared = ("seed", "max_batch_seconds", "device")
         assert option.default == (field.default if field.name in shared else None), field.name
     assert found["--hidden"].help == "ctc: width of a hidden layer of the heads. [default: none, a linear map]"
     assert found["--max-epochs"].help == "ctc, frames: maximum number of epochs. [default: ctc 30, frames 10]"

@@ -24,7 +24,6 @@ from nestdata import (
 from nestmodel import NestDataModule
 from nestmodel.training.open_data import DataConfig
 from tests.conftest import MessyCorpora
-from tests.synthesis import corpus_of_commands, folder_corpus, hiss
 
 DATA: dict[str, Any] = {
     "plan": {
@@ -201,7 +200,7 @@ def test_plan_reads_the_same_file(
         (
             "data: {nois: a}",
             2,
-            "the key 'data.nois' is unknown; the nearest is 'noise'. Known keys are allow_commands, augment,",
+            "the key 'data.nois' is unknown; the nearest is 'noise'. Known keys are augment,",
         ),
         ("data: {mix: {pro: 1}}", 2, "the key 'data.mix.pro' is unknown; the nearest is 'prob'."),
         ("data: {mix: {prob: lots}}", 2, "data.mix.prob is 'lots': expected float."),
@@ -260,18 +259,3 @@ def test_a_world_size_that_does_not_divide_the_microbatches_is_one_line(
         assert nestdata.main([*command, "--config", str(run_yaml), "--world-size", "3"]) == 2
         (line,) = capsys.readouterr().err.splitlines()
         assert "3 ranks cannot share evenly" in line
-
-
-@pytest.mark.parametrize("is_noise", [False, True])
-def test_preview_runs_commands_of_a_corpus_only_if_a_flag_or_the_file_allows_it(
-    is_noise: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    files, pipes = folder_corpus(tmp_path / "files", {"a.wav": hiss(16000, 1)}).path, corpus_of_commands(tmp_path)
-    speech, noise = (files, pipes) if is_noise else (pipes, files)
-    flags = ["sample-batch", "preview", str(speech), "--noise", str(noise), "--microbatches-per-step", "1"]
-    flags += ["--mix-prob", "1", "-o", str(tmp_path / "preview")]
-    assert nestdata.main(flags) == 2
-    assert "is the output of a command" in capsys.readouterr().err
-    assert nestdata.main([*flags, "--allow-commands"]) == 0
-    (tmp_path / "run.yaml").write_text(yaml.safe_dump({"data": {"allow_commands": True}}))
-    assert nestdata.main([*flags, "--config", str(tmp_path / "run.yaml")]) == 0

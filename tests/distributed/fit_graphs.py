@@ -24,7 +24,7 @@ def main(argv: list[str]) -> None:
     model, recorder, capture = NestModel(tiny_config()), Recorder(), TapeCapture()
     if form != "plain":
         model.use_graphs(2, capture if form == "replayed" else lambda work: work)
-    plan = PlanConfig(max_batch_seconds=10.0, microbatches_per_step=6, num_shapes=2, mixed_lengths=True)
+    plan = PlanConfig(max_batch_seconds=10.0, microbatches_per_step=6, num_shapes=2)
     data = NestDataModule(speech, noise, speech, plan, MixConfig(prob=0.8), num_workers=0)
     runner = trainer(directory, [recorder, ProportionalSteps()], max_steps=4, devices=2, strategy="ddp")
     runner.fit(model, datamodule=data)

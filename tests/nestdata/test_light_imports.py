@@ -52,7 +52,7 @@ def test_plan_of_a_corpus_is_summarised_without_large_libraries(tmp_path: Path) 
 from nestdata import BatchPlan, Corpora, PlanConfig, summarise_plan
 corpora = Corpora.open(sys.argv[1:])
 plan = BatchPlan.of(corpora, PlanConfig(microbatches_per_step=2))
-print(summarise_plan(plan, corpora.num_samples, 2).num_positions, sorted(plan.indices(0, 0).tolist()))
+print(summarise_plan(plan, corpora.num_samples).num_positions, sorted(plan.indices(0, 0).tolist()))
 """
     counted = run_without_large_libraries(program, str(corpus.path))
     assert counted.startswith("8 [")

@@ -96,25 +96,3 @@ def test_html_that_got_into_a_page_does_nothing(browser: Any, pages: list[Path],
         assert page.title() != "ran"
         assert any(REFUSED in line for line in logged)
         page.close()
-
-
-def test_what_a_notebook_shows_plays_and_runs_no_text(browser: Any, pages: list[Path], tmp_path: Path) -> None:
-    corpora = Corpora.open([pages[0].parent])
-    plan = BatchPlan.of(corpora, PlanConfig(max_batch_seconds=20.0, microbatches_per_step=1))
-    dataset = AudioNoiseDataset(corpora, plan)
-    shown = [corpora.corpora[0], corpora, plan, dataset, dataset[0]]
-    path = tmp_path / "notebook.html"
-    path.write_text("<title>shown</title>" + "".join(value._repr_html_() for value in shown), encoding="utf-8")
-    page, logged = opened(browser, path)
-    requested = list[str]()
-    page.on("request", lambda request: requested.append(request.url))
-    page.reload()
-    assert page.locator("table").count() == len(shown)
-    assert page.locator("script, img").count() == 0
-    for player in page.locator("audio").all():
-        player.evaluate("player => { player.muted = true; return player.play(); }")
-        assert 0 < player.evaluate("player => player.duration") <= 4
-    assert page.locator("audio").count() == 2  # clean and noisy of one cut, because none has interference
-    assert HOSTILE.replace("/", "") in page.locator("table").last.inner_text()
-    assert (page.title(), logged) == ("shown", [])
-    assert [url for url in requested if not url.startswith("data:")] == [path.as_uri()]

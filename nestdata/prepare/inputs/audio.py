@@ -1,4 +1,4 @@
-"""Where the audio of an entry is: in a file, in a shard, in a cut of Lhotse, behind a command; or why it is unusable.
+"""Where the audio of an entry is: in a file, in a shard, in a cut of Lhotse; or why it is unusable.
 
 Each kind gives its own bytes, knows its location and names itself.
 """
@@ -38,6 +38,7 @@ RejectReason = Literal[
     "too_large",
     "invalid_url",
     "malformed_row",
+    "command",
 ]
 
 MAX_BYTES = 0xFFFFFFFF
@@ -74,14 +75,6 @@ class File(_Audio):
 
     def __str__(self) -> str:
         return self.location
-
-
-@dataclass(frozen=True, slots=True)
-class Command(_Audio):
-    """A shell command that writes the audio to its standard output."""
-
-    location: ClassVar[str] = ""
-    command: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +167,12 @@ class Unusable(_Audio):
     """The audio, if there is some."""
 
 
-Audio = File | Command | Member | LhotseCut | Unusable
+def unusable_command(command: str) -> Unusable:
+    """Returns the reject for an input that gives a command instead of a file."""
+    return Unusable("command", f"a command instead of a file: {command[:120]!r}")
+
+
+Audio = File | Member | LhotseCut | Unusable
 
 
 def at_member(audio: Audio, member: Member) -> Member | LhotseCut:

@@ -177,15 +177,6 @@ def resolve(directory: str, name: str) -> str:
     return os.path.normpath(path).replace("//", "/") if "/." in path or "//" in path else path
 
 
-def check_command(command: str, where: str, *, allowed: bool) -> None:
-    """Raises ManifestError if an input gives a command instead of a file and commands are not allowed."""
-    if not allowed:
-        raise ManifestError(
-            f"{where}: a command instead of a file: {command[:120]!r}. Commands are not run by default. If "
-            "you trust it, allow it with --allow-commands; or write the audio to files first."
-        )
-
-
 def where_paths_start(path: Path) -> str:
     """Returns a hint for a path that does not exist."""
     return "Check the path." if path.is_absolute() else f"Check the path, which starts from {os.getcwd()}."

@@ -39,9 +39,6 @@ class InputOptions:
     channel: Channel = 0
     """Channel of recordings whose manifest names none."""
 
-    allow_commands: bool = False
-    """Whether to run commands that a manifest gives instead of files."""
-
     tars: tuple[str, ...] = ()
     """Patterns of the tars of NeMo manifests: none to find them beside the manifests, one for all inputs, or one for
     each input."""

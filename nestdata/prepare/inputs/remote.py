@@ -167,7 +167,7 @@ def _given_urls(audio: Audio) -> Iterator[str]:
         case LhotseCut(row):
             for source in row["recording"]["sources"]:
                 kind, location = source["type"], str(source["source"])
-                if kind == "url" or (kind != "command" and has_scheme(location)):
+                if kind == "url" or has_scheme(location):
                     yield _POINTER_SPAN.sub("", location)
 
 

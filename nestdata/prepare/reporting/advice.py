@@ -35,6 +35,7 @@ ADVICE: dict[RejectReason, str] = {
     "too_large": "Divide the files: members of 4 GiB or more have no address.",
     "invalid_url": "Give URLs of object stores, without user names, passwords, queries and fragments.",
     "malformed_row": "Fix these rows, or drop them.",
+    "command": "Commands are not run. Write the audio to files first, and name these.",
 }
 
 assert set(ADVICE) == set(get_args(RejectReason))

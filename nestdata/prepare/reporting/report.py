@@ -151,4 +151,4 @@ def _plan(lengths: Lengths, rate: int, budget_s: float) -> dict[str, Any]:
         plan = BatchPlan(lengths, rate, config, content="report")
     except PlanError as error:
         return {"seconds": budget_s, "error": str(error)}
-    return {"seconds": budget_s, "summary": summarise_plan(plan, [lengths], 1)}
+    return {"seconds": budget_s, "summary": summarise_plan(plan, [lengths])}

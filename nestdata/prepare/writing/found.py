@@ -105,7 +105,7 @@ def rejected_entry(entry: "Entry", reason: RejectReason, detail: str, channel: C
 
 
 def span_of_cut(row: Mapping[str, Any], member: Member | None = None) -> AudioSpan | None:
-    """Returns the audio of a Lhotse cut; None if it is neither a file nor a member: commands are not run again.
+    """Returns the audio of a Lhotse cut; None if it is neither a file nor a member.
 
     Args:
         row: The cut as a dict.

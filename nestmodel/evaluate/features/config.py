@@ -36,10 +36,6 @@ class ExtractConfig:
     device: str = "auto"
     """Device such as cpu or cuda:1; auto takes a GPU if there is one."""
 
-    allow_commands: bool = False
-    """Whether to run the shell commands that manifests and corpora give instead of files. A `Corpus` that is given as
-    an input was opened with a choice of its own."""
-
     def __post_init__(self) -> None:
         check_batch_seconds(self.max_batch_seconds)
 

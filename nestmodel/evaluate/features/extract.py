@@ -89,7 +89,7 @@ def extract_features(
     ) as partial:
         with (
             RejectLog(partial) as rejects,
-            open_inputs(inputs, rate, partial, rejects, on_progress, allow_commands=config.allow_commands) as corpus,
+            open_inputs(inputs, rate, partial, rejects, on_progress) as corpus,
         ):
             report = _write_features(model, corpus, partial, config, rejects, on_progress)
         meta = _meta(corpus, report, config, model_name)

@@ -23,8 +23,6 @@ def open_inputs(
     directory: Path,
     rejects: RejectLog,
     on_progress: OnProgress | None = None,
-    *,
-    allow_commands: bool = False,
 ) -> Iterator[Corpus]:
     """Yields a corpus of the inputs at a sampling rate.
 
@@ -35,7 +33,6 @@ def open_inputs(
         directory: Where the temporary corpus is written. It is removed when the context ends.
         rejects: Receives the inputs that the preparation rejects.
         on_progress: Called with the number of prepared entries and their total.
-        allow_commands: Whether to run the shell commands that inputs other than a corpus give instead of files.
 
     Raises:
         ConfigError: A corpus was given and its sampling rate is another one.
@@ -46,12 +43,10 @@ def open_inputs(
         yield inputs
         return
     temporary = directory / "corpus"
-    config = PrepareConfig(
-        sampling_rate=sampling_rate, min_seconds=0.0, probe="all", report_samples=0, allow_commands=allow_commands
-    )
+    config = PrepareConfig(sampling_rate=sampling_rate, min_seconds=0.0, probe="all", report_samples=0)
     prepare_corpus(inputs, temporary, config, on_progress=_entries_to(on_progress) if on_progress else None)
     try:
-        corpus = Corpus.open(temporary, allow_commands=allow_commands)
+        corpus = Corpus.open(temporary)
         rejects.copy_from(corpus)
         yield corpus
     finally:

@@ -128,14 +128,14 @@ def run_task(
 ) -> Report:
     """Runs a task on one corpus or on two; the errors and the other arguments are those of `run_ctc_probe`."""
     resolve_device(probe.config.device)
-    rate, allow_commands = model.config.features.sampling_rate, probe.config.allow_commands
+    rate = model.config.features.sampling_rate
     with ExitStack() as stack:
         directory = stack.enter_context(_directory(output, overwrite))
         opened: dict[SideName, tuple[Corpus, RejectLog]] = {}
         for name, each in inputs.items():
             temporary = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=directory)))
             rejects = stack.enter_context(RejectLog(directory, _REJECTED[name]))
-            corpus = open_inputs(each, rate, temporary, rejects, allow_commands=allow_commands)
+            corpus = open_inputs(each, rate, temporary, rejects)
             opened[name] = (stack.enter_context(corpus), rejects)
         if "test" in opened:
             check_disjoint(opened["training"][0], opened["test"][0])

@@ -123,9 +123,7 @@ def _measure_step_rate(model: NestModel, data: NestDataModule, trainer: pl.Train
     """Returns the audio-seconds a second that steps of this rank take, from batches that are ready."""
     dataset = data.train_dataset
     own = dataset.plan.microbatches_of(trainer.global_rank, trainer.world_size)
-    is_packed = on_gpu(trainer) and dataset.is_packable
-    load = dataset.load_packed if is_packed else dataset.load
-    batches = [load((step, own[0])) for step in range(_NUM_STEP_BATCHES)]
+    batches = [dataset.load((step, own[0])) for step in range(_NUM_STEP_BATCHES)]
     step = make_trial_step(model, data, trainer)
     for batch in batches:
         step(batch)

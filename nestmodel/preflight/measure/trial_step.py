@@ -10,7 +10,7 @@ from typing import cast
 import pytorch_lightning as pl
 import torch
 
-from nestdata import AudioNoiseBatch, MicrobatchKey, Mix, PackedBatch
+from nestdata import AudioNoiseBatch, MicrobatchKey, Mix
 from nestmodel.config import NestConfig
 from nestmodel.errors import TrainingError
 from nestmodel.nn.gpu.kernel_choice import Kernels
@@ -81,17 +81,14 @@ class TrialStep:
         self.num_trained = sum(p.numel() for p in self._model.parameters() if p.requires_grad)
         """Number of trained parameters."""
 
-    def __call__(self, batch: AudioNoiseBatch | PackedBatch) -> StepTime:
+    def __call__(self, batch: AudioNoiseBatch) -> StepTime:
         """Runs one step. The batch is first brought into the form in which the loader of a run yields it.
 
         Raises:
             TrainingError: The loss is not finite.
         """
-        is_on_gpu = self._device.type == "cuda"
-        if is_on_gpu:
+        if self._device.type == "cuda":
             batch = batch.pin_memory()
-        elif isinstance(batch, PackedBatch):
-            batch = batch.unpack()
         before = time.perf_counter()
         inputs = self._model.training_input(batch)
         with self._precision.train_step_context():
@@ -115,17 +112,20 @@ class TrialStep:
             torch.cuda.synchronize(self._device)
 
 
-def noise_batch(shape: Shape) -> PackedBatch:
+def noise_batch(shape: Shape) -> AudioNoiseBatch:
     """Returns a microbatch of white noise with interference everywhere and no padding, the same for each call."""
     num_cuts, num_samples = shape
     generator = torch.Generator().manual_seed(0)
     lens = torch.full((num_cuts,), num_samples)
-    return PackedBatch(
-        audio=torch.randint(-4000, 4000, shape, dtype=torch.int16, generator=generator),
+    audio = torch.randint(-4000, 4000, shape, dtype=torch.int16, generator=generator) / 32768
+    noise = 0.05 * torch.randn(shape, generator=generator)
+    return AudioNoiseBatch(
+        audio=audio,
         audio_len=lens,
-        noise=0.05 * torch.randn(num_cuts * num_samples, generator=generator),
+        noise=noise,
         noise_len=lens.clone(),
-        segments=torch.stack([torch.arange(num_cuts) * num_samples, lens]),
+        noisy_audio=audio + noise,
+        noisy_audio_len=lens.clone(),
         sample_id=["noise"] * num_cuts,
         mixes=[Mix(mode="none")] * num_cuts,
         bad_cuts=[],

@@ -244,7 +244,6 @@ class FeatureScores(pl.Callback):
             checkpoint=str(path),
             corpus=str(corpus.path),
             noise=None if noise is None else str(noise.path),
-            allow_commands=data.config.allow_commands,
             num_threads=self.num_threads,
             config=self.config,
         )

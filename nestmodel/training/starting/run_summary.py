@@ -121,7 +121,7 @@ def left_out_rows(data: NestDataModule) -> Rows:
 
 def _padding_text(data: NestDataModule) -> str:
     corpus, plan = data.train_dataset.corpus, data.train_dataset.plan
-    return padding_text(summarise_plan(plan, corpus.num_samples, 1), lambda index: str(corpus.line(index)["id"]))
+    return padding_text(summarise_plan(plan, corpus.num_samples), lambda index: str(corpus.line(index)["id"]))
 
 
 def _ranks_text(trainer: pl.Trainer) -> str:

@@ -321,11 +321,11 @@ PROGRAMS = (
     Line(
         "python notebook.py",
         0,
-        "Corpus: short True, HTML True\n"
-        "BatchPlan: short True, HTML True\n"
-        "AudioNoiseBatch: short True, HTML True\n"
-        "AudioNoiseDataset: short True, HTML True\n"
-        "NestNetwork: short True, HTML True\n"
+        "Corpus: short True\n"
+        "BatchPlan: short True\n"
+        "AudioNoiseBatch: short True\n"
+        "AudioNoiseDataset: short True\n"
+        "NestNetwork: short True\n"
         "ManifestError: int where audio was expected (17). Give ...\n"
         "CorpusError: int where a corpus was expected (17). Give ...",
         0,

@@ -9,7 +9,7 @@ import torchaudio
 from lhotse import AudioSource, CutSet, Recording
 
 from nestdata import ConfigError, Corpus, PrepareConfig, prepare_corpus
-from nestdata.audio.decode import load_pcm16, load_samples
+from nestdata.audio.decode import load_samples
 from tests.shards import tar_corpus
 from tests.synthesis import Samples, chirp, folder_corpus, hiss, read_audio, write_audio, write_jsonl
 
@@ -38,11 +38,6 @@ def test_mix_is_the_average_of_all_channels(tmp_path: Path, name: str, num_chann
     for corpus in (files, tar_corpus(tmp_path / "speech", MIX)):
         np.testing.assert_array_equal(corpus.load(0)[1], expected[: corpus.num_samples_of(0)])
         np.testing.assert_array_equal(corpus.load(0, start=100, num_samples=900)[1], expected[100:1000])
-    out = np.zeros(5000, np.int16)
-    is_loaded = files.load_pcm16(0, start=50, out=out)[1]
-    assert is_loaded == (num_channels == 1 and name in ("a.wav", "a.flac"))
-    if is_loaded:
-        np.testing.assert_array_equal(out / np.float32(32768), expected[50:5050])
 
 
 @pytest.mark.parametrize("name", ["a.wav", "a.flac"])
@@ -105,7 +100,6 @@ def test_mix_of_transformed_audio_is_averaged_before_the_transforms(tmp_path: Pa
     recording = Recording.from_file(write_audio(tmp_path / "a.wav", tracks(2))).perturb_volume(0.5)
     cut = recording.to_cut().to_dict() | {"type": "MonoCut", "channel": 0, "custom": {"nest_channel": "mix"}}
     np.testing.assert_allclose(load_samples(cut), 0.5 * mean_of(tmp_path / "a.wav"), atol=1e-7)
-    assert not load_pcm16(cut, out=np.zeros(100, np.int16))
 
 
 def test_bank_holds_the_mix(tmp_path: Path) -> None:

@@ -13,14 +13,11 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from lhotse import AudioSource, MonoCut, Recording
+from lhotse import MonoCut, Recording
 from lhotse.utils import compute_num_samples
-from numpy.typing import NDArray
 
 from nestdata import AudioError, Corpus, PrepareConfig, prepare_corpus
-from nestdata.audio.decode import energy, load_pcm16, load_samples, samples_in
-from tests.addressed import WebServer
-from tests.extras import needs
+from nestdata.audio.decode import energy, load_samples, samples_in
 from tests.synthesis import Samples, chirp, folder_corpus, hiss, read_audio, tone, write_audio, write_jsonl
 
 
@@ -248,90 +245,6 @@ def test_given_array_is_filled(tmp_path: Path, speech: Samples) -> None:
     assert np.isnan(batch[[0, 2]]).all()
 
 
-def pcm16(cut: MonoCut, start: int = 0, num_samples: int | None = None) -> NDArray[np.int16] | None:
-    out = np.full(cut.num_samples - start if num_samples is None else num_samples, 12345, np.int16)
-    return out if load_pcm16(cut, start=start, out=out) else None
-
-
-@pytest.mark.parametrize(
-    ("name", "subtype"),
-    [
-        ("a.wav", "PCM_16"),
-        ("a.flac", "PCM_16"),
-        ("a.aiff", "PCM_16"),
-        ("a.wav", "PCM_U8"),
-        ("a.flac", "PCM_S8"),
-        ("a.wav", "ULAW"),
-        ("a.wav", "ALAW"),
-    ],
-)
-@pytest.mark.parametrize(("start", "number"), [(0, None), (0, 1), (123, 4567), (15999, 1)])
-def test_16_bit_audio_is_loaded_as_integers_of_the_same_amplitude(
-    tmp_path: Path, name: str, subtype: str, start: int, number: int | None
-) -> None:
-    # Every 16-bit value, then noise.
-    samples = np.concatenate([np.arange(-32768, 32768) / 32768, hiss(8000, 1, level=0.3)]).astype(np.float32)
-    cut = span_cut(tmp_path, write_audio(tmp_path / name, samples, subtype=subtype), 0.25, 4.0)
-    found = pcm16(cut, start, number)
-    assert found is not None
-    expected = load_samples(cut, start=start, num_samples=number)
-    assert (found * np.float32(1 / 32768)).tobytes() == expected.tobytes()
-
-
-@pytest.mark.parametrize("channel", [0, 1, 2])
-@pytest.mark.parametrize("name", ["a.wav", "a.flac"])
-def test_channel_of_the_cut_is_loaded_as_integers(tmp_path: Path, name: str, channel: int) -> None:
-    channels = np.stack([hiss(16000, seed) for seed in range(3)], axis=1)
-    corpus = folder_corpus(tmp_path / "speech", {name: channels}, PrepareConfig(channel=channel))
-    found = pcm16(corpus[0], 100, 5000)
-    assert found is not None
-    np.testing.assert_array_equal(found / np.float32(32768), load_samples(corpus[0], start=100, num_samples=5000))
-
-
-@pytest.mark.parametrize(
-    ("name", "subtype", "rate"),
-    [
-        ("a.wav", "PCM_24", 16000),
-        ("a.flac", "PCM_24", 16000),
-        ("a.wav", "FLOAT", 16000),
-        ("a.ogg", None, 16000),
-        ("a.mp3", None, 16000),
-        ("a.wav", "PCM_16", 8000),
-        ("a.flac", "PCM_16", 44100),
-    ],
-)
-def test_audio_that_is_not_16_bit_or_is_resampled_is_not_loaded_as_integers(
-    tmp_path: Path, name: str, subtype: str | None, rate: int
-) -> None:
-    cut = span_cut(tmp_path, write_audio(tmp_path / name, hiss(2 * rate, 1), rate, subtype=subtype), 0.0, 1.0)
-    assert pcm16(cut) is None
-    assert len(load_samples(cut)) == 16000
-
-
-def test_transformed_audio_and_output_of_a_command_are_not_loaded_as_integers(tmp_path: Path, speech: Samples) -> None:
-    path = write_audio(tmp_path / "a.wav", speech)
-    louder = Recording.from_file(path).perturb_volume(0.5)
-    assert pcm16(MonoCut("a", 0.25, 0.75, 0, recording=louder)) is None
-    source = AudioSource("command", [0], f"cat {path}")
-    assert pcm16(MonoCut("a", 0.25, 1.0, 0, recording=Recording("a", [source], 16000, 24000, 1.5))) is None
-
-
-@pytest.mark.parametrize("name", ["a.wav", "a.flac"])
-@pytest.mark.parametrize("damage", [None, lambda whole: whole[:0], lambda whole: whole[: len(whole) // 2]])
-def test_audio_that_cannot_be_used_is_not_loaded_as_integers(
-    tmp_path: Path, speech: Samples, name: str, damage: Callable[[bytes], bytes] | None
-) -> None:
-    path = write_audio(tmp_path / name, speech)
-    cut = span_cut(tmp_path, path, 0.0, 1.5)
-    if damage is None:
-        path.unlink()
-    else:
-        path.write_bytes(damage(path.read_bytes()))
-    assert pcm16(cut) is None
-    with pytest.raises(AudioError):
-        load_samples(cut)
-
-
 @pytest.mark.parametrize("suffix", ["wav", "flac", "ogg"])
 @pytest.mark.parametrize("rate", [4000, 8000, 11025, 22050, 44100, 48000])
 def test_spans_of_a_file_of_another_rate_equal_those_of_lhotse(tmp_path: Path, rate: int, suffix: str) -> None:
@@ -370,17 +283,6 @@ def test_other_transforms_equal_those_of_lhotse(
     assert fields == before
 
 
-def test_output_of_an_allowed_command_is_decoded(tmp_path: Path, speech: Samples) -> None:
-    path = write_audio(tmp_path / "a.wav", speech)
-    source = AudioSource("command", [0], f"cat {path}")
-    cut = MonoCut("a", 0.25, 1.0, 0, recording=Recording("a", [source], 16000, 24000, 1.5))
-    np.testing.assert_array_equal(load_samples(cut, allow_commands=True), read_audio(path)[4000:20000])
-    cut.recording.sources[0].source = "false"
-    with pytest.raises(AudioError, match=r"cut 'a': cannot read false: ") as caught:
-        load_samples(cut, allow_commands=True)
-    assert caught.value.reason == "unreadable"
-
-
 @pytest.mark.skipif(shutil.which("ffmpeg") is None, reason="needs ffmpeg")
 @pytest.mark.parametrize(("name", "codec"), [("a.m4a", "aac"), ("a.wav", "wmav2")])
 def test_format_that_libsndfile_does_not_know_is_decoded_by_another_library(
@@ -397,23 +299,6 @@ def test_format_that_libsndfile_does_not_know_is_decoded_by_another_library(
     expected = read_audio(source)[4000:16000]
     lag = int(np.correlate(samples, expected, "valid").argmax())
     assert np.abs(samples[lag : lag + 12000] - expected).mean() < 0.02
-
-
-@needs("remote", "obstore")
-def test_audio_at_a_url_without_an_address_is_read_from_the_store(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, speech: Samples
-) -> None:
-    """Corpora of format 2 have such cuts."""
-    monkeypatch.chdir(tmp_path)  # of which the server answers requests for the size
-    path = write_audio(tmp_path / "a.wav", speech)
-    with WebServer(tmp_path).running() as server:
-        source = AudioSource("url", [0], f"{server.url}/a.wav")
-        cut = MonoCut("a", 0.25, 1.0, 0, recording=Recording("a", [source], 16000, 24000, 1.5))
-        np.testing.assert_array_equal(load_samples(cut), read_audio(path)[4000:20000])
-        path.unlink()
-        with pytest.raises(AudioError, match="cut 'a'") as caught:
-            load_samples(cut)
-        assert caught.value.reason == "missing"
 
 
 @given(num_samples=st.integers(0, 10**9), rate=st.sampled_from([8000, 11025, 16000, 22050, 44100, 48000]))

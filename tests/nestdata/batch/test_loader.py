@@ -39,22 +39,17 @@ def digests(messy: AudioNoiseDataset, batch_indices: list[BatchIndex]) -> list[d
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("start_method", "packed"), [("fork", False), ("fork", True), ("forkserver", False), ("spawn", True)]
-)
+@pytest.mark.parametrize("start_method", ["fork", "forkserver", "spawn"])
 def test_batches_are_the_same_with_every_start_method_and_both_ways_of_handing_over(
     messy: AudioNoiseDataset,
     batch_indices: list[BatchIndex],
     digests: list[dict[str, str]],
     start_method: StartMethod,
-    packed: bool,
 ) -> None:
     num_workers = 2 if start_method == "fork" else 1  # other workers start slowly
     for num_slots in (None, 0):
-        loader = messy.loader(
-            batch_indices, num_workers=num_workers, start_method=start_method, num_slots=num_slots, packed=packed
-        )
-        assert [digest(batch.unpack() if packed else batch) for batch in loader] == digests
+        loader = messy.loader(batch_indices, num_workers=num_workers, start_method=start_method, num_slots=num_slots)
+        assert [digest(batch) for batch in loader] == digests
 
 
 @pytest.mark.parametrize("num_workers", [1, 4])
@@ -202,17 +197,16 @@ def test_without_workers_no_memory_is_shared(messy: AudioNoiseDataset, batch_ind
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="page-locked memory needs a GPU")
-@pytest.mark.parametrize("packed", [False, True])
 def test_slots_are_page_locked_and_reach_the_gpu_unchanged(
-    messy: AudioNoiseDataset, batch_indices: list[BatchIndex], digests: list[dict[str, str]], packed: bool
+    messy: AudioNoiseDataset, batch_indices: list[BatchIndex], digests: list[dict[str, str]]
 ) -> None:
     found = []
-    for batch in messy.loader(batch_indices, num_workers=2, pin_memory=True, packed=packed):
+    for batch in messy.loader(batch_indices, num_workers=2, pin_memory=True):
         # A tensor without elements has no memory.
         assert [name for name, one in batch.tensors().items() if one.numel() and not one.is_pinned()] == []
         moved = batch.to("cuda", non_blocking=True)
         del batch
-        found.append(digest((moved.unpack() if packed else moved).to("cpu")))
+        found.append(digest(moved.to("cpu")))
     assert found == digests
 
 

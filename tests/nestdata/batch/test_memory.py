@@ -41,15 +41,6 @@ def test_without_a_slot_every_array_is_new() -> None:
     assert not memory.zeros(1000, np.float32).any()
 
 
-def test_a_slot_can_be_used_from_its_start_again() -> None:
-    slot = np.zeros(128, np.uint8)
-    memory = BatchMemory(slot)
-    memory.empty(128, np.uint8)
-    memory.reuse()
-    memory.empty(1, np.uint8)[:] = 9
-    assert slot[0] == 9
-
-
 def test_every_slot_has_memory_of_its_own() -> None:
     ring = SlotRing(3, 5000)
     assert ring.slot_bytes == 8192

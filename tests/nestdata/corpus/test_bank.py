@@ -44,22 +44,6 @@ def test_16_bit_audio_is_restored_bit_for_bit(tmp_path: Path) -> None:
         np.testing.assert_array_equal(samples, expected)
 
 
-def test_16_bit_audio_is_read_as_integers_of_the_same_amplitude(tmp_path: Path) -> None:
-    loud = hiss(30000, 3)
-    loud[1000] = 1.5  # stored with a gain of 2 / 32768
-    write_audio(tmp_path / "speech" / "loud.wav", loud, subtype="FLOAT")
-    banked, plain = both(tmp_path / "speech", {"a.wav": chirp(100, 3000, 1.0), "b.flac": hiss(24000, 1)})
-    (tmp_path / "speech" / "a.wav").unlink()
-    for index, filled in ((0, True), (1, True), (2, False)):
-        out = np.full(5000, 12345, np.int16)
-        assert banked.load_pcm16(index, start=700, out=out) == (banked.line(index)["id"], filled)
-        if filled:
-            expected = banked.load(index, start=700, num_samples=5000)[1]
-            np.testing.assert_array_equal(out * np.float32(1 / 32768), expected)
-    assert plain.load_pcm16(1, out=np.empty(24000, np.int16)) == ("b", True)
-    assert plain.load_pcm16(2, out=np.empty(30000, np.int16)) == ("loud", False)
-
-
 def test_audio_is_read_from_the_bank_alone(tmp_path: Path) -> None:
     corpus = folder_corpus(tmp_path / "speech", {"a.wav": hiss(24000, 1)}, WITH_BANK)
     expected = read_audio(tmp_path / "speech" / "a.wav")
@@ -138,7 +122,6 @@ def test_cut_that_could_not_be_decoded_is_an_error_and_the_others_are_intact(
     with pytest.raises(AudioError, match=r"cut '12000' could not be decoded when the bank was written") as caught:
         corpus.load(1, start=5, num_samples=10)
     assert caught.value.reason == "unreadable"
-    assert corpus.load_pcm16(1, out=np.empty(10, np.int16)) == ("12000", False)
 
 
 @pytest.mark.multiprocess

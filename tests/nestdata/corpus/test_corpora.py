@@ -39,13 +39,6 @@ def test_span_of_a_cut_is_loaded_into_the_given_array(parts: list[Corpus]) -> No
     np.testing.assert_array_equal(out, parts[1].load(0)[1][50:150])
 
 
-def test_cut_is_loaded_as_integers_from_its_corpus(parts: list[Corpus]) -> None:
-    out, cut_ids = np.zeros(100, np.int16), []
-    assert Corpora(parts).load_pcm16(3, start=50, out=out, on_cut=cut_ids.append) == ("8000", True)
-    np.testing.assert_array_equal(out / np.float32(32768), parts[1].load(0)[1][50:150])
-    assert cut_ids == ["8000"]
-
-
 @pytest.mark.parametrize("index", [-1, 6, 10**9])
 def test_indices_outside_the_corpora_are_rejected(parts: list[Corpus], index: int) -> None:
     corpora = Corpora(parts)
@@ -101,8 +94,6 @@ def test_corpora_are_given_by_path_or_as_objects_one_or_several(parts: list[Corp
         assert BatchPlan.of(given, small).fingerprint == BatchPlan.of(one, small).fingerprint
     for several in ([part.path for part in parts], [parts[0], str(parts[1].path), parts[2]]):
         assert Corpora.of(several).fingerprint == Corpora(parts).fingerprint
-    assert not Corpora.of(one.path).corpora[0].allow_commands
-    assert Corpora.of(one.path, allow_commands=True).corpora[0].allow_commands
 
 
 @pytest.mark.parametrize("given", [CutSet(), [CutSet()], 7, None, b"a.corpus"])

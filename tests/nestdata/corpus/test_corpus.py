@@ -144,17 +144,8 @@ def test_path_without_a_corpus_is_an_error_that_says_how_to_make_one(tmp_path: P
 def test_corpus_of_another_format_is_an_error_that_names_both(corpus: Corpus) -> None:
     meta = json.loads((corpus.path / "meta.json").read_text())
     (corpus.path / "meta.json").write_text(json.dumps({**meta, "format_version": 99}))
-    with pytest.raises(CorpusError, match=r"written in format 99, but this version reads formats 2 and 3\."):
+    with pytest.raises(CorpusError, match=r"written in format 99, but this version reads format 3\."):
         Corpus.open(corpus.path)
-
-
-def test_corpus_of_format_2_still_opens(corpus: Corpus) -> None:
-    meta = json.loads((corpus.path / "meta.json").read_text())
-    (corpus.path / "meta.json").write_text(json.dumps({**meta, "format_version": 2}))
-    older = Corpus.open(corpus.path)
-    assert (older.fingerprint, older.root, older.num_shards, older.is_remote) == (corpus.fingerprint, None, 0, False)
-    assert older.address(0) is None
-    assert [older.load(index)[0] for index in range(3)] == ["b", "a", "c"]
 
 
 @pytest.mark.parametrize("name", ["index.npy", "cuts.jsonl"])
@@ -172,7 +163,7 @@ def test_damaged_corpus_is_an_error(corpus: Corpus, name: str, damage: str) -> N
         Corpus.open(corpus.path)
 
 
-@pytest.mark.parametrize("content", ["", "{", "[]", "{}", '{"format_version": 2}'])
+@pytest.mark.parametrize("content", ["", "{", "[]", "{}", '{"format_version": 3}'])
 def test_damaged_meta_json_is_an_error(corpus: Corpus, content: str) -> None:
     (corpus.path / "meta.json").write_text(content)
     with pytest.raises(CorpusError, match="the corpus is damaged"):

@@ -24,7 +24,7 @@ from nestdata import (
     prepare_corpus,
     time_decoding,
 )
-from nestdata.audio.decode import load_pcm16, load_samples
+from nestdata.audio.decode import load_samples
 from nestdata.errors import StorageError
 from nestdata.prepare.inputs.audio import File, Member
 from nestdata.prepare.inputs.content import LoadedContent
@@ -73,12 +73,10 @@ def result_of(cut: dict[str, Any], content: bytes | None = None) -> bytes | str:
         return error.reason
 
 
-def in_place(cut: dict[str, Any], content: bytes | None, start: int, dtype: type) -> tuple[bool, bytes]:
-    out = np.zeros(5000, dtype)
-    if dtype == np.int16:
-        return load_pcm16(cut, start=start, out=out, content=content), out.tobytes()
+def in_place(cut: dict[str, Any], content: bytes | None, start: int) -> bytes:
+    out = np.zeros(5000, np.float32)
     load_samples(cut, start=start, num_samples=len(out), out=out, content=content)
-    return True, out.tobytes()
+    return out.tobytes()
 
 
 @pytest.mark.parametrize(
@@ -118,8 +116,7 @@ def test_bytes_in_memory_are_decoded_as_a_file_of_the_same_bytes(tmp_path: Path,
                 assert result_of(cut, content) == expected
                 assert isinstance(expected, bytes)
             for start in (0, 3000):
-                for dtype in (np.float32, np.int16):
-                    assert in_place(whole, content, start, dtype) == in_place(whole, None, start, dtype)
+                assert in_place(whole, content, start) == in_place(whole, None, start)
 
 
 def test_bad_bytes_have_the_reason_of_a_bad_file(tmp_path: Path) -> None:
@@ -135,8 +132,6 @@ def test_bad_bytes_have_the_reason_of_a_bad_file(tmp_path: Path) -> None:
             expected = result_of(cut)
             content = path.read_bytes()
             assert result_of(cut, content) == expected, path.name
-            out = np.zeros(16000, np.int16)
-            assert load_pcm16(cut, out=out, content=content) == load_pcm16(cut, out=np.zeros_like(out)), path.name
             found.append(expected if isinstance(expected, str) else "good")
     assert {*found} == {"good", "empty", "unreadable", "truncated", "not_finite"}
 
@@ -176,9 +171,8 @@ def test_corpus_of_members_equals_that_of_the_files(folder: Path, config: Prepar
         (cut_id, samples), (expected_id, expected) = members.load(index), files.load(index)
         assert cut_id == expected_id
         np.testing.assert_array_equal(samples, expected)
-        out, expected_out = np.zeros(2000, np.int16), np.zeros(2000, np.int16)
-        assert members.load_pcm16(index, start=99, out=out) == files.load_pcm16(index, start=99, out=expected_out)
-        np.testing.assert_array_equal(out, expected_out)
+        part, expected_part = (each.load(index, start=99, num_samples=2000)[1] for each in (members, files))
+        np.testing.assert_array_equal(part, expected_part)
         address = members.address(index)
         assert address is not None
         content = tar[address.offset : address.offset + address.length]
@@ -244,9 +238,6 @@ def test_content_that_the_caller_has_read_is_not_read_again(folder: Path) -> Non
     content = folder.with_suffix(".tar").read_bytes()[address.offset : address.offset + address.length]
     folder.with_suffix(".tar").unlink()
     np.testing.assert_array_equal(corpus.load(0, content=content)[1], expected)
-    out = np.zeros(4000, np.int16)
-    assert corpus.load_pcm16(0, out=out, content=content) == ("b", True)
-    np.testing.assert_array_equal(out / np.float32(32768), expected)
 
 
 def test_content_that_the_caller_has_checked_is_not_checked_again(folder: Path) -> None:
@@ -258,9 +249,6 @@ def test_content_that_the_caller_has_checked_is_not_checked_again(folder: Path) 
     content[-4] ^= 1  # the first of two channels
     np.testing.assert_array_equal(corpus.load(0, content=bytes(content))[1], expected)
     assert not np.array_equal(corpus.load(0, content=bytes(content), is_checked=True)[1], expected)
-    out = np.zeros(4000, np.int16)
-    assert corpus.load_pcm16(0, out=out, content=bytes(content), is_checked=True) == ("b", True)
-    assert not np.array_equal(out / np.float32(32768), expected)
 
 
 @pytest.mark.parametrize("config", [PrepareConfig(), DECODED])
@@ -288,7 +276,6 @@ def test_shard_with_another_byte_is_corrupt(folder: Path) -> None:
     ) as error:
         corpus.load(0)
     assert error.value.reason == "corrupt"
-    assert corpus.load_pcm16(0, out=np.zeros(4000, np.int16)) == ("b", False)
     corpus.load(1)
 
 
@@ -367,9 +354,8 @@ def test_store_that_refuses_or_does_not_answer_ends_the_run(
 ) -> None:
     corpus = tar_corpus(folder)
     monkeypatch.setattr(nestdata.corpus.members, "storage", lambda: RefusingStorage(kind))
-    for load in (corpus.load, lambda index: corpus.load_pcm16(index, out=np.zeros(4000, np.int16))):
-        with pytest.raises(StorageError, match="refused"):
-            load(0)
+    with pytest.raises(StorageError, match="refused"):
+        corpus.load(0)
 
 
 def test_moved_shards_are_found_under_another_root(

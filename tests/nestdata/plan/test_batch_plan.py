@@ -91,65 +91,15 @@ def test_epoch_shows_every_cut_once_plus_fewer_repeats_than_microbatches_all_in_
     assert not repeated or set.intersection(*steps_with)
 
 
-@given(cases(), st.integers(0, 3))
-@settings(deadline=None, max_examples=20)
-def test_mixed_lengths_regroup_the_microbatches_of_an_epoch(case: Case, epoch: int) -> None:
-    lengths, config = case
-    plan, mixed = plan_of(lengths, config), plan_of(lengths, {**config, "mixed_lengths": True})
-    expected, found = microbatches_of_epoch(plan, epoch), microbatches_of_epoch(mixed, epoch)
-    assert mixed.steps_per_epoch == plan.steps_per_epoch
-    # A microbatch keeps its number, so that each rank gets the same microbatches in another order.
-    for number in range(plan.config.microbatches_per_step):
-        of_number = [sorted(indices for key, indices in part.items() if key[1] == number) for part in (expected, found)]
-        assert of_number[0] == of_number[1]
-    for (step, number), indices in found.items():
-        assert max(lengths[index] for index in indices) <= mixed.padded_samples(step, number)
-        assert len(indices) * mixed.padded_samples(step, number) <= round(plan.config.max_batch_seconds * RATE)
-
-
-def test_mixed_lengths_put_several_lengths_into_most_steps_and_change_with_the_epoch() -> None:
-    config = PlanConfig(max_batch_seconds=30.0, microbatches_per_step=4, mixed_lengths=True)
-    plan = plan_of(list(range(100, 1000)), config)
-    epochs = [
-        [
-            {plan.padded_samples(epoch * plan.steps_per_epoch + step, number) for number in range(4)}
-            for step in range(plan.steps_per_epoch)
-        ]
-        for epoch in (0, 1)
-    ]
-    assert sum(len(shapes) > 1 for shapes in epochs[0]) > plan.steps_per_epoch // 2
-    assert epochs[0] != epochs[1]
-
-
-def test_mixed_lengths_are_golden_and_reached_at_any_step() -> None:
-    plan = plan_of(
-        list(range(100, 140)), PlanConfig(max_batch_seconds=8.0, microbatches_per_step=2, mixed_lengths=True)
-    )
-    shapes = [(plan.padded_samples(step, 0), plan.padded_samples(step, 1)) for step in range(plan.steps_per_epoch)]
-    assert shapes == [(131, 107), (139, 139), (115, 123), (123, 115), (107, 131)]
-    assert plan.indices(10**9, 1).tolist() == [34, 38, 36, 32]
-    assert plan.fingerprint == "f412f47dea1b6a57813fd59757ab8787"
-
-
 def test_narrower_buckets_pad_less_in_as_many_steps() -> None:
     lengths = np.sort(np.random.default_rng(0).lognormal(np.log(9000), 0.6, 100_000).clip(1000, 40_000).astype(int))
     plans = [plan_of(lengths, PlanConfig(max_batch_seconds=240_000 / RATE, bucket_width=w)) for w in (1 / 32, 1 / 128)]
-    wide, narrow = (summarise_plan(plan, lengths, 8) for plan in plans)
+    wide, narrow = (summarise_plan(plan, lengths) for plan in plans)
     assert narrow.padding < 0.75 * wide.padding
     assert narrow.steps_per_epoch == pytest.approx(wide.steps_per_epoch, rel=0.005)
     for plan, width in zip(plans, (1 / 32, 1 / 128), strict=True):
         spans = [1 - lengths[b.cut_ranges[0].first_index] / b.padded_samples for b in plan.buckets if b.num_groups > 4]
         assert 0 < max(spans) <= width + 1 / 1000
-
-
-def test_substitutes_of_mixed_lengths_are_of_the_length_of_the_microbatch() -> None:
-    config = PlanConfig(max_batch_seconds=30.0, microbatches_per_step=4, mixed_lengths=True)
-    plan = plan_of(list(range(100, 1000)), config)
-    for step in range(plan.steps_per_epoch):
-        for number in range(4):
-            (cuts,) = plan.bucket(step, number).cut_ranges
-            index = plan.substitute(step, number, 0, 0)
-            assert cuts.first_index - 32 <= index < cuts.first_index + cuts.num_cuts
 
 
 @given(cases())
@@ -223,7 +173,7 @@ def test_indices_of_a_small_plan_are_the_same_in_every_version() -> None:
         [[0, 2], [1, 0]],
         [[12, 11], [13, 14]],
     ]
-    assert plan.fingerprint == "ce70351471d11002b49ee566c5c56763"
+    assert plan.fingerprint == "e23a66c5e831b86d978321a0bc0f9bd1"
 
 
 def test_indices_of_a_plan_with_every_setting_are_the_same_in_every_version() -> None:
@@ -249,7 +199,7 @@ def test_indices_of_a_plan_with_every_setting_are_the_same_in_every_version() ->
         [[6, 11, 4], [11, 10, 7]],
     ]
     assert [plan.substitute(step, 0, 1, 0) for step in range(6)] == [2, 8, 9, 0, 2, 8]
-    assert plan.fingerprint == "9cb09af586147921e9e3158a6f3fa2b8"
+    assert plan.fingerprint == "90ee7df6b3402744414aec1ccb383367"
 
 
 def test_repeated_cuts_in_the_last_step_stay_within_the_budget() -> None:
@@ -296,7 +246,7 @@ def test_cuts_that_no_microbatch_can_hold_are_left_out_and_counted() -> None:
     assert {tuple(indices) for indices in microbatches_of_epoch(plan).values()} == {
         tuple(indices) for indices in microbatches_of_epoch(without).values()
     }
-    summary = summarise_plan(plan, [first, second], 1)
+    summary = summarise_plan(plan, [first, second])
     assert summary.num_left_out == 2
     assert summary.hours_left_out == 25.01 / 3600
     assert [corpus.num_cuts for corpus in summary.corpora] == [60, 30]
@@ -362,7 +312,6 @@ def test_fingerprint_changes_with_every_setting() -> None:
         "temperature": 2.0,
         "language_temperature": 3.0,
         "stages": (MixtureStage(from_step=3),),
-        "mixed_lengths": True,
         "seed": 1,
     }
     assert {*changes, "languages"} == set(PlanConfig.__dataclass_fields__)

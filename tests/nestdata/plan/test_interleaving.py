@@ -3,7 +3,7 @@ from collections import Counter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nestdata.plan.interleaving import Interleaving
+from nestdata.plan.stages import Interleaving
 
 
 @given(st.lists(st.integers(0, 1000), min_size=1, max_size=20).filter(any), st.integers(0, 2**32))

@@ -62,7 +62,7 @@ def test_a_small_corpus_pads_at_most_1_15_times_the_least(preset: str, lengths: 
     microbatches, seconds = PRESETS[preset]
     plan = BatchPlan(lengths, RATE, PlanConfig(max_batch_seconds=seconds, microbatches_per_step=microbatches))
     least = 1 - int(lengths.sum()) / least_samples(lengths.tolist(), microbatches, round(seconds * RATE))
-    assert summarise_plan(plan, lengths, 1).padding <= 1.15 * least
+    assert summarise_plan(plan, lengths).padding <= 1.15 * least
 
 
 @pytest.mark.parametrize("num_cuts", [100, 279, 500, 1000])
@@ -70,7 +70,7 @@ def test_a_single_microbatch_per_step_pads_little_without_becoming_one_cut(num_c
     microbatches, seconds = PRESETS["demo"]
     lengths = log_normal(num_cuts)
     plan = BatchPlan(lengths, RATE, PlanConfig(max_batch_seconds=seconds, microbatches_per_step=microbatches))
-    summary = summarise_plan(plan, lengths, 1)
+    summary = summarise_plan(plan, lengths)
     assert summary.padding <= 0.03
     assert summary.budget_used >= 0.75
 
@@ -85,7 +85,7 @@ def test_a_larger_corpus_has_fuller_microbatches_for_some_padding() -> None:
     config = PlanConfig(max_batch_seconds=2000.0, microbatches_per_step=8)
     steps = {number: BatchPlan(log_normal(number), RATE, config).steps_per_epoch for number in (2000, 4000)}
     padding = {
-        number: summarise_plan(BatchPlan(log_normal(number), RATE, config), log_normal(number), 1).padding
+        number: summarise_plan(BatchPlan(log_normal(number), RATE, config), log_normal(number)).padding
         for number in (1000, 2000, 4000, 10_000)
     }
     assert steps[2000] > 2 * steps[4000]

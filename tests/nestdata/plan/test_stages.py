@@ -42,7 +42,6 @@ def cases(draw: st.DrawFn) -> Case:
         "max_batch_seconds": draw(st.sampled_from([50.0, 200.0])),
         "microbatches_per_step": draw(st.sampled_from([1, 2, 4])) if sum(sizes) >= 4 else 1,
         "num_shapes": draw(st.sampled_from([None, 2])),
-        "mixed_lengths": draw(st.booleans()),
         "weights": draw(st.none() | weights),
         "languages": tuple(draw(st.sampled_from(["en", "sw"])) for _ in sizes),
         "stages": [{"from_step": start, **draw(mixtures)} for start in starts],
@@ -76,13 +75,10 @@ def test_at_every_step_all_cuts_of_a_corpus_in_a_bucket_have_been_seen_equally_o
         for number in range(plan.config.microbatches_per_step):
             indices = plan.indices(step, number)
             assert indices.dtype == np.int64
-            assert len(indices) == plan.bucket(step, number).cuts_per_microbatch
-            assert lengths[indices].max() <= plan.padded_samples(step, number)
-            assert len(indices) * plan.padded_samples(step, number) <= plan.budget.limit
+            assert len(indices) == plan.bucket(step).cuts_per_microbatch
+            assert lengths[indices].max() <= plan.padded_samples(step)
+            assert len(indices) * plan.padded_samples(step) <= plan.budget.limit
             seen.update(indices.tolist())
-        assert len({plan.padded_samples(step, n) for n in range(plan.config.microbatches_per_step)}) == 1 or (
-            plan.config.mixed_lengths
-        )
         assert all(counts_differ_by_at_most_one([seen[index] for index in cell]) for cell in cells)
 
 
@@ -170,14 +166,14 @@ def test_batches_of_stages_are_the_same_in_every_version() -> None:
         [[3, 4, 5, 11], [5, 3, 4, 10]],
     ]
     assert [plan.substitute(step, 0, 1, 0) for step in range(5)] == [1, 9, 8, 8, 2]
-    assert plan.fingerprint == "7b8441651a2a73022a73f0596365c3d3"
+    assert plan.fingerprint == "85233c5132690b390655080462427213"
 
 
 def test_the_summary_of_a_stage_holds_shares_and_how_often_cuts_were_seen_before() -> None:
     corpora = [spread_lengths(3000, 0), spread_lengths(500, 1)]
     stages = (MixtureStage(from_step=0, weights=(1.0, 1.0)), MixtureStage(from_step=300, weights=(9.0, 1.0)))
     plan = BatchPlan(corpora, RATE, PlanConfig(max_batch_seconds=60.0, microbatches_per_step=2, stages=stages))
-    first, second = summarise_plan(plan, corpora, world_size=1).stages
+    first, second = summarise_plan(plan, corpora).stages
     assert (first.from_step, second.from_step) == (0, 300)
     assert first.seen_before == (0.0, 0.0)
     seen = Counter(int(i) < 3000 for index in microbatches(plan, num_steps=300) for i in plan.indices(*index))
@@ -191,5 +187,5 @@ def test_steps_before_the_first_stage_count_as_seen() -> None:
     config = PlanConfig(max_batch_seconds=10.0, microbatches_per_step=2, weights=(1.0, 1.0))
     steps_per_epoch = BatchPlan(corpora, RATE, config).steps_per_epoch
     staged = replace(config, stages=(MixtureStage(from_step=2 * steps_per_epoch),))
-    (stage,) = summarise_plan(BatchPlan(corpora, RATE, staged), corpora, world_size=1).stages
+    (stage,) = summarise_plan(BatchPlan(corpora, RATE, staged), corpora).stages
     assert stage.seen_before == (1.25, 5.0)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from PIL import Image
 
-from nestdata import BatchPlan, ConfigError, PlanConfig, draw_plan, summarise_plan
+from nestdata import BatchPlan, PlanConfig, draw_plan, summarise_plan
 
 RATE = 100
 
@@ -41,7 +41,7 @@ def test_summary_equals_the_sums_over_all_microbatches(
         max_batch_seconds=200.0, microbatches_per_step=4, quadratic_seconds=quadratic, num_shapes=num_shapes
     )
     plan = BatchPlan(corpora, RATE, config)
-    summary = summarise_plan(plan, corpora, world_size=2)
+    summary = summarise_plan(plan, corpora)
     lengths = np.maximum(np.concatenate(corpora), plan.min_samples)
     epoch = microbatches_of_epoch(plan)
     shown = [index for _, indices in epoch for index in indices]
@@ -55,14 +55,13 @@ def test_summary_equals_the_sums_over_all_microbatches(
     assert summary.hours == pytest.approx(lengths[shown].sum() / RATE / 3600, abs=tolerance * padded / RATE / 3600)
     costs = [len(indices) * (n + (n * n // round(quadratic * RATE) if quadratic else 0)) for n, indices in epoch]
     assert summary.budget_used == pytest.approx(np.mean(costs) / (200 * RATE))
-    assert summary.cost_spread == 1.0
     assert summary.num_shapes == len({(length, len(indices)) for length, indices in epoch})
 
 
 def test_shares_and_repeats_of_weighted_corpora_are_those_of_the_plan() -> None:
     corpora = [spread_lengths(3000, 0), spread_lengths(500, 1)]
     plan = BatchPlan(corpora, RATE, PlanConfig(max_batch_seconds=60.0, microbatches_per_step=2, weights=(1.0, 1.0)))
-    summary = summarise_plan(plan, corpora, world_size=1)
+    summary = summarise_plan(plan, corpora)
     assert [corpus.num_cuts for corpus in summary.corpora] == [3000, 500]
     assert [corpus.repeats_per_epoch for corpus in summary.corpora] == plan.repeats_per_epoch
     # Not exactly one half: positions are whole, and short cuts are extended to one second.
@@ -75,24 +74,17 @@ def test_shares_and_repeats_of_weighted_corpora_are_those_of_the_plan() -> None:
 def test_bucket_summaries_hold_lengths_counts_and_padding() -> None:
     lengths = np.array([200] * 8 + [400] * 4)
     plan = BatchPlan(lengths, RATE, PlanConfig(max_batch_seconds=8.0, microbatches_per_step=2))
-    long, short = summarise_plan(plan, [lengths], world_size=1).buckets
+    long, short = summarise_plan(plan, [lengths]).buckets
     assert (long.shortest_s, long.longest_s, long.cuts_per_microbatch, long.num_steps, long.padding) == (4, 4, 2, 1, 0)
     assert (short.shortest_s, short.longest_s, short.cuts_per_microbatch, short.num_steps) == (2.0, 2.0, 4, 1)
     assert short.hours == pytest.approx(16 / 3600)
-
-
-def test_world_size_that_does_not_divide_the_microbatches_is_rejected() -> None:
-    lengths = spread_lengths(100, 0)
-    plan = BatchPlan(lengths, RATE, PlanConfig(max_batch_seconds=60.0, microbatches_per_step=4))
-    with pytest.raises(ConfigError, match="3 ranks cannot share"):
-        summarise_plan(plan, [lengths], world_size=3)
 
 
 @pytest.mark.parametrize("number", [8, 3000])
 def test_draw_plan_writes_a_picture(tmp_path: Path, number: int) -> None:
     lengths = spread_lengths(number, 0)
     plan = BatchPlan(lengths, RATE, PlanConfig(max_batch_seconds=60.0, microbatches_per_step=4))
-    draw_plan(summarise_plan(plan, [lengths], 1), tmp_path / "plan.png")
+    draw_plan(summarise_plan(plan, [lengths]), tmp_path / "plan.png")
     with Image.open(tmp_path / "plan.png") as picture:
         assert picture.width > 900
         assert len(np.unique(np.asarray(picture.convert("L")))) > 20

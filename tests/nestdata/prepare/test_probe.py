@@ -20,7 +20,7 @@ from nestdata.audio.decode import load_samples
 from nestdata.errors import AudioError
 from nestdata.prepare.header import AudioInfo
 from nestdata.prepare.inputs import Entry
-from nestdata.prepare.inputs.audio import Command, File, LhotseCut
+from nestdata.prepare.inputs.audio import File, LhotseCut
 from nestdata.prepare.probe import probe
 from nestdata.prepare.writing.found import Cut, Reject
 from tests.nestdata.bad_files import without_length
@@ -297,7 +297,7 @@ def test_only_the_source_that_holds_the_channel_is_probed(tmp_path: Path) -> Non
     assert reject_of(lhotse_entry(tmp_path, channel=0, recording=recording))[0] == "missing"
 
 
-def test_nothing_is_opened_or_run_if_the_manifest_gives_the_duration(tmp_path: Path) -> None:
+def test_nothing_is_opened_if_the_manifest_gives_the_duration(tmp_path: Path) -> None:
     gone = tmp_path / "gone.wav"
     cut = cut_of(entry_of(gone, offset=0.5, duration=1.25, labels={"lang": "de"}), TRUSTING)
     assert (cut.start, cut.num_samples, cut.sampling_rate) == (0.5, 20000, 16000)
@@ -305,8 +305,6 @@ def test_nothing_is_opened_or_run_if_the_manifest_gives_the_duration(tmp_path: P
     assert cut_of(entry_of(gone, num_frames=8000), TRUSTING).num_samples == 8000
     assert cut_of(entry_of(gone, duration=1.0), replace(TRUSTING, channel=3)).channel == 3
     assert cut_of(lhotse_entry(gone, start=0.25, duration=0.5), TRUSTING).num_samples == 8000
-    command = Entry("wav.scp:1", "a", Command(f"touch {tmp_path / 'ran'}"), duration=1.0)
-    assert cut_of(command, TRUSTING).recording.sources[0].type == "command"
     assert list(tmp_path.iterdir()) == []
 
 
@@ -355,18 +353,6 @@ def test_a_trusted_span_has_the_length_that_lhotse_gives_it(offset: float, durat
     cut = cut_of(entry_of(Path("/gone.wav"), offset=offset, duration=duration), limits)
     assert abs(cut.num_samples - duration * rate) <= 1
     assert cut.end <= cut.recording.duration + 1 / rate
-
-
-def test_the_length_of_the_output_of_a_command_is_measured(tmp_path: Path) -> None:
-    path = write_audio(tmp_path / "a.wav", np.stack([hiss(12000, 1), hiss(12000, 2)], axis=1), 8000)
-    entry = Entry("wav.scp:1", "a", Command(f"cat {path}"), offset=0.5)
-    cut = cut_of(entry, replace(LIMITS, channel=1))
-    assert (cut.num_samples, cut.channel, cut.recording.sources[0].source) == (16000, 1, f"cat {path}")
-    assert reject_of(entry, replace(LIMITS, channel=2))[0] == "no_such_channel"
-    for command, reason in (("false", "unreadable"), ("true", "unreadable"), ("echo no audio", "unreadable")):
-        assert reject_of(entry._replace(audio=Command(command)))[0] == reason
-    write_audio(path, hiss(0, 1))
-    assert reject_of(entry) == ("empty", f"'cat {path}' writes no samples")
 
 
 @pytest.mark.skipif(shutil.which("ffmpeg") is None, reason="needs ffmpeg")

@@ -5,7 +5,7 @@ from typing import Literal
 import pytest
 import torch
 
-from nestdata import AudioNoiseBatch, MicrobatchKey, PackedBatch
+from nestdata import AudioNoiseBatch, MicrobatchKey
 from nestmodel import MaskConfig, NestNetwork, NetworkInput, loss_stats
 from nestmodel.nn.features import LogMelFeatures
 from nestmodel.nn.network import MultiSoftmaxDecoder, num_padded_frames
@@ -128,27 +128,6 @@ def test_the_network_receives_what_it_reads_and_the_record_of_the_batch() -> Non
     on_cpu = NetworkInput.of(batch(step=2, microbatch=1), masks, "cpu")
     assert torch.equal(on_cpu.noisy_audio, batch().noisy_audio)
     assert torch.equal(on_cpu.scored_rows, masks.scored_rows)
-
-
-def test_a_packed_batch_is_unpacked_after_the_copy() -> None:
-    dense = batch()
-    noise = dense.noise[0, 100:300]
-    packed = PackedBatch(
-        audio=(dense.audio * 2**15).to(torch.int16),
-        audio_len=dense.audio_len,
-        noise=noise,
-        noise_len=dense.noise_len,
-        segments=torch.tensor([[100], [200]]),
-        sample_id=["a", "b"],
-        mixes=[],
-        bad_cuts=[],
-        key=dense.key,
-    )
-    network = NestNetwork(CONFIG).eval()
-    inputs, unpacked = NetworkInput.of(packed, network.draw_masks(packed), "cpu"), packed.unpack()
-    assert torch.equal(inputs.audio, unpacked.audio)
-    assert torch.equal(inputs.noisy_audio, unpacked.noisy_audio)
-    assert torch.equal(network.forward_masked(inputs).logits, network(unpacked).logits)
 
 
 @pytest.mark.parametrize("options", [{}, {"pad_to": 24}, {"n_fft": 401, "hop_length": 100}])

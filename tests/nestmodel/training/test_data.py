@@ -11,7 +11,6 @@ from nestdata import AugmentConfig, BadAudioConfig, CorpusError, PlanConfig, pre
 from nestmodel import ConfigError, NestDataModule, NestModel
 from tests.conftest import MessyCorpora
 from tests.nestdata.bad_files import BAD_FILES_CONFIG, bad_files
-from tests.synthesis import corpus_of_commands
 from tests.training import Recorder, fit, messy_data, tiny_config, trainer
 
 
@@ -60,14 +59,6 @@ def test_corpora_are_weighted_and_augmented_in_training_only(
     assert data.val_dataset.augment == AugmentConfig()
 
 
-def test_mixed_lengths_are_a_setting_of_training_only(messy_corpora: MessyCorpora) -> None:
-    plan = PlanConfig(max_batch_seconds=10.0, microbatches_per_step=2, mixed_lengths=True)
-    mixed = NestDataModule(messy_corpora.speech, None, messy_corpora.speech, plan)
-    assert mixed.val_dataset is not None
-    assert not mixed.val_dataset.plan.config.mixed_lengths
-    assert mixed.settings["data.plan.mixed_lengths"] == "True"
-
-
 def test_an_unknown_transform_is_an_error_before_the_run_starts(messy_corpora: MessyCorpora) -> None:
     with pytest.raises(nestdata.ConfigError, match=r"augment\.mixture\[0\].*'Gian'.*nearest is 'Gain'"):
         NestDataModule(messy_corpora.speech, augment=AugmentConfig(mixture=["Gian"]))
@@ -89,21 +80,3 @@ def test_training_replaces_files_that_fail_only_when_decoded(tmp_path: Path) -> 
     assert len(recorder.keys) == 2 * num_steps
     bad = [cut for key in recorder.keys for cut in data.train_dataset[key.step, key.microbatch].bad_cuts]
     assert {cut.cut_id: cut.reason for cut in bad} == {name: reasons[name] for name in kept - {"silent"}}
-
-
-@pytest.mark.parametrize("num_workers", [0, 1])
-def test_commands_of_a_corpus_are_run_only_if_they_are_allowed(num_workers: int, tmp_path: Path) -> None:
-    corpus = corpus_of_commands(tmp_path)
-    plan = PlanConfig(max_batch_seconds=10.0, microbatches_per_step=1)
-    for allow_commands in (False, True):
-        data = NestDataModule(
-            corpus, corpus, corpus, plan, num_workers=num_workers, start_method="fork", allow_commands=allow_commands
-        )
-        assert data.val_dataset is not None
-        for dataset in (data.train_dataset, data.val_dataset):
-            loader = data.loader_of(dataset, [(0, 0)], on_gpu=False)
-            if allow_commands:
-                assert len(next(iter(loader)).audio) == 1
-                continue
-            with pytest.raises(nestdata.ConfigError, match=r"is the output of a command.*data\.allow_commands"):
-                next(iter(loader))

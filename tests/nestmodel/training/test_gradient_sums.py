@@ -18,7 +18,7 @@ def test_sums_equal_those_of_torch() -> None:
         network.zero_grad()
         for seed in range(3):
             torch.manual_seed(seed)
-            loss = loss_stats(network(noise_batch((2, 16000)).unpack())).nll_sum
+            loss = loss_stats(network(noise_batch((2, 16000)))).nll_sum
             if is_set_aside:
                 sums.set_aside()
             loss.backward()
@@ -37,7 +37,7 @@ def test_a_microbatch_adds_its_gradients_by_one_operation(monkeypatch: pytest.Mo
     sums = GradientSums(p for p in network.parameters() if p.requires_grad)
     for _ in range(2):
         with torch.autocast("cpu", torch.bfloat16, enabled=is_gpu_path):  # converts the weights of a block together
-            loss = loss_stats(network(noise_batch((2, 16000)).unpack())).nll_sum
+            loss = loss_stats(network(noise_batch((2, 16000)))).nll_sum
         with OperationLog() as log:
             sums.set_aside()
             loss.backward()

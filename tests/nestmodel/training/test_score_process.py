@@ -16,7 +16,6 @@ def start(directory: Path) -> ScoreProcess:
             checkpoint=str(directory / "none.ckpt"),
             corpus=str(directory / "none.corpus"),
             noise=None,
-            allow_commands=False,
             num_threads=1,
             config=FeatureScoreConfig(),
         )

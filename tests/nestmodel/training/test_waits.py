@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.counts.count_waits import GPU, MB, Count, Wait, count_waits, dense_batch, fake_gpu, packed_batch
+from benchmarks.counts.count_waits import GPU, MB, Count, Wait, count_waits, dense_batch, fake_gpu
 from nestmodel import NestConfig, NestModel, Throughput
 from nestmodel.config import LIVE_PRESETS
 from nestmodel.training import module
@@ -45,13 +45,6 @@ def test_batches_are_copied_one_ahead_on_a_stream_of_their_own(counts: list[Coun
     sizes = [count.bytes_sent for count in counts]
     assert sizes == [2 * sizes[1], sizes[1], sizes[1], 0]
     assert [count.bytes_sent_on_compute_stream for count in counts] == [0, 0, 0, 0]
-
-
-@needs_fake_gpu
-def test_a_packed_batch_of_240_s_sends_16_bit_audio_and_is_unpacked_without_a_wait() -> None:
-    (count,) = count_waits(packed_batch(), num_steps=1)
-    assert len(count.waits) == 1
-    assert count.bytes_sent < 16 * MB
 
 
 @needs_fake_gpu

@@ -103,7 +103,7 @@ def open_sources(inputs: Sequence[Any], options: InputOptions) -> list[Source]:
         )
     tars = options.tars if len(options.tars) == len(inputs) else [*options.tars, None][:1] * len(inputs)
     forget_answers()
-    parser = LhotseManifest("", FileNames.of((), (os.getcwd(),), os.getcwd()), options.channel, options.allow_commands)
+    parser = LhotseManifest("", FileNames.of((), (os.getcwd(),), os.getcwd()), options.channel)
     found = [
         open_objects(given, parser) or _detect_input(GivenInput(given, options, number, pattern))
         for number, (given, pattern) in enumerate(zip(inputs, tars, strict=True))

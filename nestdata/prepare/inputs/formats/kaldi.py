@@ -9,20 +9,31 @@ others are held in memory.
 """
 
 import os
+import re
+import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 from nestdata.errors import ManifestError
-from nestdata.prepare.inputs.audio import Command, File
-from nestdata.prepare.inputs.entry import MAX_SECONDS, Entry, check_command
+from nestdata.prepare.inputs.audio import File, Unusable, unusable_command
+from nestdata.prepare.inputs.entry import MAX_SECONDS, Entry
 from nestdata.prepare.inputs.format import Format, GivenInput, Opened
 from nestdata.prepare.inputs.lines import count_lines, open_lines
 from nestdata.prepare.inputs.names import FileNames
 
 # Longer numbers of channels are mistakes: libsndfile reads up to 1024 channels.
 _MAX_CHANNEL_DIGITS = 4
+# Options of programs that write a file, or one channel of it, to a pipe without changing its samples. `sph2pipe` counts
+# channels from 1.
+_OPTIONS = {
+    "cat": re.compile(""),
+    "flac": re.compile(r"(?=.*c)(?=.*d)-[cds]+(?: -[cds]+)*"),
+    "sph2pipe": re.compile(r"(?: ?(?:-f wav|-p|-c (?P<channel>[12])))*"),
+}
+# Characters by which a shell does more than call one program with plain arguments.
+_SHELL = re.compile(r"[$`;&|<>()*?\[\]{}\\]")
 _LABEL_FILES = {"text": "text", "utt2spk": "speaker", "utt2lang": "language"}
 
 
@@ -61,7 +72,6 @@ class KaldiDirectory:
     names: FileNames
     """Relative paths start from the current directory, as in Kaldi's recipes, or from the directory itself."""
 
-    allow_commands: bool
     has_segments: bool
 
     def items(self) -> Iterator[_Utterance | None]:
@@ -83,8 +93,12 @@ class KaldiDirectory:
         if item is None:
             return
         where = self.where(number)
-        audio = self._audio(item.audio, where)
-        yield Entry(where, item.utterance, audio, item.offset, item.duration, labels=item.labels, channel=item.channel)
+        audio, channel = self._audio(item.audio, where)
+        if channel is None:
+            channel = item.channel
+        elif item.channel:
+            audio = Unusable("no_such_channel", f"{item.audio!r} writes channel 0 only, not channel {item.channel}")
+        yield Entry(where, item.utterance, audio, item.offset, item.duration, labels=item.labels, channel=channel)
 
     def where(self, number: int) -> str:
         """Returns the path of `segments` or, if there is none, of `wav.scp`, and the line number, counted from 1."""
@@ -94,14 +108,12 @@ class KaldiDirectory:
         """Returns the number of lines of the file that lists the utterances."""
         return count_lines(self.path / ("segments" if self.has_segments else "wav.scp"))
 
-    def _audio(self, text: str, where: str) -> Command | File:
-        """Returns what a value in wav.scp stands for."""
-        if text.endswith("|"):
-            check_command(text, where, allowed=self.allow_commands)
-            return Command(text[:-1].strip())
-        if ".ark:" in text:
+    def _audio(self, text: str, where: str) -> tuple[File | Unusable, int | None]:
+        """Returns the audio of a value in wav.scp, and its channel, if a command chooses one."""
+        if ".ark:" in text and not text.endswith("|"):
             raise ManifestError(f"{where}: {text!r} is in a Kaldi archive. Write it to audio files first.")
-        return self.names.file(text)
+        name, channel = _file_of(text)
+        return (unusable_command(text) if name is None else self.names.file(name)), channel
 
     def _recordings(self) -> Iterator[_Span | None]:
         for row in _rows(self.path / "wav.scp", "a recording and its file or command"):
@@ -148,7 +160,7 @@ def _open(given: GivenInput) -> Opened:
     if not has_table(path, "wav.scp"):
         raise ManifestError(f"{path}: no wav.scp in this folder, so that it is not a Kaldi directory.")
     has_segments, names = has_table(path, "segments"), _names(path)
-    return given.location, lambda _: KaldiDirectory(path, names, given.options.allow_commands, has_segments)
+    return given.location, lambda _: KaldiDirectory(path, names, has_segments)
 
 
 FORMAT = Format("kaldi", lambda given: given.kind == "folder" and given.has_file("wav.scp"), _open)
@@ -164,8 +176,28 @@ def _names(path: Path) -> FileNames:
         ManifestError: There is no wav.scp, or it cannot be read.
     """
     own = os.path.abspath(path)
-    names = (row[1] for row in _rows(path / "wav.scp") if row and not row[1].endswith("|"))
+    names = (name for row in _rows(path / "wav.scp") if row and (name := _file_of(row[1])[0]))
     return FileNames.of(names, (os.getcwd(), own), own)
+
+
+def _file_of(text: str) -> tuple[str | None, int | None]:
+    """Returns the file that a value in wav.scp names, and the channel that a command chooses, counted from 0.
+
+    The file is None for a command other than those that only write a file to a pipe. Nothing is run.
+    """
+    if not text.endswith("|"):
+        return text, None
+    command = text[:-1].strip()
+    try:
+        program, *options, name = shlex.split("" if _SHELL.search(command) else command)
+    except ValueError:  # no closing quotation mark, or fewer than two words
+        return None, None
+    known = _OPTIONS.get(os.path.basename(program))
+    found = known.fullmatch(" ".join(options)) if known else None
+    if found is None:
+        return None, None
+    channel = found.groupdict().get("channel")
+    return name, int(channel) - 1 if channel else None
 
 
 def has_table(directory: Path, name: str) -> bool:

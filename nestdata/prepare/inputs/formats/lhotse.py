@@ -10,8 +10,8 @@ import orjson
 
 from nestdata.audio.channels import MIX_FIELD, Channel
 from nestdata.errors import ConfigError, ManifestError, in_one_line
-from nestdata.prepare.inputs.audio import LhotseCut, Member, Unusable
-from nestdata.prepare.inputs.entry import Entry, check_command, seconds
+from nestdata.prepare.inputs.audio import LhotseCut, Member, Unusable, unusable_command
+from nestdata.prepare.inputs.entry import Entry, seconds
 from nestdata.prepare.inputs.format import Format, GivenInput, Opened
 from nestdata.prepare.inputs.given import is_corpus, is_lhotse
 from nestdata.prepare.inputs.json_objects import ObjectSource
@@ -35,7 +35,6 @@ class LhotseManifest(ObjectSource):
     channel: Channel
     """Channel of the cut that a recording becomes."""
 
-    allow_commands: bool
     is_spread: bool = False
 
     def entries(self, number: int, item: bytes) -> Iterator[Entry]:
@@ -94,15 +93,15 @@ class LhotseManifest(ObjectSource):
     def _located(self, cut: dict[str, Any], where: str) -> Member | Unusable | None:
         """Returns the member that the source of a cut points to; None if it is not a pointer into a tar."""
         source = next((source for source in cut["recording"]["sources"] if cut["channel"] in source["channels"]), None)
+        if source is not None and source["type"] == "command":
+            return unusable_command(str(source["source"]))
         if source is None or source["type"] != "shar_ptr":
             return None
         return member_at(source["source"], self.names, where)
 
     def _check_source(self, source: dict[str, Any], where: str) -> None:
         kind, location = source.get("type"), source.get("source")
-        if kind == "command":
-            check_command(str(location), where, allowed=self.allow_commands)
-        elif kind not in ("file", "url", "shar_ptr"):
+        if kind not in ("file", "url", "shar_ptr", "command"):
             raise ManifestError(
                 f"{where}: a source of type {kind!r}, which is not supported. Write the audio to files in Lhotse "
                 "first, with `CutSet.save_audios`."
@@ -219,7 +218,7 @@ def _open(given: GivenInput) -> Opened:
         names = FileNames((given.parent,), given.parent)
     else:
         names = FileNames.of((), (os.getcwd(), given.parent), os.getcwd())
-    parser = LhotseManifest(given.path, names, given.options.channel, given.options.allow_commands)
+    parser = LhotseManifest(given.path, names, given.options.channel)
     if _is_corpus_folder(given):
         path = Path(given.path)
         return given.location, lambda _: CorpusCuts(path, None, replace(parser, path=path / "cuts.jsonl"))

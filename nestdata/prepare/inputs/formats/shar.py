@@ -172,9 +172,7 @@ def _open(given: GivenInput) -> Opened:
     shards = _shards_in(given)
     if not shards:
         raise ManifestError(f"{path}: no cuts.000000.jsonl.gz or the like. Give the folder that holds them.")
-    parser = LhotseManifest(
-        path, FileNames((given.location,), given.location), given.options.channel, given.options.allow_commands
-    )
+    parser = LhotseManifest(path, FileNames((given.location,), given.location), given.options.channel)
     return given.location, lambda _: SharDirectory(path, shards, parser)
 
 

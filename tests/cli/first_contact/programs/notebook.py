@@ -1,4 +1,4 @@
-"""What a notebook shows of objects, and what it says to wrong types."""
+"""What objects show of themselves, and what they say to wrong types."""
 
 from collections.abc import Callable
 
@@ -18,8 +18,7 @@ plan = BatchPlan.of(corpus, PlanConfig(max_batch_seconds=10, microbatches_per_st
 dataset = AudioNoiseDataset(corpus, plan, NoiseSampler(Corpus.open("noise.corpus")), SpeakerNoiseMixer())
 network = load_network("last.ckpt")
 for shown in (corpus, plan, dataset[0, 0], dataset, network):
-    has_html = hasattr(shown, "_repr_html_") and "<" in shown._repr_html_()
-    print(f"{type(shown).__name__}: short {len(repr(shown)) < 200}, HTML {has_html}")
+    print(f"{type(shown).__name__}: short {len(repr(shown)) < 200}")
 attempt(lambda: Corpus.open("speech.json"))
 attempt(lambda: prepare_corpus(17, "my.corpus"))  # type: ignore[arg-type]
 attempt(lambda: BatchPlan.of(17, PlanConfig()))  # type: ignore[arg-type]

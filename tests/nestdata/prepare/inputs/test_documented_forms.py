@@ -89,7 +89,7 @@ REFUSED: list[tuple[str, dict[str, str], str, str]] = [
      r"a\.json,b\.json: .* Separate inputs by spaces"),
     (NEMO, {"m_0.json": '{"audio_filepath": "a.wav"}\n'}, "m_{0..0}.json",
      r"no tars in .* manifests of files one by one"),
-    (KALDI, {"k/wav.scp": "r1 cat ROOT/a.wav |\n"}, "k", r"wav\.scp:1: a command instead of a file"),
+    (KALDI, {"k/wav.scp": "r1 sox ROOT/a.wav -t wav - |\n"}, "k", r"wav\.scp:1: command, a command instead of a file"),
     ("ESPnet", {"k/wav.scp": "r1 data/a.ark:17\n"}, "k", r"wav\.scp:1: 'data/a\.ark:17' is in a Kaldi archive"),
     (SEGMENTS, {"k/wav.scp": "r ROOT/st.wav\n", "k/segments": "u r 0 0.5 B\n"}, "k",
      r"segments:1: the channel is 'B'.* 1 the second"),

@@ -12,7 +12,6 @@ import soundfile
 import torch
 from numpy.typing import NDArray
 
-import nestdata
 from nestdata import Corpus, ManifestError, OutputError, PrepareConfig, prepare_corpus, verify_corpus
 from nestmodel import (
     ConfigError,
@@ -34,7 +33,7 @@ from nestmodel.evaluate.features.config import parse_layers
 from nestmodel.evaluate.features.encode import iterate_corpus
 from nestmodel.evaluate.features.extract import file_stem
 from nestmodel.evaluate.features.inputs import cut_labels
-from tests.synthesis import chirp, corpus_of_commands, hiss, read_audio, write_audio, write_jsonl
+from tests.synthesis import chirp, hiss, read_audio, write_audio, write_jsonl
 from tests.training import tiny_config
 
 LENGTHS = (160, 1439, 1440, 4800, 16000, 16123, 35200)
@@ -412,15 +411,3 @@ def test_log_mels_are_the_features_before_normalisation(model: NestModel) -> Non
 
 def test_the_frame_rate_counts_encoder_frames_per_second(model: NestModel) -> None:
     assert frame_rate_hz(model) == 12.5
-
-
-def test_commands_of_inputs_are_run_only_if_they_are_allowed(model: NestModel, tmp_path: Path) -> None:
-    corpus = corpus_of_commands(tmp_path)
-    for inputs in (tmp_path / "pipes", corpus):
-        with pytest.raises(ManifestError, match="a command instead of a file"):
-            extract_features(model, [inputs], tmp_path / "features", overwrite=True)
-        allowed = ExtractConfig(allow_commands=True)
-        report = extract_features(model, [inputs], tmp_path / "features", allowed, overwrite=True)
-        assert (report.num_utterances, report.left_out) == (1, {})
-    with pytest.raises(nestdata.ConfigError, match="is the output of a command"):
-        extract_features(model, Corpus.open(corpus), tmp_path / "other")

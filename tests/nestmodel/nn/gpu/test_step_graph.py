@@ -66,9 +66,7 @@ class Steps(pl.Callback):
 
 def data_of(corpora: MessyCorpora) -> NestDataModule:
     """Returns steps of three microbatches, which have two shapes."""
-    plan = PlanConfig(
-        max_batch_seconds=10.0, microbatches_per_step=MICROBATCHES, num_shapes=NUM_SHAPES, mixed_lengths=True
-    )
+    plan = PlanConfig(max_batch_seconds=10.0, microbatches_per_step=MICROBATCHES, num_shapes=NUM_SHAPES)
     return NestDataModule(corpora.speech, corpora.noise, corpora.speech, plan, MixConfig(prob=0.8), num_workers=0)
 
 
@@ -196,7 +194,7 @@ def test_a_skipped_step_leaves_nothing_to_later_ones(
 
 
 def padded_input(graphs: StepGraphs, network: NestNetwork) -> NetworkInput:
-    batch = noise_batch((2, 32000)).unpack()
+    batch = noise_batch((2, 32000))
     return NetworkInput.of(batch, graphs.pad(network.draw_masks(batch)), "cpu")
 
 
@@ -244,7 +242,7 @@ def test_padded_rows_change_sums_by_rounding_and_counts_not_at_all(num_codebooks
     quantizer = replace(config.quantizer, num_codebooks=num_codebooks)
     config = replace(config, quantizer=quantizer, masking=replace(config.masking, position=position))
     network = NestNetwork(config).eval()
-    batch = noise_batch((3, 32000)).unpack()
+    batch = noise_batch((3, 32000))
     masks = network.draw_masks(batch)
     number = len(masks.scored_rows)
     found = []
@@ -272,7 +270,7 @@ def test_padded_rows_change_sums_by_rounding_and_counts_not_at_all(num_codebooks
 def test_the_capacity_is_a_function_of_settings_and_shape_and_is_seldom_exceeded(masking: MaskConfig) -> None:
     network = NestNetwork(replace(tiny_config(), masking=masking))
     num_cuts, seconds = 16, 15
-    batch = noise_batch((num_cuts, seconds * 16000)).unpack()
+    batch = noise_batch((num_cuts, seconds * 16000))
     masks = [network.draw_masks(replace(batch, key=batch.key._replace(microbatch=number))) for number in range(50)]
     capacity = row_capacity(network, *masks[0].is_masked.shape)
     torch.manual_seed(1)

@@ -3,7 +3,7 @@ from typing import Any
 import pytest
 import torch
 
-from nestdata import PackedBatch
+from nestdata import AudioNoiseBatch
 from nestmodel.preflight.measure.trial import TrialResult, run_shapes
 from nestmodel.preflight.measure.trial_step import Shape, StepTime
 
@@ -19,7 +19,7 @@ class FakeStep:
         self.too_large = too_large
         self.shapes: list[Shape] = []
 
-    def __call__(self, batch: PackedBatch) -> StepTime:
+    def __call__(self, batch: AudioNoiseBatch) -> StepTime:
         self.shapes.append((batch.audio.shape[0], batch.audio.shape[1]))
         if self.shapes[-1] == self.too_large:
             raise torch.OutOfMemoryError("CUDA out of memory.\nIn two lines.")

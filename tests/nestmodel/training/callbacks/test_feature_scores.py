@@ -157,9 +157,7 @@ def test_a_checkpoint_is_loaded_once_and_scored_in_each_of_its_contexts(
     config, path = tiny_config(**contexts), tmp_path / "model.ckpt"
     save_network(NestNetwork(config), path)
     corpus = messy_corpora.speech
-    job = ScoreJob(
-        checkpoint=str(path), corpus=str(corpus), noise=None, allow_commands=False, num_threads=1, config=SMALL
-    )
+    job = ScoreJob(checkpoint=str(path), corpus=str(corpus), noise=None, num_threads=1, config=SMALL)
     scores = score_process.score_checkpoint(job)
     assert loaded == [(str(path),)]
     for context, end in (((6, 2), ""), ((-1, -1), "_full"), ((0, 0), "_0_0")):

@@ -6,7 +6,7 @@ import pytest
 
 from nestdata import Corpus, ManifestError
 from nestdata.prepare.inputs import Entry
-from nestdata.prepare.inputs.audio import Command, File
+from nestdata.prepare.inputs.audio import File, Unusable
 from tests.nestdata.prepare.inputs.reading import entries_of, prepared, some_audio
 from tests.synthesis import hiss, read_audio, write_audio
 
@@ -127,7 +127,7 @@ def test_relative_paths_start_from_the_current_or_the_data_directory(
     monkeypatch.chdir(tmp_path / "recipe")
     directory = kaldi(tmp_path / "recipe" / "data", wav=f"{before}u1 audio/a.wav\nu2 ./audio/b.wav\n")
     some_audio(tmp_path / folder / "audio" / "a.wav")
-    paths = [entry.audio.location for entry in entries_of(Path("data"), allow_commands=True)][-2:]
+    paths = [entry.audio.location for entry in entries_of(Path("data"))][-2:]
     assert paths == [f"{tmp_path}/{folder}/audio/a.wav", f"{tmp_path}/{folder}/audio/b.wav"]
     assert (directory / "audio").exists() == (folder == "recipe/data")
 
@@ -137,34 +137,58 @@ def test_relative_paths_start_from_the_data_directory_if_no_file_exists(tmp_path
     assert [entry.audio.location for entry in entries_of(directory)] == [f"{directory}/gone.wav"]
 
 
-def test_a_command_is_refused_unless_it_is_allowed(tmp_path: Path) -> None:
-    directory = kaldi(tmp_path / "data", wav="u1 sph2pipe -f wav a.sph |\n")
-    message = r"wav\.scp:1: a command instead of a file: 'sph2pipe -f wav a\.sph \|'.*--allow-commands"
-    with pytest.raises(ManifestError, match=message):
-        entries_of(directory)
-    assert entries_of(directory, allow_commands=True) == [
-        Entry(f"{directory}/wav.scp:1", "u1", Command("sph2pipe -f wav a.sph"), labels={})
-    ]
+@pytest.mark.parametrize(
+    ("value", "channel"),
+    [
+        ("cat /a.wav |", None),
+        ("cat '/a.wav'|", None),
+        ("flac -c -d -s /a.wav |", None),
+        ("/usr/bin/flac -cds /a.wav |", None),
+        ("sph2pipe -f wav /a.wav |", None),
+        ("sph2pipe -f wav -p -c 1 /a.wav |", 0),
+        ("/tools/sph2pipe_v2.5/sph2pipe -c 2 -p -f wav /a.wav |", 1),
+    ],
+)
+def test_a_pipe_that_only_passes_on_a_file_is_that_file(tmp_path: Path, value: str, channel: int | None) -> None:
+    (entry,) = entries_of(kaldi(tmp_path / "data", wav=f"u1 {value}\n"))
+    assert (entry.audio, entry.channel) == (File("/a.wav"), channel)
 
 
-def test_a_refused_command_is_not_run(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "value",
+    [
+        *("cat /a.wav /b.wav |", "cat -n /a.wav |", "cat /a.wav | cat |", "cat $(touch ran) |", "cat `touch ran` |"),
+        *("cat /a.wav; touch ran |", "cat /a.wav > ran |", "cat /*.wav |", "cat '/a.wav |", "cat |", "|"),
+        *("flac -c /a.wav |", "flac -d /a.wav |", "flac -c -d -s --skip=9 /a.wav |"),
+        *("sph2pipe -f wav -t 0:1 /a.wav |", "sph2pipe -f wav -c 3 /a.wav |", "sox /a.wav -t wav - |", "touch ran |"),
+    ],
+)
+def test_any_other_command_is_a_reject_and_is_not_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
     some_audio(tmp_path / "a.wav")
-    directory = kaldi(tmp_path / "data", wav=f"u0 {tmp_path}/a.wav\nu1 touch {tmp_path}/was-run; false |\n")
-    with pytest.raises(ManifestError, match="a command instead of a file"):
-        prepared(directory, probe="decode")
-    assert not (tmp_path / "was-run").exists()
-    assert list(prepared(directory, probe="decode", allow_commands=True)[0]) == ["u0"]
-    assert (tmp_path / "was-run").exists()
+    directory = kaldi(tmp_path / "data", wav=f"u0 {tmp_path}/a.wav\nu1 {value}\n")
+    cuts, (reject,) = prepared(directory, probe="decode")
+    assert (list(cuts), reject["cut_id"], reject["reason"]) == (["u0"], "u1", "command")
+    assert not (tmp_path / "ran").exists()
 
 
-def test_an_allowed_command_is_prepared_and_loaded(tmp_path: Path) -> None:
-    samples = read_audio(some_audio(tmp_path / "a.wav"))
-    wav = f"r1 cat '{tmp_path}/a.wav' | cat |\nr2 false |\n"
-    directory = kaldi(tmp_path / "data", wav=wav, segments="u1 r1 0.125 0.375\nu2 r2 0 1\n")
-    cuts, (reject,) = prepared(directory, allow_commands=True)
-    assert (list(cuts), reject["cut_id"], reject["reason"]) == (["u1"], "u2", "unreadable")
-    corpus = Corpus.open(tmp_path / "data.corpus", allow_commands=True)
-    np.testing.assert_array_equal(corpus.load(0)[1], samples[2000:6000])
+def test_the_channel_of_a_pipe_and_a_span_of_its_file_are_loaded(tmp_path: Path) -> None:
+    stereo = np.stack([hiss(8000, 1), hiss(8000, 2)], axis=1)
+    path = write_audio(tmp_path / "a.wav", stereo)
+    wav = f"r1 sph2pipe -f wav -p -c 2 {path} |\n"
+    prepared(kaldi(tmp_path / "data", wav=wav, segments="u1 r1 0.125 0.375\n"))
+    expected = read_audio(path)[2000:6000, 1]
+    np.testing.assert_array_equal(Corpus.open(tmp_path / "data.corpus").load(0)[1], expected)
+
+
+def test_a_channel_that_a_pipe_does_not_write_is_a_reject(tmp_path: Path) -> None:
+    wav, segments = "r1 sph2pipe -f wav -c 1 /a.wav |\n", "u1 r1 0 1 1\nu2 r1 0 1 0\n"
+    first, second = entries_of(kaldi(tmp_path / "data", wav=wav, segments=segments))
+    assert isinstance(first.audio, Unusable)
+    assert first.audio.reason == "no_such_channel"
+    assert (second.audio, second.channel) == (File("/a.wav"), 0)
 
 
 def test_the_second_utterance_with_an_id_is_rejected_with_its_line(tmp_path: Path) -> None:
