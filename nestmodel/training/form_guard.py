@@ -10,7 +10,6 @@ from typing import NamedTuple, TypeVar
 
 import torch
 
-from nestdata import last_error_line
 from nestmodel.errors import TrainingError
 from nestmodel.nn.batch_norm import StepBatchNorm, collected_statistics, restore_collected
 from nestmodel.nn.gpu.forms import PLAIN
@@ -26,6 +25,9 @@ ALLOWED_ROUNDINGS = {"loss": 8.0, "norm of the gradients": 32.0}
 
 LEAST_ALLOWED = 1e-3
 """Smallest bound of a relative difference: for float32, of which convolutions of a GPU use the ten bits of TF32."""
+
+_MAX_CAUSE = 300
+"""Characters of an error that are shown."""
 
 _T = TypeVar("_T")
 
@@ -84,7 +86,7 @@ class FormGuard:
         except Exception as error:
             if is_out_of_memory(error):
                 raise
-            why = last_error_line(error)
+            why = _cause(error)
         if not why:
             restore_collected(self._norms(), statistics)
             NestNetwork.use_forms(self._network, PLAIN)
@@ -112,7 +114,7 @@ class FormGuard:
         except Exception as error:
             if is_out_of_memory(error):
                 raise
-            why = last_error_line(error)
+            why = _cause(error)
         self._give_up(why)
         restore_collected(self._norms(), statistics)
         seed_generators(self._network, batch)
@@ -147,6 +149,11 @@ class FormGuard:
 
     def _statistics(self) -> list[torch.Tensor]:
         return collected_statistics(self._norms())
+
+
+def _cause(error: Exception) -> str:
+    """Returns an error in one line; those of torch's compiler have many, and end with advice for its developers."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:_MAX_CAUSE]}"
 
 
 def seed_generators(network: NestNetwork, batch: NetworkInput) -> None:

@@ -24,7 +24,7 @@ def test_on_a_cpu_a_trial_step_unpacks_a_batch(tmp_path: Path) -> None:
     batch, changes = noise_batch((2, 16000)), []
     for given in (batch, batch.unpack()):
         torch.manual_seed(0)
-        step = TrialStep(tiny_config(), trainer(tmp_path), num_shapes=None)
+        step = TrialStep(tiny_config(), trainer(tmp_path))
         before = _weights(step._model)
         time = step(given)
         assert 0 < time.host_s <= time.microbatch_s
