@@ -23,7 +23,6 @@ from benchmarks.gpu.forms import Case, fitting
 from benchmarks.gpu.measuring import Kernel
 from benchmarks.gpu.report import Report, Row, Section
 from nestguard import EXIT_STALLED
-from tests.planted_forms import Planted, plant_forms
 from tests.ports import free_port
 
 REPOSITORY = Path(__file__).parents[1]
@@ -413,19 +412,3 @@ def test_a_section_that_fails_on_one_rank_ends_on_all_and_the_next_one_runs(tmp_
         [*command, str(tmp_path)], cwd=REPOSITORY, env=environment, capture_output=True, text=True, timeout=300
     )
     assert done.returncode == 0, done.stderr[-3000:]
-
-
-def test_races_are_held_twice_and_kept_out_of_the_cache_of_the_user(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "of the user"))
-    held = plant_forms(monkeypatch.setattr, Planted(1.0), Planted(0.5))
-    code, sections = run(tmp_path, "--only", "races")
-    assert code == 0
-    assert len(held) == 2
-    found = rows(sections["races"])
-    assert found["tiny"]["result"] == "equal"
-    assert found["tiny"]["subsampling"] == "triton, triton"
-    assert found["tiny, subsampling, torch"]["ms"] == 1000.0
-    assert found["tiny, subsampling, triton"]["result"] == "taken"
-    assert not (tmp_path / "of the user").exists()

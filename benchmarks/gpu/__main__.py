@@ -33,7 +33,6 @@ from benchmarks.gpu.loop import measure_deterministic, measure_resume, measure_w
 from benchmarks.gpu.nemo import measure_nemo
 from benchmarks.gpu.parity import measure_best_parity, measure_golden, measure_parity
 from benchmarks.gpu.parts import measure_parts
-from benchmarks.gpu.races import measure_races
 from benchmarks.gpu.report import Report, Section
 from benchmarks.gpu.stalls import measure_stalls
 from benchmarks.gpu.steps import measure_budgets, measure_kernels, measure_presets, measure_steps
@@ -61,7 +60,6 @@ SECTIONS = {
     "steps": Plan(measure_steps, 2.5, "whether the host or the GPU limits a step, and which kernels do."),
     "kernels": Plan(measure_kernels, 0.5, "which kernel is worth writing next."),
     "forms": Plan(measure_forms, 4, "which form of each part is the fastest here; `presets` and `nemo` take it."),
-    "races": Plan(measure_races, 1.5, "whether a race chooses the same each time, and what it leaves out."),
     "parts": Plan(measure_parts, 1.5, "which implementation of a single part is the fastest here."),
     "budgets": Plan(measure_budgets, 1, "the `max_batch_seconds` of the preset `small`."),
     "nemo": Plan(measure_nemo, 4.5, "how fast this project is beside NeMo, on the same GPU and the same audio."),

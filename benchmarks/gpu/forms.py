@@ -6,7 +6,7 @@ place that knows how to select them.
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -16,7 +16,8 @@ from benchmarks.gpu.measuring import median, profile_call, spread
 from benchmarks.gpu.report import Row, Section
 from nestdata import PackedBatch
 from nestmodel import NestConfig, NestNetwork
-from nestmodel.nn.gpu.kernel_choice import Kernels
+from nestmodel.nn.gpu.forms import PLAIN, Forms
+from nestmodel.nn.gpu.step_graph import CudaCapture
 from nestmodel.out_of_memory import is_out_of_memory
 from nestmodel.preflight.measure.trial_step import Shape, TrialStep, noise_batch
 
@@ -29,9 +30,8 @@ _WORTH = 1.02
 class Form:
     """Implementations of the parts of a step."""
 
-    kernels: Kernels = Kernels()
-    """The form of each part; those that are `auto` are as in a run without a measurement."""
-
+    forms: Forms = replace(PLAIN, subsampling_kernel=True)
+    is_graph: bool = False
     is_checkpointed: bool = False
     compiler: Mapping[str, Any] = field(default_factory=dict)
     """Settings of torch's compiler, by their names in `torch._inductor.config`."""
@@ -39,22 +39,21 @@ class Form:
     @property
     def needs_gpu(self) -> bool:
         """Whether it is measured on a GPU only: with graphs, or with torch's compiler, which takes long on a CPU."""
-        return not {"compiled", "combined", "graph"}.isdisjoint(asdict(self.kernels).values())
+        return self.is_graph or self.forms.compiled
 
+
+_COMPILED = Forms(subsampling_kernel=True, compiled=True, num_shapes=1)
 
 BASE = "eager"
 FORMS = {
     BASE: Form(),
-    "compiled": Form(Kernels(blocks="compiled")),
-    "combined": Form(Kernels(blocks="combined")),
-    "compiled features": Form(Kernels(features="compiled")),
-    "all compiled": Form(Kernels(features="compiled", blocks="combined")),
-    "graph": Form(Kernels(step="graph")),
-    "all compiled, graph": Form(Kernels(features="compiled", blocks="combined", step="graph")),
-    "torch's subsampling": Form(Kernels(subsampling="torch")),
+    "compiled": Form(_COMPILED),
+    "graph": Form(is_graph=True),
+    "compiled, graph": Form(_COMPILED, is_graph=True),
+    "compiled for varying shapes": Form(replace(_COMPILED, num_shapes=None)),
+    "torch's subsampling": Form(PLAIN),
     "checkpointed": Form(is_checkpointed=True),
-    "compiled, checkpointed": Form(Kernels(blocks="compiled"), is_checkpointed=True),
-    "compiled, separate reductions": Form(Kernels(blocks="compiled"), compiler={"triton.mix_order_reduction": False}),
+    "compiled, separate reductions": Form(_COMPILED, compiler={"triton.mix_order_reduction": False}),
 }
 """All forms by name, those first that decide most."""
 
@@ -63,7 +62,7 @@ def build_network(config: NestConfig, form: Form) -> NestNetwork:
     """Returns the network in a form; it computes under `settings_of`."""
     torch.compiler.reset()  # torch compiles a function for a limited number of shapes, over all cases
     network = NestNetwork(config)
-    network.use_kernels(form.kernels, num_shapes=1)
+    network.use_forms(form.forms)
     return network
 
 
@@ -90,8 +89,8 @@ class Trial:
             self._step = TrialStep(
                 replace(config, encoder=encoder),
                 context.single_trainer(),
-                kernels=form.kernels,
-                num_shapes=1,
+                forms=form.forms,
+                capture=CudaCapture() if form.is_graph else None,
             )
 
     def __call__(self, batch: PackedBatch) -> StepSample:

@@ -20,7 +20,6 @@ from benchmarks.gpu.measuring import median, spread
 from benchmarks.gpu.report import Section
 from nestdata import AudioNoiseBatch
 from nestmodel import Checkpoints, Health, NestModel, Throughput
-from nestmodel.nn.gpu.kernel_choice import default_kernels
 from nestmodel.preflight.measure.trial_step import noise_batch
 from nestmodel.training.starting.determinism import REQUIRED
 
@@ -160,8 +159,7 @@ def measure_resume(context: Context, section: Section) -> None:
 
 
 def _model(context: Context) -> NestModel:
-    """Returns the model, with the forms of a run that races none, which could differ between two runs."""
-    return NestModel(context.extent.loop_model, kernels=default_kernels(context.device.type))
+    return NestModel(context.extent.loop_model)
 
 
 def _run(context: Context, name: str, max_steps: int, ckpt_path: Path | None = None) -> str:

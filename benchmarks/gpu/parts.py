@@ -16,7 +16,6 @@ from nestmodel.nn.attention import RelPositionAttention
 from nestmodel.nn.features import LogMelFeatures
 from nestmodel.nn.gpu.cast_weights import cast_weights
 from nestmodel.nn.gpu.fused_attention import attend, attention_parameters, describe_gpu_frames
-from nestmodel.nn.gpu.kernel_choice import TORCH
 from nestmodel.nn.gpu.subsampling import AcceleratedConvSubsampling
 from nestmodel.nn.network import num_padded_frames
 from nestmodel.nn.precision import product_dtype
@@ -102,7 +101,7 @@ def _subsampling(context: Context, config: NestConfig, num_cuts: int, num_frames
         factor=encoder.subsampling_factor,
         dim=encoder.d_model,
     ).to(context.device)
-    module.has_joined_stages = implementation != TORCH
+    module.has_joined_stages = implementation != "torch"
     feats = torch.randn(num_cuts, config.features.num_mels, num_frames, device=context.device)
     lens = torch.full((num_cuts,), num_frames, device=context.device)
 

@@ -16,7 +16,6 @@ from benchmarks.gpu.context import Context, tiny_config, tiny_extent
 from nestdata import AudioNoiseBatch, PlanConfig
 from nestguard import StallLimits
 from nestmodel import NestDataModule, NestModel, StallGuard
-from nestmodel.nn.gpu.kernel_choice import default_kernels
 
 _HANG_S = 900.0
 _STEP = 1
@@ -69,7 +68,7 @@ def main(argv: list[str]) -> None:
     )
     plan = PlanConfig(max_batch_seconds=20.0, microbatches_per_step=2)
     data = NestDataModule(Path(corpora) / "speech.corpus", None, None, plan, num_workers=0)
-    trainer.fit(NestModel(tiny_config(), kernels=default_kernels(trainer.strategy.root_device.type)), datamodule=data)
+    trainer.fit(NestModel(tiny_config(), kernels="torch"), datamodule=data)
 
 
 if __name__ == "__main__":

@@ -46,13 +46,13 @@ def test_on_a_gpu_the_form_follows_from_the_settings(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("preset", "seconds", "num_shapes", "why"),
     [
-        ("small", 240, 8, ""),
-        ("small", 2000, 8, ""),
-        ("small", 240, None, "data.plan.num_shapes is not set"),
-        ("large", 250, 16, ""),  # of recipes/librispeech/gpus_64.yaml
-        ("medium", 4000, 8, "the microbatches are so large that launches take no time"),
-        ("large", 2000, 16, "the microbatches are so large that launches take no time"),
-        ("xlarge", 800, 8, "the microbatches are so large that launches take no time"),
+        ("small", 240.0, 8, ""),
+        ("small", 2000.0, 8, ""),
+        ("small", 240.0, None, "data.plan.num_shapes is not set"),
+        ("large", 250.0, 16, ""),  # of recipes/librispeech/gpus_64.yaml
+        ("medium", 4000.0, 8, "the microbatches are so large that launches take no time"),
+        ("large", 2000.0, 16, "the microbatches are so large that launches take no time"),
+        ("xlarge", 800.0, 8, "the microbatches are so large that launches take no time"),
     ],
 )
 def test_graphs_are_used_where_launches_limit_the_step(
@@ -69,7 +69,7 @@ def test_graphs_are_not_used_where_a_capture_cannot_follow_or_does_not_fit(
     assert recomputed.why_plain_blocks == recomputed.why_no_graphs == "checkpoint_activations is on"
     generator = form(tmp_path, tiny_config(dropout_source="generator"))
     assert (generator.why_plain_blocks, generator.why_no_graphs) == ("dropout_source is generator", "")
-    contexts = form(tmp_path, tiny_config(att_context_size=((8, 2), (8, 0)), att_context_style="chunked_limited"))
+    contexts = form(tmp_path, tiny_config(att_context_size=((8, 1), (8, 0)), att_context_style="chunked_limited"))
     assert contexts.why_no_graphs == "there are several attention contexts"
     small = NestConfig.preset("small")
     # 250 bytes for each value of 2,000 s, twice, are 35 GB.
