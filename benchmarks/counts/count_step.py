@@ -80,8 +80,7 @@ measured](gpu_h100_2026-11.md) for each, because some calls launch several. View
 Bytes count each operand of a call once. FLOP are those of matrix products, convolutions and attention. The floor adds
 up the time of all operations: that of an operation's bytes at {BYTES_PER_S / 1e12:g} TB/s, or of its FLOP at
 {FLOP_PER_S / 1e12:g} TFLOP/s if that is longer. Compiled blocks and features are counted as torch's compiler generates
-them for an H100: the kernels that it wrote, its library calls, and the operations outside of the compiled code. In
-combined blocks, kernels that do not depend on each other are one.
+them for an H100: the kernels that it wrote, its library calls, and the operations outside of the compiled code.
 """
 
 

@@ -26,11 +26,14 @@ _WORTH = 1.02
 """A form is taken as the best one if it is faster by this factor; less may be noise."""
 
 
+_EAGER = Forms(subsampling_kernel=True, compiled=False)
+
+
 @dataclass(frozen=True)
 class Form:
     """Implementations of the parts of a step."""
 
-    forms: Forms = replace(PLAIN, subsampling_kernel=True)
+    forms: Forms = _EAGER
     is_graph: bool = False
     is_checkpointed: bool = False
     compiler: Mapping[str, Any] = field(default_factory=dict)

@@ -142,7 +142,7 @@ class FormGuard:
         with torch.autocast(loss.device.type, enabled=False):
             grads = torch.autograd.grad(loss, parameters, allow_unused=True)
         norm = torch.nn.utils.get_total_norm([grad for grad in grads if grad is not None])
-        return _Figures(float(loss), float(norm))
+        return _Figures(float(loss.detach()), float(norm))
 
     def _norms(self) -> list[StepBatchNorm]:
         return [module for module in self._network.modules() if isinstance(module, StepBatchNorm)]
