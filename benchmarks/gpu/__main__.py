@@ -1,197 +1,224 @@
-"""Measures on a GPU what cannot be decided without one, and writes one results file.
+"""Measures in eight minutes of a GPU what cannot be decided without one, and writes one folder of results.
 
-    python -m benchmarks.gpu [-o FILE.md] [--only SECTION ...] [--presets large xlarge] [--nemo-wheels FOLDER]
-    torchrun --nproc-per-node 8 -m benchmarks.gpu
+    python -m benchmarks.gpu [-o FOLDER] [--limit 480] [--parts check steps] [--presets large] [--forms plain compiled]
 
-Takes half an hour on one GPU, in one start or in several. Results are written after each row, as Markdown and as JSON.
-A second start with the same file keeps finished rows and measures the others, also after a start that was killed or
-whose `--minutes` were over. A section that fails is reported as failed, and the others still run; the exit code is 1
-then. `--device cpu` runs all sections with a tiny model. docs/gpu.md says which question each row decides.
+Each part is a process with a limit of its own; each number is in FOLDER/results.jsonl as soon as it is known, so that a
+part that fails or hangs loses only itself. A second call with the same folder does what is missing. `--device cpu`
+tries the program with a tiny model. docs/gpu.md says how to read the results.
 """
 
 import argparse
-import logging
+import importlib.util
+import json
 import os
+import signal
+import subprocess
 import sys
 import tempfile
 import time
-import traceback
-from collections.abc import Callable, Sequence
-from datetime import timedelta
+from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import IO, NamedTuple
 
-import torch
-import torch.distributed as dist
-import yaml
+from benchmarks.gpu.results import Results
+from benchmarks.gpu.table import report
+from benchmarks.gpu.wheels import NEMO, OURS
+from benchmarks.harness.repository import REPOSITORY, commit
 
-from benchmarks.gpu.context import Context, full_extent, tiny_extent
-from benchmarks.gpu.device import identity, measure_ceilings, measure_device
-from benchmarks.gpu.feed import measure_feeding
-from benchmarks.gpu.forms import measure_forms
-from benchmarks.gpu.loop import measure_deterministic, measure_resume, measure_waits
-from benchmarks.gpu.nemo import measure_nemo
-from benchmarks.gpu.parity import measure_best_parity, measure_golden, measure_parity
-from benchmarks.gpu.parts import measure_parts
-from benchmarks.gpu.report import Report, Section
-from benchmarks.gpu.stalls import measure_stalls
-from benchmarks.gpu.steps import measure_budgets, measure_kernels, measure_presets, measure_steps
-from nestdata import last_error_line
-from nestmodel import prepare_deterministic, preset_path
+PRESETS = ("large", "xlarge", "medium", "small")
+"""Those first that decide most."""
 
-PRESETS = ("small", "medium", "large", "xlarge")
+COMPARED = ("large", "xlarge")
+"""Presets that are measured beside NeMo."""
+
+PARTS = ("machine", "check", "steps", "nemo", "tests")
+
+_MIN_S = 8.0
+"""A part is not begun if less time is left."""
+
+_GRACE_S = 3.0
 
 
-class Plan(NamedTuple):
-    """A section of the plan."""
+class Part(NamedTuple):
+    """A process of the plan."""
 
-    run: Callable[[Context, Section], None]
-    minutes: float
-    """In each start, a section begins no further row after this time."""
+    name: str
+    limit_s: float
+    arguments: list[str]
+    """Those of Python."""
 
-    decides: str
 
+class Running(NamedTuple):
+    """A part that has begun."""
 
-SECTIONS = {
-    "device": Plan(measure_device, 0.5, "which machine and versions the other rows are about."),
-    "ceilings": Plan(measure_ceilings, 1, "what the other rows are compared with, and what a launch costs the host."),
-    "parity": Plan(measure_parity, 1, "whether numbers agree with a CPU's, and what bf16 costs in accuracy."),
-    "golden": Plan(measure_golden, 0.5, "whether numbers agree with NeMo's."),
-    "steps": Plan(measure_steps, 2.5, "whether the host or the GPU limits a step, and which kernels do."),
-    "kernels": Plan(measure_kernels, 0.5, "which kernel is worth writing next."),
-    "forms": Plan(measure_forms, 4, "which form of each part is the fastest here; `presets` and `nemo` take it."),
-    "parts": Plan(measure_parts, 1.5, "which implementation of a single part is the fastest here."),
-    "budgets": Plan(measure_budgets, 1, "the `max_batch_seconds` of the preset `small`."),
-    "nemo": Plan(measure_nemo, 4.5, "how fast this project is beside NeMo, on the same GPU and the same audio."),
-    "presets": Plan(
-        measure_presets, 3, "speed, share of the peak, memory and energy that README and docs/gpu.md quote."
-    ),
-    "best": Plan(measure_best_parity, 2, "whether the fastest form may be the default."),
-    "deterministic": Plan(measure_deterministic, 1.5, "what deterministic mode costs."),
-    "waits": Plan(measure_waits, 0.5, "whether a step waits once."),
-    "resume": Plan(measure_resume, 1, "whether equal runs and resumed runs have equal bits."),
-    "feeding": Plan(measure_feeding, 1.5, "whether the loader feeds the GPU."),
-    "stalls": Plan(measure_stalls, 2, "whether the stall guard names what hangs."),
-}
-"""The sections in the order in which they run: what decides most comes first."""
-
-_NEED_CORPORA = {"feeding", "waits", "resume", "stalls"}
-
-_GROUP_TIMEOUT = timedelta(minutes=20)  # ranks wait for each other at the end of each section
+    part: Part
+    process: "subprocess.Popen[bytes]"
+    log: IO[bytes]
+    started_s: float
+    limit_s: float
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the sections and writes the report."""
+    """Runs the parts that are missing, and writes and prints the report; 1 if something failed or is wrong."""
+    started_s = time.monotonic()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("-o", "--output", type=Path, default=Path("gpu_results.md"))
-    parser.add_argument("--only", nargs="+", choices=SECTIONS, default=list(SECTIONS))
+    parser.add_argument("-o", "--output", type=Path, default=Path("gpu_results"), help="folder [%(default)s]")
+    parser.add_argument("--limit", type=float, default=480.0, help="seconds after which it ends itself [%(default)g]")
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
     parser.add_argument("--presets", nargs="+", choices=PRESETS, default=list(PRESETS))
-    parser.add_argument("--minutes", type=float, default=30.0, help="time of this start; no row begins after it")
-    parser.add_argument("--nemo-wheels", type=Path, help="folder made by benchmarks/nemo_wheels.py")
-    parser.add_argument("--fresh", action="store_true", help="measure again what the file holds")
-    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--forms", nargs="+", help="names of benchmarks/gpu/forms.py; by default all")
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--wheels", type=Path, default=OURS, help="what this Python lacks [%(default)s]")
+    parser.add_argument("--nemo-wheels", type=Path, default=NEMO, help="what NeMo needs [%(default)s]")
     arguments = parser.parse_args(argv)
-    for library in ("pytorch_lightning", "lightning_fabric", "lightning.pytorch"):
-        logging.getLogger(library).setLevel(logging.ERROR)
-    # Before CUDA starts: cuBLAS reads its variable once. All sections run with it.
-    prepare_deterministic()
-    shown = " ".join(sys.argv[1:] if argv is None else argv)
-    end_s = time.monotonic() + 60 * arguments.minutes
-    with tempfile.TemporaryDirectory() as directory:
-        context = _context(arguments, Path(directory))
-        report = context.from_first_rank(_report(arguments, context, f"python -m benchmarks.gpu {shown}".strip()))
-        context.sections = report.sections
-        names = [name for name in arguments.only if not (name in report.sections and report.sections[name].is_complete)]
-        if _NEED_CORPORA.intersection(names):
-            context.prepare_corpora()
-
-        def save() -> None:
-            if context.rank == 0:
-                report.write(arguments.output)
-
-        for name in names:
-            plan = SECTIONS[name]
-            section = report.sections.setdefault(name, Section(name, plan.decides))
-            section.begin(save)
-            context.deadline_s = min(end_s, time.monotonic() + 60 * plan.minutes)
-            _run(context, section, plan.run)
-            save()
-            if context.rank == 0:
-                print(f"{name}: {section.error or ('cut' if section.is_cut else 'done')}", file=sys.stderr, flush=True)
-    if context.rank == 0:
-        print(report.markdown())
-    has_failed = bool(context.from_first_rank(report.has_failed))
-    if context.world_size > 1:
-        dist.destroy_process_group()
-    return int(has_failed)
+    arguments.output.mkdir(parents=True, exist_ok=True)
+    results = Results(arguments.output)
+    check_identity(results, arguments.device)
+    end_s, steps = started_s + arguments.limit, plan(arguments)
+    with tempfile.TemporaryDirectory() as packages:
+        if needs_wheels(arguments.wheels):
+            install = [sys.executable, "-m", "pip", "install", "-q", "--no-index", "--no-deps", "--no-compile"]
+            wheels = sorted(map(str, arguments.wheels.glob("*.whl")))
+            subprocess.run([*install, "--target", packages, *wheels], check=True)
+        for parts in steps:
+            missing = [part for part in parts if not results.has(ended=part.name, code=0)]
+            run_beside(results, missing, end_s, packages)
+    names = [part.name for parts in steps for part in parts]
+    text, is_good = report(results.rows(), names)
+    (arguments.output / "results.md").write_text(text, encoding="utf-8")
+    print(text)
+    return 0 if is_good else 1
 
 
-def _report(arguments: argparse.Namespace, context: Context, command: str) -> Report | None:
-    """Returns the report to continue; None on other ranks, which get that of the first one."""
-    if context.rank != 0:
-        return None
-    found = identity(context)
-    return Report(command, found) if arguments.fresh else Report.resume(arguments.output, command, found)
+def check_identity(results: Results, device: str) -> None:
+    """Writes what is measured as the first row.
 
-
-def _run(context: Context, section: Section, run: Callable[[Context, Section], None]) -> None:
-    """Runs a section; an error on any rank ends it at the next case. The section then has the errors of all ranks.
-
-    An error between the collectives of a training loop leaves the other ranks waiting until the process group times
-    out.
+    Raises:
+        SystemExit: The folder has rows of another machine or commit.
     """
-    started = time.perf_counter()
     try:
-        run(context, section)
-    except Exception as error:
-        traceback.print_exc()
-        section.error = f"{type(error).__name__}: {last_error_line(error)}"
-    context.free_memory()
-    section.seconds += time.perf_counter() - started
-    errors = context.end_section(section.error)
-    if context.world_size > 1:
-        section.error = "; ".join(f"rank {rank}: {error}" for rank, error in enumerate(errors) if error) or None
-    section.is_complete = section.error is None and not section.is_cut
+        code = commit()
+    except (OSError, subprocess.CalledProcessError):
+        code = "unknown"  # a copy without git
+    identity = {"device": _gpu_name() if device == "cuda" else "cpu", "commit": code}
+    rows = results.rows()
+    if not rows:
+        results.put(**identity)
+    elif rows[0] != identity:
+        raise SystemExit(
+            f"{results.folder} has results of {json.dumps(rows[0])}, and this is {json.dumps(identity)}. Give another "
+            "folder with -o."
+        )
 
 
-def _context(arguments: argparse.Namespace, directory: Path) -> Context:
-    """Returns the context of this rank; connects the ranks that torchrun has started."""
-    is_cuda = arguments.device == "cuda"
-    local_rank = int(os.environ.get("LOCAL_RANK", "0"))
-    device = torch.device("cuda", local_rank) if is_cuda else torch.device("cpu")
-    if is_cuda:
-        torch.cuda.set_device(device)
-        extent = full_extent(arguments.presets, {name: _budget(name) for name in arguments.presets})
-    else:
-        extent = tiny_extent()
-    world_size = int(os.environ.get("WORLD_SIZE", "1"))
-    num_local_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    context = Context(
-        device,
-        extent,
-        directory,
-        rank=int(os.environ.get("RANK", "0")),
-        local_rank=local_rank,
-        world_size=world_size,
-        num_nodes=world_size // num_local_ranks,
-        num_local_ranks=num_local_ranks,
-        nemo_wheels=arguments.nemo_wheels,
-    )
-    if world_size > 1:
-        dist.init_process_group("nccl" if is_cuda else "gloo", timeout=_GROUP_TIMEOUT)
-        shared: list[Path | None] = [None] * world_size
-        dist.all_gather_object(shared, directory)
-        # The directory of the first rank of this node; on other nodes, ranks have others.
-        first = shared[context.rank - local_rank]
-        assert first is not None
-        context.directory = first
-    return context
+def _gpu_name() -> str:
+    command = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError) as error:
+        raise SystemExit("nvidia-smi finds no GPU. Give --device cpu to try the program without one.") from error
 
 
-def _budget(preset: str) -> float:
-    content = yaml.safe_load(preset_path(preset).read_text(encoding="utf-8"))
-    return float(content["data"]["plan"]["max_batch_seconds"])
+def needs_wheels(folder: Path) -> bool:
+    """Returns whether packages of this project are missing and a folder has wheels for them."""
+    return importlib.util.find_spec("lhotse") is None and any(folder.glob("*.whl"))
+
+
+def plan(arguments: argparse.Namespace) -> list[list[Part]]:
+    """Returns the parts in the order in which they run; those of an inner list run beside each other."""
+    given = ["--device", arguments.device, "--output", str(arguments.output.resolve())]
+    of_forms = ["--forms", *arguments.forms] if arguments.forms else []
+
+    def part(name: str, limit_s: float, *more: str) -> Part:
+        # The limits are those of a GPU.
+        limit_s = limit_s if arguments.device == "cuda" else arguments.limit
+        return Part(name, limit_s, ["-m", "benchmarks.gpu.part", name.split()[0], *given, *more])
+
+    def of_preset(kind: str, limit_s: float, preset: str) -> Part:
+        return part(" ".join([kind, preset, *of_forms[1:]]), limit_s, "--preset", preset, *of_forms)
+
+    steps = [[of_preset("steps", 120, preset)] for preset in arguments.presets]
+    of_nemo = ["--nemo-wheels", str(arguments.nemo_wheels.resolve())]
+    has_nemo = any(arguments.nemo_wheels.glob("*.whl"))
+    compared = [preset for preset in COMPARED if preset in arguments.presets and has_nemo]
+    test = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "gpu", "--timeout", "60", *_test_files()]
+    in_order = [
+        ("machine", [[part("machine", 45)]]),
+        ("check", [[of_preset("check", 140, preset) for preset in arguments.presets]]),
+        ("steps", steps[:2]),
+        ("nemo", [[part(f"nemo {preset}", 60, "--preset", preset, *of_nemo)] for preset in compared]),
+        ("steps", steps[2:]),
+        ("tests", [[Part("tests", 120, test)]]),
+    ]
+    return [parts for kind, groups in in_order if kind in arguments.parts for parts in groups]
+
+
+def _test_files() -> list[str]:
+    """Returns the files with tests for a GPU; others may import what the machine lacks."""
+    files = (REPOSITORY / "tests").rglob("test_*.py")
+    return sorted(str(path.relative_to(REPOSITORY)) for path in files if "mark.gpu" in path.read_text(encoding="utf-8"))
+
+
+def run_beside(results: Results, parts: list[Part], end_s: float, packages: str) -> None:
+    """Runs parts at the same time, each until its limit or the end of all time; a row says how each ended."""
+    threads = str(max(1, (os.cpu_count() or 1) // max(2, len(parts))))
+    path = os.pathsep.join([packages, str(REPOSITORY), *filter(None, [os.environ.get("PYTHONPATH")])])
+    environment = {
+        **os.environ,
+        "PYTHONPATH": path,
+        "PYTHONUNBUFFERED": "1",
+        "OMP_NUM_THREADS": threads,
+        "TORCHINDUCTOR_COMPILE_THREADS": threads,
+    }
+    running: list[Running] = []
+    try:
+        for part in parts:
+            left_s = end_s - time.monotonic()
+            if left_s < _MIN_S:
+                continue
+            log = (results.folder / f"log-{part.name.replace(' ', '-')}.txt").open("ab")
+            process = subprocess.Popen(
+                [sys.executable, *part.arguments],
+                cwd=REPOSITORY,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+            running.append(Running(part, process, log, time.monotonic(), min(part.limit_s, left_s)))
+        for one in running:
+            code = _end_of(one)
+            seconds = round(time.monotonic() - one.started_s, 1)
+            results.put(ended=one.part.name, code=code, seconds=seconds)
+    finally:
+        for one in running:
+            _end_group(one.process)
+            one.log.close()
+
+
+def _end_of(one: Running) -> int | str:
+    """Returns the exit code of a part, or `limit` if it is ended at its limit."""
+    try:
+        return one.process.wait(max(0.0, one.started_s + one.limit_s - time.monotonic()))
+    except subprocess.TimeoutExpired:
+        _end_group(one.process)
+        return "limit"
+
+
+def _end_group(process: "subprocess.Popen[bytes]") -> None:
+    """Ends a process with all that it has started, such as NeMo and the workers of the compiler."""
+    for number, grace_s in ((signal.SIGTERM, _GRACE_S), (signal.SIGKILL, None)):
+        try:
+            os.killpg(process.pid, number)
+        except ProcessLookupError:
+            break
+        try:
+            process.wait(grace_s)
+        except subprocess.TimeoutExpired:
+            continue
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # ends the parts
     sys.exit(main())

@@ -1,153 +1,125 @@
-"""Sections `steps`, `kernels`, `budgets` and `presets`: time, kernels, memory and energy of training steps."""
+"""Part `steps`: time, kernels and memory of optimizer steps in each form."""
 
-import re
+import statistics
 import time
+from typing import Any
 
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
-from benchmarks.gpu.context import Context
-from benchmarks.gpu.device import peak_tflops
-from benchmarks.gpu.energy import energy_counter
-from benchmarks.gpu.forms import BASE, FORMS, Case, StepSample, Trial, best_form, case_of, fitting
-from benchmarks.gpu.measuring import Profile, count_tflop, median, profile_call
-from benchmarks.gpu.report import Row, Section
-from nestdata import PackedBatch
-from nestmodel.preflight.measure.memory import PeakMemory
-from nestmodel.preflight.measure.trial_step import noise_batch
+from benchmarks.counts.fake_gpu import CUSTOM_FORMULAS
+from benchmarks.gpu.forms import FORMS, PLAIN, REFERENCE, step_forms
+from benchmarks.gpu.machine import peak_tflops
+from benchmarks.gpu.profiling import profile_call
+from benchmarks.gpu.results import Results
+from benchmarks.gpu.trial import RATE, Trial, batch_of, config_of, cuts_of, free
 
-_NUM_NAMED = 25
-"""Kernels of a model that get a row each; the others share one."""
+WIDE_CUTS = 133
+"""Cuts of 2,000 s: a wider microbatch of `small`, for fewer launches."""
 
-_NAME_LENGTH = 100
-_ENERGY_S = 2.0
-"""Least time over which energy is measured; the driver updates its counter several times a second."""
+TRACED_PRESET = "large"
 
 
-def measure_steps(context: Context, section: Section) -> None:
-    """Adds a row for each model: time on the host, time on the GPU, and where the GPU's time goes."""
-    seconds = context.extent.cut_seconds[0]
-    cases = [case_of(context, model, seconds) for model in reversed(context.extent.models)]
-    for case in context.pending(section, cases, lambda case: case.row):
-        section.add(*fitting(context, case, _step_row))
-    section.notes.append(
-        "`host`: until forward and backward are launched. It contains waiting where a GPU is far behind; `host alone` "
-        "is that of a single cut of the same length. `busy`: the sum of all kernels, which the groups add up to."
-    )
+def measure_steps(results: Results, device: torch.device, preset: str, forms: list[str]) -> None:
+    """Adds a row for each form of a preset, and for `small` those of wider microbatches."""
+    forms = [form for form in step_forms(preset) if form in forms]
+    _Steps(results, device, preset, cuts_of(preset, device)).measure(forms)
+    if preset == "small" and device.type == "cuda":
+        few = [form for form in (PLAIN, "compiled", "graph", "compiled-fixed-graph") if form in forms]
+        _Steps(results, device, preset, WIDE_CUTS).measure(few)
 
 
-def measure_kernels(context: Context, section: Section) -> None:
-    """Adds the longest kernels of a step of each model; on a CPU, operations."""
-    names = [name for name in reversed(context.extent.models) if name != "medium"]  # between `small` and `large`
-    for model in context.pending(section, names, lambda model: f"{model}, all"):
-        section.add(*_kernel_rows(context, model))
+class _Steps:
+    def __init__(self, results: Results, device: torch.device, preset: str, num_cuts: int) -> None:
+        self._results, self._device, self._preset = results, device, preset
+        self._is_cuda = device.type == "cuda"
+        # As in the presets on one GPU; on a CPU, fewer.
+        self._per_step, self._num_steps = (8, 2) if self._is_cuda else (2, 1)
+        self._where: dict[str, Any] = {"part": "steps", "preset": preset, "cuts": num_cuts}
+        self._batch = batch_of(num_cuts, device)
+        self._shorter = batch_of(num_cuts, device, share=0.8)
 
+    def measure(self, forms: list[str]) -> None:
+        wanted = [form for form in forms if not self._results.has(**self._where, form=form)]
+        if not wanted:
+            return
+        trial = Trial(config_of(self._preset, self._device), self._device, per_step=self._per_step)
+        tflop = None
+        with self._results.attempt(**self._where, form="operations"):
+            tflop = self._tflop(trial)
+        for form in wanted:
+            with self._results.attempt(**self._where, form=form):
+                self._results.put(**self._where, form=form, **self._row(trial, form, tflop))
+        trial.reset()
+        free(self._device)
 
-def _kernel_rows(context: Context, model: str) -> list[Row]:
-    case = case_of(context, model, context.extent.cut_seconds[0])
-    trial, batch = Trial(context, context.extent.models[model], FORMS[BASE]), noise_batch(case.shape)
-    trial.warm_up(batch)
-    found = profile_call(context, lambda: trial(batch))
-    rows: list[Row] = [
-        {
-            "row": f"{model}, {_short(kernel.name)}",
-            "group": kernel.group,
-            "number": kernel.number,
-            "ms": kernel.milliseconds,
-            "us each": 1000 * kernel.milliseconds / kernel.number,
+    def _tflop(self, trial: Trial) -> float:
+        """Returns the operations of matrix products, convolutions and attention in a microbatch, in 10^12."""
+        trial.use(REFERENCE)
+        with FlopCounterMode(display=False, custom_mapping=CUSTOM_FORMULAS) as counter:
+            trial.microbatch(self._batch)
+        trial.reset()
+        return float(counter.get_total_flops()) / 1e12
+
+    def _row(self, trial: Trial, form: str, tflop: float | None) -> dict[str, Any]:
+        trial.use(form)
+        started = time.perf_counter()
+        if FORMS[form].has_varying_shapes:
+            trial.microbatch(self._shorter)
+            trial.reset()
+        trial.step(self._batch)  # compiles; captures; replays
+        trial.wait()
+        first_s = time.perf_counter() - started
+        microbatch_s = [self._timed(trial) for _ in range(self._num_steps)]
+        host_s = statistics.median(self._host(trial) for _ in range(3))
+        trial.check_replayed()
+        memory = self._memory()
+        trial.reset()
+        found = profile_call(
+            lambda: trial.microbatch(self._batch), trial.wait, is_cuda=self._is_cuda, trace=self._trace(form)
+        )
+        trial.reset()
+        with (self._results.folder / "kernels.txt").open("a", encoding="utf-8") as file:
+            head = f"== {self._preset}, {self._where['cuts']} cuts, {form}: busy {found.busy_ms:.1f} ms"
+            file.write("\n".join([head, *found.lines(), "", ""]))
+        seconds = min(microbatch_s)
+        peak = peak_tflops(torch.cuda.get_device_name()) if self._is_cuda else None
+        return {
+            "ms": 1000 * seconds,
+            "spread": max(microbatch_s) / seconds - 1,
+            "audio_s_per_s": self._batch.audio.numel() / RATE / seconds,
+            "tflop": tflop,
+            "share_of_peak": None if peak is None or tflop is None else tflop / seconds / peak,
+            "busy_ms": found.busy_ms,
+            "host_ms": 1000 * host_s,
+            "launches": found.num_launches,
+            "kernels": sum(kernel.number for kernel in found.kernels),
+            **memory,
+            "first_s": first_s,
+            "groups_ms": found.groups_ms(),
         }
-        for kernel in found.kernels[:_NUM_NAMED]
-    ]
-    number = sum(kernel.number for kernel in found.kernels)
-    return [*rows, {"row": f"{model}, all", "number": number, "ms": found.busy_ms}]
 
+    def _timed(self, trial: Trial) -> float:
+        """Returns the seconds of a microbatch, in a step whose microbatches follow each other without a wait."""
+        started = time.perf_counter()
+        trial.step(self._batch)
+        trial.wait()
+        return (time.perf_counter() - started) / self._per_step
 
-def _short(name: str) -> str:
-    """Returns the name of a kernel without what most names share, up to a length."""
-    return re.sub(r"^void |\bat::native::|\(anonymous namespace\)::", "", name)[:_NAME_LENGTH]
+    def _host(self, trial: Trial) -> float:
+        """Returns the seconds until the host has launched a microbatch, from an idle device."""
+        trial.wait()
+        started = time.perf_counter()
+        trial.microbatch(self._batch)
+        return time.perf_counter() - started
 
+    def _memory(self) -> dict[str, float]:
+        if not self._is_cuda:
+            return {}
+        reserved, allocated = torch.cuda.max_memory_reserved(), torch.cuda.max_memory_allocated()
+        return {"reserved_gb": reserved / 1e9, "allocated_gb": allocated / 1e9}
 
-def measure_budgets(context: Context, section: Section) -> None:
-    """Adds a row for each `max_batch_seconds` of the smallest model."""
-    model, seconds = next(iter(context.extent.models)), context.extent.cut_seconds[0]
-    form = best_form(context, model)
-    cases = [case_of(context, model, seconds, form, budget) for budget in context.extent.more_budgets]
-    for case in context.pending(section, cases, lambda case: case.row):
-        section.add(*fitting(context, case, _measured_row))
-
-
-def measure_presets(context: Context, section: Section) -> None:
-    """Adds a row for each model and length of cuts, in the best form that section `forms` has found."""
-    forms = {model: best_form(context, model) for model in context.extent.models}
-    cases = [
-        case_of(context, model, seconds, forms[model])
-        for seconds in context.extent.cut_seconds
-        for model in reversed(context.extent.models)
-    ]
-    for case in context.pending(section, cases, lambda case: case.row):
-        section.add(*fitting(context, case, _measured_row))
-
-
-def _step_row(context: Context, case: Case) -> Row:
-    row, found = _measure(context, case)
-    trial, batch = Trial(context, context.extent.models[case.model], FORMS[case.form]), noise_batch((1, case.shape[1]))
-    trial.warm_up(batch)
-    row["host alone, ms"] = median(trial(batch).host_ms for _ in range(context.extent.num_steps))
-    for name, kernel in found.by_group().items():
-        row[f"{name}, ms (number)"] = f"{kernel.milliseconds:.3g} ({kernel.number})"
-    return row
-
-
-def _measured_row(context: Context, case: Case) -> Row:
-    return _measure(context, case)[0]
-
-
-def _measure(context: Context, case: Case) -> tuple[Row, Profile]:
-    memory = PeakMemory(context.device)
-    config, batch = context.extent.models[case.model], noise_batch(case.shape)
-    trial = Trial(context, config, FORMS[case.form])
-    trial.warm_up(batch)
-    samples = [trial(batch) for _ in range(context.extent.num_steps)]
-    peak_bytes, allocated = memory.peak_bytes(), torch.cuda.max_memory_allocated() if context.is_cuda else None
-    step_ms = median(sample.step_ms for sample in samples)
-    found = profile_call(context, lambda: trial(batch))
-    joules = _joules(context, trial, batch)
-    if case.form != BASE:  # torch does not count the operations of compiled code, nor those of graphs
-        del trial
-        trial = Trial(context, config, FORMS[BASE])
-    tflop = count_tflop(lambda: trial(batch))
-    peak = peak_tflops(torch.cuda.get_device_name(context.device)) if context.is_cuda else None
-    row = {
-        "row": case.row,
-        "result": "measured",
-        "step, ms": step_ms,
-        "host, ms": median(sample.host_ms for sample in samples),
-        "GPU, ms": _median_gpu(samples),
-        "busy, ms": found.busy_ms,
-        "optimizer, ms": median(sample.optimizer_ms for sample in samples),
-        "audio-s/s": 1000 * case.audio_seconds / step_ms,
-        "TFLOP": tflop,
-        "share of peak": None if peak is None else 1000 * tflop / step_ms / peak,
-        "launches": found.num_launches or None,
-        "kernels" if context.is_cuda else "operations": sum(kernel.number for kernel in found.kernels),
-        "reserved, GB" if context.is_cuda else "process, GB": peak_bytes / 1e9,
-        "allocated, GB": None if allocated is None else allocated / 1e9,
-        "J per audio-s": None if joules is None else joules / case.audio_seconds,
-    }
-    return row, found
-
-
-def _median_gpu(samples: list[StepSample]) -> float | None:
-    found = [sample.gpu_ms for sample in samples if sample.gpu_ms is not None]
-    return median(found) if found else None
-
-
-def _joules(context: Context, trial: Trial, batch: PackedBatch) -> float | None:
-    """Returns the energy of a step; None if the device does not count it."""
-    counter = energy_counter(context.device)
-    if counter is None:
-        return None
-    number, started, before = 0, time.monotonic(), counter()
-    while time.monotonic() - started < _ENERGY_S:
-        trial(batch)
-        number += 1
-    return (counter() - before) / number
+    def _trace(self, form: str) -> Any:
+        """Returns the file of the trace of the plain and of the default form of one preset; None for others."""
+        is_traced = self._is_cuda and self._preset == TRACED_PRESET and form in (PLAIN, "compiled")
+        return self._results.folder / f"trace-{form}.json.gz" if is_traced else None

@@ -162,20 +162,29 @@ def may_go_on(content: bytes, ranges: ByteRanges) -> bool:
     # Blocks of different sizes have the other code.
     code, at = _SYNC_CODES[content[8:10] != content[10:12]], len(tail)
     while (at := tail.rfind(code, 0, at)) >= 0:
-        end = _end_of_frame(tail[at : at + _MAX_FRAME_HEADER], block_size)
-        if end is not None:
-            return end != num_samples
+        head = tail[at : at + _MAX_FRAME_HEADER]
+        found = _frame_end(head, block_size)
+        if found is None:
+            continue
+        end, checksum_at = found
+        if end == num_samples:  # of 36 bits, so that the checksum is not needed
+            return False
+        if _crc8(head[:checksum_at]) == head[checksum_at]:
+            return True
     return True
 
 
-def _end_of_frame(head: bytes, block_size: int) -> int | None:
-    """Returns the number of the sample behind a frame, given the start of the frame; None if it is not one.
+def _frame_end(head: bytes, block_size: int) -> tuple[int, int] | None:
+    """Returns the number of the sample behind a frame, and where the checksum of the frame's header is.
 
     The layout is that of RFC 9639, section 9.1.
 
     Args:
         head: The first bytes, which may be fewer than a header has.
         block_size: Samples of all frames but the last, if their number is fixed.
+
+    Returns:
+        None if it is not a frame. The checksum is not compared.
     """
     if len(head) < 6 or head[3] & 1:
         return None
@@ -199,9 +208,9 @@ def _end_of_frame(head: bytes, block_size: int) -> int | None:
     else:
         num_samples = 192 if size_code == 1 else 144 << size_code if size_code < 6 else 1 << size_code
     end += {12: 1, 13: 2, 14: 2}.get(rate_code, 0)
-    if end >= len(head) or _crc8(head[:end]) != head[end]:
+    if end >= len(head):
         return None
-    return (number if head[1] & 1 else number * block_size) + num_samples
+    return (number if head[1] & 1 else number * block_size) + num_samples, end
 
 
 def _crc8(content: bytes) -> int:

@@ -11,7 +11,7 @@ from nestdata import BatchPlan, PlanConfig, summarise_plan
 RATE = 16000
 
 # (microbatches per step, seconds of a microbatch): a laptop, and the presets for GPUs.
-PRESETS = {"demo": (1, 40.0), "small": (8, 240.0), "medium": (8, 4000.0), "large": (8, 2000.0), "xlarge": (8, 800.0)}
+PRESETS = {"demo": (1, 40.0), "small": (8, 4000.0), "medium": (8, 4000.0), "large": (8, 2000.0), "xlarge": (8, 800.0)}
 
 
 def case_of_one_long_recording() -> NDArray[np.int64]:

@@ -1,0 +1,117 @@
+"""Part `check`: loss and gradients of each form in bf16, at the real shape, against float32 without TF32.
+
+A network of two blocks. A gradient is right if its error is at most twice that of torch's operations in bf16, and four
+units in the last place.
+"""
+
+import math
+import statistics
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from benchmarks.gpu.forms import FORMS, REFERENCE, checked_forms
+from benchmarks.gpu.results import Results
+from benchmarks.gpu.trial import Trial, batch_of, config_of, cuts_of, free
+from nestmodel import NestConfig
+
+LAST_PLACE = 2.0**-7
+"""Relative distance of neighbouring numbers in bf16."""
+
+SMALL_NORM = 0.01
+"""A gradient whose norm is a smaller share of that of all gradients is measured by this share."""
+
+Found = Mapping[str, Tensor]
+"""The loss, and the gradients by the names of their parameters."""
+
+
+def check_forms(results: Results, device: torch.device, preset: str, forms: list[str]) -> None:
+    """Adds a row for each form of a preset."""
+    config = simplified(config_of(preset, device))
+    num_cuts = cuts_of(preset, device)
+    where = {"part": "check", "preset": preset, "cuts": num_cuts}
+    wanted = [form for form in checked_forms(preset) if form in forms and not results.has(**where, form=form)]
+    if not wanted:
+        return
+    with results.attempt(**where, form="float32"):
+        with _without_tf32():
+            exact = passes(Trial(config, device, precision="32-true"), REFERENCE, num_cuts)
+        trial = Trial(config, device)
+        plain = errors(passes(trial, REFERENCE, num_cuts), exact)
+        for form in wanted:
+            with results.attempt(**where, form=form):
+                started = time.perf_counter()
+                row = verdict(passes(trial, form, num_cuts), exact, plain)
+                results.put(**where, form=form, **row, seconds=time.perf_counter() - started)
+
+
+def simplified(config: NestConfig) -> NestConfig:
+    """Returns a model of two blocks, without what a GPU's generator draws: dither and dropout of attention."""
+    encoder = replace(config.encoder, num_layers=2, dropout_att=0.0)
+    return replace(config, encoder=encoder, features=replace(config.features, dither=0.0))
+
+
+@contextmanager
+def _without_tf32() -> Iterator[None]:
+    before = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+    try:
+        yield
+    finally:
+        torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = before
+
+
+def passes(trial: Trial, name: str, num_cuts: int) -> Found:
+    """Returns loss and gradients of a microbatch; code for varying shapes and graphs have seen others before."""
+    form, batch = FORMS[name], partial(batch_of, num_cuts, trial.device)
+    trial.use(name)
+    if form.has_varying_shapes:
+        trial.microbatch(batch(number=1, share=0.8))
+    if form.graph:
+        trial.microbatch(batch(number=1))  # warms up
+        trial.microbatch(batch(number=2))  # captures
+    trial.reset()
+    loss = trial.microbatch(batch())
+    trial.check_replayed()
+    gradients = {name: p.grad.detach().clone() for name, p in trial.model.named_parameters() if p.grad is not None}
+    trial.reset()
+    free(trial.device)
+    return {"loss": loss.clone(), **gradients}
+
+
+def errors(found: Found, exact: Found) -> dict[str, float]:
+    """Returns the relative error of each value; that of one that is missing is infinite."""
+    floor = SMALL_NORM * math.hypot(*(_norm(x) for name, x in exact.items() if name != "loss"))
+    return {
+        name: _norm(found[name] - x) / max(_norm(x), 0.0 if name == "loss" else floor) if name in found else math.inf
+        for name, x in exact.items()
+    }
+
+
+def _norm(x: Tensor) -> float:
+    return float(torch.linalg.vector_norm(x, dtype=torch.float64))
+
+
+def verdict(found: Found, exact: Found, plain: Mapping[str, float]) -> dict[str, object]:
+    """Returns whether a form is right, and the value that is closest to its limit or furthest beyond it.
+
+    Args:
+        found: Values of the form.
+        exact: Values in float32.
+        plain: Errors of torch's operations in bf16.
+    """
+    of_form = errors(found, exact)
+    shares = {name: error / (2 * plain[name] + 4 * LAST_PLACE) for name, error in of_form.items()}
+    worst = max(shares, key=lambda name: math.inf if math.isnan(shares[name]) else shares[name])
+    return {
+        "is_right": all(share <= 1 for share in shares.values()),
+        "worst": worst,
+        "share_of_limit": shares[worst],
+        "relative_error": of_form[worst],
+        "median_over_plain": statistics.median(of_form[name] / max(plain[name], 1e-9) for name in of_form),
+    }

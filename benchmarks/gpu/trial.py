@@ -1,0 +1,181 @@
+"""Microbatches and optimizer steps as a run makes them on one GPU, in one form after another."""
+
+import gc
+from dataclasses import replace
+from typing import Any, Literal
+
+import pytorch_lightning as pl
+import torch
+import yaml
+from lightning_fabric.plugins.environments.lightning import LightningEnvironment
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from benchmarks.gpu.forms import FORMS, PLAIN, CountedCapture, set_form
+from nestmodel import (
+    EncoderConfig,
+    MaskConfig,
+    NestConfig,
+    NestModel,
+    OptimizerConfig,
+    QuantizerConfig,
+    loss_stats,
+    preset_path,
+)
+from nestmodel.nn.gpu import devices
+from nestmodel.preflight.measure.trial_step import noise_batch
+
+CUT_S = 15
+RATE = 16000
+Precision = Literal["bf16-mixed", "32-true"]
+
+
+def config_of(preset: str, device: torch.device) -> NestConfig:
+    """Returns the model of a preset; on a CPU, a tiny one that runs the code for GPUs."""
+    if device.type == "cuda":
+        return NestConfig.preset(preset)
+    devices.is_on_gpu = lambda _: True  # type: ignore[assignment]  # the name of the argument
+    return NestConfig(
+        encoder=EncoderConfig(d_model=16, num_heads=2, num_layers=2, subsampling_channels=8),
+        quantizer=QuantizerConfig(num_classes=32),
+        masking=MaskConfig(prob=0.05),
+        optimizer=OptimizerConfig(lr=1.0, warmup_steps=10),
+    )
+
+
+def cuts_of(preset: str, device: torch.device) -> int:
+    """Returns the number of cuts in a microbatch of a preset."""
+    if device.type != "cuda":
+        return 2
+    content = yaml.safe_load(preset_path(preset).read_text(encoding="utf-8"))
+    return int(content["data"]["plan"]["max_batch_seconds"] // CUT_S)
+
+
+def batch_of(num_cuts: int, device: torch.device, *, number: int = 0, share: float = 1.0) -> Any:
+    """Returns a microbatch of noise with padding in its last cut, in page-locked memory for a GPU.
+
+    Args:
+        num_cuts: Number of cuts.
+        device: Where it will be used.
+        number: Selects audio, masks and dropout.
+        share: Length of the cuts relative to `CUT_S`; a CPU gets cuts of 2 s.
+    """
+    seconds = CUT_S if device.type == "cuda" else 2
+    batch = noise_batch((num_cuts, int(share * seconds * RATE)))
+    lens = batch.audio_len.clone()
+    lens[-1] = 3 * lens[-1] // 4
+    key = batch.key._replace(microbatch=number)
+    batch = replace(batch, audio=batch.audio.roll(number, -1), audio_len=lens, key=key)
+    return batch.pin_memory() if device.type == "cuda" else batch
+
+
+class _Model(NestModel):
+    """A model whose metrics are computed and not logged, because there is no loop that collects them."""
+
+    def log(self, *_: Any, **__: Any) -> None:
+        """Does nothing."""
+
+    def log_dict(self, *_: Any, **__: Any) -> None:
+        """Does nothing."""
+
+
+class Trial:
+    """A model with its optimizer, without a training loop.
+
+    Args:
+        config: Sizes and settings.
+        device: GPU or CPU.
+        precision: That of the trainer.
+        per_step: Number of microbatches in an optimizer step.
+    """
+
+    def __init__(
+        self, config: NestConfig, device: torch.device, *, precision: Precision = "bf16-mixed", per_step: int = 1
+    ) -> None:
+        self.device, self.per_step = device, per_step
+        self.trainer = pl.Trainer(
+            accelerator="gpu" if device.type == "cuda" else "cpu",
+            devices=1,
+            precision=precision,
+            accumulate_grad_batches=per_step,
+            logger=False,
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+            plugins=[LightningEnvironment()],
+        )
+        self.model = _Model(config).to(device).train()
+        self.model.trainer = self.trainer
+        self._optimizer = self.model.configure_optimizers()["optimizer"]
+        self._form, self._capture = FORMS[PLAIN], CountedCapture(device)
+        self._wrapped: nn.Module | None = None
+
+    def use(self, name: str) -> None:
+        """Switches to a form, without gradients of the one before."""
+        self._form, self._capture = FORMS[name], CountedCapture(self.device)
+        set_form(self.model, self._form, self._capture)
+        self.model.prepare_steps()
+        self.reset()
+        if self._form.in_ddp:
+            self._wrapped = self._in_ddp()
+        free(self.device)
+
+    def microbatch(self, batch: Any) -> Tensor:
+        """Runs forward and backward pass, which adds to the gradients; returns the loss, summed over scored tokens."""
+        inputs = self.model.training_input(batch)
+        with self.trainer.precision_plugin.train_step_context():
+            loss = self.model.training_step(inputs, 0)
+        self.model.on_before_backward(loss)
+        self.model.backward(loss)
+        self.model.on_after_backward()
+        return loss.detach()
+
+    def step(self, batch: Any) -> None:
+        """Makes an optimizer step, with its one wait."""
+        for _ in range(self.per_step):
+            self.microbatch(batch)
+        self.model.on_before_optimizer_step(self._optimizer)
+        self._optimizer.step()
+        self._optimizer.zero_grad()
+
+    def reset(self) -> None:
+        """Drops the gradients and statistics of a step that is not completed."""
+        self.model.discard_step()
+        self._optimizer.zero_grad()
+
+    def check_replayed(self) -> None:
+        """Raises RuntimeError if the form has graphs and none was replayed."""
+        if self._form.graph and self._capture.num_replays == 0:
+            raise RuntimeError("microbatches run without graphs; a warning says why")
+
+    def wait(self) -> None:
+        """Waits for the device."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()
+
+    def _in_ddp(self) -> nn.Module:
+        """Wraps the model on a stream of its own, as Lightning does, and runs DDP's hooks; one rank."""
+        is_cuda = self.device.type == "cuda"
+        store = torch.distributed.HashStore()  # type: ignore[attr-defined]  # torch does not list it
+        torch.distributed.init_process_group("nccl" if is_cuda else "gloo", store=store, rank=0, world_size=1)
+        with torch.cuda.stream(torch.cuda.Stream() if is_cuda else None):
+            wrapped = DistributedDataParallel(
+                self.model,
+                device_ids=[0] if is_cuda else None,
+                find_unused_parameters=True,
+                gradient_as_bucket_view=True,
+                broadcast_buffers=False,
+            )
+        with torch.autocast(self.device.type, torch.bfloat16):
+            loss = loss_stats(wrapped(batch_of(2, self.device).to(self.device))).loss
+        loss.backward()
+        self.reset()
+        return wrapped
+
+
+def free(device: torch.device) -> None:
+    """Returns memory that no tensor uses to the GPU, and starts a new count of the peak."""
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
