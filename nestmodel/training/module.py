@@ -118,16 +118,16 @@ class NestModel(NestNetwork, pl.LightningModule):
         super().use_forms(forms)
         self._guard.start()
 
-    def use_graphs(self, num_shapes: int, capture: Capture) -> None:
+    def use_graphs(self, num_shapes: int, capture: Capture | None) -> None:
         """Makes training run forward and backward pass of a microbatch as CUDA graphs; see `StepGraphs`.
 
         `fit` does so by itself where graphs win. Gradients of several ranks are then summed by one all-reduce.
 
         Args:
             num_shapes: Number of fixed shapes of the batches.
-            capture: Captures a graph.
+            capture: Captures a graph; None for no graphs.
         """
-        self._graph_settings = num_shapes, capture
+        self._graph_settings = None if capture is None else (num_shapes, capture)
 
     def on_before_batch_transfer(self, batch: AudioNoiseBatch | PackedBatch, dataloader_idx: int) -> NetworkInput:  # noqa: ARG002
         """Draws the masks of a microbatch, the same ones in every validation, and copies both to the device."""
@@ -328,6 +328,7 @@ class NestModel(NestNetwork, pl.LightningModule):
         for norm in self._norms:
             norm.start_collecting()
         self._gradient_sums = GradientSums(parameter for parameter in self.parameters() if parameter.requires_grad)
+        self._graphs = None
         if self._graph_settings is not None:
             num_microbatches, num_ranks = self.trainer.accumulate_grad_batches, self.trainer.world_size
             self._graphs = StepGraphs(

@@ -74,8 +74,7 @@ class TrialStep:
         self._model = model.to(self._device).train()
         self._model.trainer = trainer
         self._model.use_forms(forms)
-        if capture is not None:
-            self._model.use_graphs(num_shapes, capture)
+        self._model.use_graphs(num_shapes, capture)
         self._model.prepare_steps()
         self._optimizer = self._model.configure_optimizers()["optimizer"]
         self.num_trained = sum(p.numel() for p in self._model.parameters() if p.requires_grad)
