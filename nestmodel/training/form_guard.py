@@ -20,8 +20,13 @@ from nestmodel.nn.precision import product_dtype
 from nestmodel.out_of_memory import is_out_of_memory
 from nestmodel.training.starting.determinism import determinism
 
-ALLOWED_ROUNDINGS = {"loss": 8.0, "norm of the gradients": 32.0}
-"""Largest relative differences between the forms, in units in the last place of the type of matrix products."""
+ALLOWED_ROUNDINGS = {"loss": 2.0, "norm of the gradients": 16.0}
+"""Largest relative differences between forms, in units in the last place of the type of matrix products.
+
+The loss is a mean over tokens, in which roundings cancel; the norm is dominated by the largest gradients. In `small`,
+bfloat16 differs from float32 by 0.01 and 0.25 units, and forms from each other by less. Masks of dropout that differ
+would be 0.1 and 3 units: so the check does not depend on how a form draws the dropout of attention weights.
+"""
 
 LEAST_ALLOWED = 1e-3
 """Smallest bound of a relative difference: for float32, of which convolutions of a GPU use the ten bits of TF32."""

@@ -18,7 +18,6 @@ from nestmodel import (
     FeatureConfig,
     MaskConfig,
     NestConfig,
-    NestModel,
     NestNetwork,
     NetworkInput,
     export_model,
