@@ -34,7 +34,6 @@ PROGRAM = Program(
             (
                 "nestmodel preflight speech.corpus --config large --devices 8",
                 "nestmodel preflight speech.corpus --config large --find-budget",
-                "nestmodel preflight speech.corpus --config large --num-shapes 16 --tune",
             ),
             is_lightning=True,
         ),

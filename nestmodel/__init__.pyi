@@ -156,7 +156,6 @@ from .nn.encoder import (
 from .nn.encoder import (
     HiddenStates as HiddenStates,
 )
-from .nn.gpu.kernel_choice import Kernels as Kernels
 from .nn.loss import (
     LossStats as LossStats,
 )
@@ -271,7 +270,6 @@ __all__ = [
     "FrameProbeReport",
     "Health",
     "HiddenStates",
-    "Kernels",
     "LossStats",
     "MaskConfig",
     "Masks",

@@ -50,12 +50,8 @@ BYTES_PER_S, FLOP_PER_S = 2.8e12, 600e12
 SCORED_SHARE = 0.3
 """Share of encoder frames that are scored with the masks of the presets."""
 
-FORMS = {
-    "compiled": {"features": "compiled", "blocks": "compiled"},
-    "combined": {"features": "compiled", "blocks": "combined"},
-}
-"""Forms of a step that torch's compiler generates, and those of the parts that differ from a step without it; they are
-those of `nestmodel.nn.gpu.kernel_choice.Kernels`."""
+FORMS = {"compiled": {"features": "compiled", "blocks": "compiled"}}
+"""The form of a step that torch's compiler generates, and the rows of the parts that differ from a step without it."""
 
 PARTS = ("features", "quantizer", "subsampling", "blocks", "head", "loss", "optimizer", "other")
 """The optimizer's part contains the sums of gradients over microbatches; the last one contains masks, encodings of
@@ -84,8 +80,7 @@ measured](gpu_h100_2026-11.md) for each, because some calls launch several. View
 Bytes count each operand of a call once. FLOP are those of matrix products, convolutions and attention. The floor adds
 up the time of all operations: that of an operation's bytes at {BYTES_PER_S / 1e12:g} TB/s, or of its FLOP at
 {FLOP_PER_S / 1e12:g} TFLOP/s if that is longer. Compiled blocks and features are counted as torch's compiler generates
-them for an H100: the kernels that it wrote, its library calls, and the operations outside of the compiled code. In
-combined blocks, kernels that do not depend on each other are one.
+them for an H100: the kernels that it wrote, its library calls, and the operations outside of the compiled code.
 """
 
 
@@ -150,8 +145,7 @@ def count(preset: str) -> dict[str, Count]:
     operations = step(preset)
     found = by_part(operations)
     found[_row("features", "compiled")] = compiled_features(preset, operations)
-    for form in ("compiled", "combined"):
-        found[_row("blocks", form)] = _compiled_blocks(preset, form, operations)
+    found[_row("blocks", "compiled")] = _compiled_blocks(preset, operations)
     return found
 
 
@@ -328,9 +322,9 @@ def _cost(one: Operation) -> Count:
     return Count(operations=1, num_bytes=one.num_bytes, flops=one.flops, floor_s=seconds)
 
 
-def _compiled_blocks(preset: str, form: str, operations: Sequence[Operation]) -> Count:
-    """Returns the costs of all blocks of an encoder in a compiled form."""
-    num_layers, codes = compile_block(preset, form)
+def _compiled_blocks(preset: str, operations: Sequence[Operation]) -> Count:
+    """Returns the costs of all compiled blocks of an encoder."""
+    num_layers, codes = compile_block(preset)
     of_blocks = [one for one in operations if one.part == "blocks"]
     # Outside of the compiled code are additions to gradients, and the conversion of weights and of their gradients.
     # Library calls take as long as eager ones.
@@ -391,12 +385,12 @@ def compile_features(preset: str) -> "tuple[Generated, Generated]":
         )
 
 
-def compile_block(preset: str, form: str = "compiled") -> "tuple[int, tuple[Generated, Generated]]":
+def compile_block(preset: str) -> "tuple[int, tuple[Generated, Generated]]":
     """Returns the number of blocks of a preset, and the code for the forward and the backward pass of one."""
     from torch._subclasses.fake_tensor import FakeTensor
 
     from benchmarks.counts.fake_compile import generate
-    from nestmodel.nn.gpu.block import COMBINED, AcceleratedConformerBlock
+    from nestmodel.nn.gpu.block import AcceleratedConformerBlock
     from nestmodel.nn.gpu.fused_attention import GpuFrames, describe_gpu_frames
 
     config = _config(preset)
@@ -430,7 +424,7 @@ def compile_block(preset: str, form: str = "compiled") -> "tuple[int, tuple[Gene
         collected = [norm._collected for norm in norms]
         assert isinstance(x, FakeTensor)
         inputs = (dict(block.named_parameters()), weights, x, collected, tuple(frames), empty_keys(0)[0])
-        return encoder.num_layers, generate(run, inputs, x.fake_mode, COMBINED if form == "combined" else {})
+        return encoder.num_layers, generate(run, inputs, x.fake_mode)
 
 
 def count_launches(preset: str) -> dict[str, int]:

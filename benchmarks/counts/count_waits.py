@@ -53,7 +53,6 @@ from nestmodel import (
     QuantizerConfig,
     Throughput,
 )
-from nestmodel.nn.gpu.kernel_choice import default_kernels
 from nestmodel.training.callbacks.progress import PlainLines
 from nestmodel.training.copy_ahead import Loader, copied_ahead
 
@@ -375,7 +374,7 @@ def count_waits(
     """
     encoder = EncoderConfig(d_model=16, num_heads=2, num_layers=1, subsampling_channels=8)
     small = NestConfig(encoder=encoder, quantizer=QuantizerConfig(num_classes=32), masking=MaskConfig(prob=0.02))
-    model = NestModel(config or small, kernels=default_kernels("cuda"))
+    model = NestModel(config or small, kernels="torch")
     with tempfile.TemporaryDirectory() as directory, fake_gpu() as gpu, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         data = FixedData(batch.pin_memory(), num_steps * microbatches, gpu)

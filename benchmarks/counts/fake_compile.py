@@ -7,7 +7,7 @@ Uses private functions of torch 2.11.
 """
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -73,16 +73,13 @@ class _Done(BaseException):
     """Ends the compilation when the code is generated; no exception, so that nothing catches it on the way."""
 
 
-def generate(
-    function: Callable[..., Tensor], inputs: Sequence[Any], mode: Any, options: Mapping[str, Any]
-) -> tuple[Generated, Generated]:
+def generate(function: Callable[..., Tensor], inputs: Sequence[Any], mode: Any) -> tuple[Generated, Generated]:
     """Returns the code for the forward and the backward pass of a function of fake tensors.
 
     Args:
         function: Computes one tensor from the inputs.
         inputs: Its arguments, nested in lists, tuples and dictionaries or not.
         mode: Fake mode of the tensors.
-        options: As for `torch.compile`.
     """
     graphs: list[torch.fx.GraphModule] = []
 
@@ -94,7 +91,7 @@ def generate(
     def unused(*_: Any) -> Any:
         raise AssertionError("the partition ends the tracing")
 
-    with _compiling(mode), inductor_config.patch(dict(options)):
+    with _compiling(mode):
         _trace(function, inputs, unused, partition_fn=partition)
         forward, backward = graphs
         return _generate(forward, is_backward=False), _generate(backward, is_backward=True)

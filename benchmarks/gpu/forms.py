@@ -8,9 +8,8 @@ import torch
 import torch._inductor.config as inductor
 from torch import device as Device
 
-from nestmodel import NestModel
-from nestmodel.nn.gpu.block import AcceleratedConformerBlock
-from nestmodel.nn.gpu.kernel_choice import Kernels
+from nestmodel import NestModel, NestNetwork
+from nestmodel.nn.gpu.forms import Forms
 from nestmodel.nn.gpu.step_graph import Capture, CudaCapture
 
 
@@ -86,18 +85,13 @@ def set_form(model: NestModel, form: Form, capture: Capture) -> None:
     torch.compiler.reset()
     inductor.combo_kernels = form.combined
     inductor.combo_kernel_allow_mixed_sizes = 2 if form.combined else 1
-    for layer in model.encoder.layers:
-        assert isinstance(layer, AcceleratedConformerBlock)
-        layer.compiler = None
-    kernels = Kernels(
-        features="compiled" if form.compiled else "torch",
-        subsampling="triton" if form.subsampling_kernel else "torch",
-        blocks="compiled" if form.compiled else "torch",
-        step="torch",  # drops the capture of an earlier form
+    forms = Forms(
+        subsampling_kernel=form.subsampling_kernel,
+        compiled=form.compiled,
+        num_shapes=1 if form.has_fixed_shapes else None,
     )
-    model.use_kernels(kernels, num_shapes=1 if form.has_fixed_shapes else None)
-    if form.graph:
-        model.use_graphs(1, capture)
+    NestNetwork.use_forms(model, forms)  # without the guard of a run, which could change to the plain form
+    model.use_graphs(1, capture if form.graph else None)
 
 
 class CountedCapture:

@@ -144,7 +144,9 @@ class Trial:
         self._optimizer.zero_grad()
 
     def check_replayed(self) -> None:
-        """Raises RuntimeError if the form has graphs and none was replayed."""
+        """Raises RuntimeError if the form was given up, or has graphs and none was replayed."""
+        if self.model.forms.compiled != self._form.compiled:
+            raise RuntimeError("the compiled form failed; a warning says why")
         if self._form.graph and self._capture.num_replays == 0:
             raise RuntimeError("microbatches run without graphs; a warning says why")
 

@@ -190,7 +190,6 @@ SETTINGS = (
         "memory_limit", CHECKS, "With --find-budget: memory of a rank, as 8GiB.", metavar="SIZE", commands=_PREFLIGHT
     ),
     Setting("memory_margin", CHECKS, "With --find-budget: share left free.", 0.1, commands=_PREFLIGHT),
-    Setting("tune", CHECKS, "Instead, race the kernels for fit.", kind="switch", commands=_PREFLIGHT),
     Setting("num_batches", CHECKS, "Batches that each rank reads.", 3, commands=_PREFLIGHT),
     Setting("timeout_s", CHECKS, "Seconds that ranks wait in a check.", 300.0, commands=_PREFLIGHT),
     Setting("feeding_seconds", CHECKS, "Seconds per number of workers; 0 skips it.", 2.0, commands=_PREFLIGHT),

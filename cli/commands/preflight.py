@@ -2,7 +2,6 @@
 
 import sys
 from collections.abc import Callable
-from dataclasses import asdict
 
 from pytorch_lightning import LightningDataModule, LightningModule, Trainer
 from rich.console import Console
@@ -20,8 +19,6 @@ from nestmodel import (
     find_budget,
     run_preflight,
 )
-from nestmodel.training.starting import kernel_race
-from nestmodel.tuning.table import format_table
 
 from ..output import print_json
 
@@ -54,7 +51,6 @@ class PreflightTrainer(Trainer):
         find_budget: bool = False,
         memory_limit: str | None = _BUDGET.memory_limit,
         memory_margin: float = _BUDGET.memory_margin,
-        tune: bool = False,
         json: bool = False,
         ckpt_path: str | None = None,  # noqa: ARG002 - accepted because the files and flags of fit may set it
         weights_only: bool | None = None,  # noqa: ARG002
@@ -73,18 +69,12 @@ class PreflightTrainer(Trainer):
             find_budget: Instead of the checks, find the largest data.plan.max_batch_seconds that fits, and the best.
             memory_limit: Memory of one rank with find_budget, such as 8GiB; required on a CPU.
             memory_margin: Share of the memory that find_budget leaves free.
-            tune: Instead of the checks, race the kernels of the run on this device, and keep the result for fit.
             json: Print the result as JSON.
             ckpt_path: As for fit. Preflight only checks that the file exists.
             weights_only: As for fit. Preflight does not use it.
         """
         assert isinstance(model, NestModel)
         assert isinstance(datamodule, NestDataModule)
-        if tune:
-            if find_budget:
-                raise ConfigError("--tune and --find_budget are both given: run one after the other, --tune first.")
-            _tune(model, datamodule, self, json)
-            return
         if find_budget:
             limits = BudgetConfig(memory_limit=memory_limit, memory_margin=memory_margin, timeout_s=timeout_s)
             _find_budget(model, datamodule, self, limits, json)
@@ -101,23 +91,6 @@ class PreflightTrainer(Trainer):
             price_per_gb=price_per_gb,
         )
         self.exit_code = int(run_preflight(model, datamodule, self, config, show).has_failed)
-
-
-def _tune(model: NestModel, data: NestDataModule, trainer: Trainer, json: bool) -> None:
-    if not trainer.is_global_zero:
-        return
-    device = trainer.strategy.root_device
-    if not kernel_race.raced_parts(device, model.kernels):
-        if json:
-            print_json({"device": str(device), "rows": []})
-        else:
-            print(f"nothing to race on {device}: the form of each part is given there.")
-        return
-    result = kernel_race.race(model.kernels, model.config, trainer, data.train_dataset.plan, reads_cache=False)
-    if json:
-        print_json(asdict(result))
-    else:
-        print(f"kernels for {result.device}\n{format_table(result)}")
 
 
 def _find_budget(model: NestModel, data: NestDataModule, trainer: Trainer, limits: BudgetConfig, json: bool) -> None:

@@ -109,9 +109,9 @@ class PlanConfig:
     that fill fewer than 128 steps."""
 
     num_shapes: int | None = None
-    """Number of padded lengths, for compiled kernels.
+    """Number of padded lengths, for CUDA graphs.
 
-    The lengths are chosen to minimise padding, and a compiled model sees few shapes. The last step of an epoch is then
+    The lengths are chosen to minimise padding, and a model sees few shapes. The last step of an epoch is then
     filled up with repeated cuts. None pads to the longest cut of each bucket."""
 
     weights: tuple[float, ...] | None = None

@@ -1,6 +1,11 @@
-"""The limits of torch's compiler, which are settings of the whole process."""
+"""Settings of torch's compiler, which are those of the whole process."""
 
 import torch._dynamo as dynamo
+import torch._functorch.config as functorch
+
+GRAPHS_OF_VARYING_SHAPES = 16
+"""Graphs of a function for varying shapes. Blocks need two for training, two for single cuts, and as many for
+validation; a function may need others for sizes that happen to be equal."""
 
 
 def allow_graphs(num_graphs: int) -> None:
@@ -10,3 +15,8 @@ def allow_graphs(num_graphs: int) -> None:
     """
     dynamo.config.recompile_limit = max(dynamo.config.recompile_limit, num_graphs)
     dynamo.config.accumulated_recompile_limit = max(dynamo.config.accumulated_recompile_limit, num_graphs)
+
+
+def compile_backward_in_forward() -> None:
+    """Makes torch compile a backward pass together with its forward pass, so that errors are raised there."""
+    functorch.force_non_lazy_backward_lowering = True

@@ -19,14 +19,13 @@ from torch.utils.checkpoint import checkpoint
 
 from nestmodel.attention_context import Context, draw_context
 from nestmodel.config import EncoderConfig
-from nestmodel.errors import ConfigError
 from nestmodel.nn.attention import Frames, describe_frames, relative_positions, visible_keys
 from nestmodel.nn.block import KEYS_PER_BLOCK, BlockCache, ConformerBlock, split_keys
-from nestmodel.nn.compiler import allow_graphs
+from nestmodel.nn.compiler import GRAPHS_OF_VARYING_SHAPES, allow_graphs, compile_backward_in_forward
 from nestmodel.nn.convolution import ConvModule
 from nestmodel.nn.dropout import draw_keys
 from nestmodel.nn.gpu import devices
-from nestmodel.nn.gpu.block import AcceleratedConformerBlock, CompilerSettings
+from nestmodel.nn.gpu.block import AcceleratedConformerBlock
 from nestmodel.nn.gpu.dropout import AcceleratedDropout
 from nestmodel.nn.gpu.fused_attention import GpuFrames, describe_gpu_frames
 from nestmodel.nn.gpu.subsampling import AcceleratedConvSubsampling
@@ -197,27 +196,36 @@ class ConformerEncoder(nn.Module):
             extended.append(BlockCache(attention, convolution))
         return x, extended
 
-    def compile_blocks(self, num_shapes: int | None, *, combined: bool = False) -> None:
+    def use_torch(self) -> None:
+        """Runs the blocks operation by operation, as is the default."""
+        for layer in self.layers:
+            assert isinstance(layer, AcceleratedConformerBlock)
+            layer.compiles_for = None
+
+    @property
+    def is_compilable(self) -> bool:
+        """Whether blocks can be compiled: their dropout is decided by positions, and no activations are recomputed.
+
+        Compiled code draws other numbers than torch's generator. A recomputation would compile in the backward pass,
+        where an error cannot end in the plain form, because ranks may have begun to exchange gradients.
+        """
+        return self.config.dropout_source == "position" and not self.checkpoint_activations
+
+    def use_compiled(self, num_shapes: int | None) -> None:
         """Compiles the blocks with torch at their first use; all blocks share the compiled code.
 
         Args:
             num_shapes: Number of batch shapes to compile for; None compiles for varying shapes.
-            combined: Whether kernels that do not depend on each other are launched as one: fewer launches, by an
-                option of the compiler that few people use.
-
-        Raises:
-            ConfigError: Activations are checkpointed, and the number of shapes is None.
         """
-        check_compilable(self.checkpoint_activations, num_shapes)
         # Torch would split the graph of a block where a gradient bucket of DDP ends, to overlap communication within
         # the block. Blocks are compiled one by one, so communication overlaps with other blocks anyway.
         dynamo.config.optimize_ddp = False
-        if num_shapes is not None:
-            # Shapes of training are compiled for the forward pass and for its recomputation, those of validation once.
-            allow_graphs(3 * num_shapes + 2)
+        compile_backward_in_forward()
+        # Shapes are compiled for training and for validation. If they vary, there are a few graphs of each.
+        allow_graphs(GRAPHS_OF_VARYING_SHAPES if num_shapes is None else 2 * num_shapes + 2)
         for layer in self.layers:
             assert isinstance(layer, AcceleratedConformerBlock)
-            layer.compiler = CompilerSettings(dynamic=None if num_shapes is None else False, combined=combined)
+            layer.compiles_for = "varying shapes" if num_shapes is None else "fixed shapes"
 
     def _outputs(
         self,
@@ -242,16 +250,6 @@ class ConformerEncoder(nn.Module):
             else:
                 x = layer(x, frames, of_block)
             yield x
-
-
-def check_compilable(checkpoint_activations: bool, num_shapes: int | None) -> None:
-    """Raises ConfigError if blocks cannot be compiled: activations are checkpointed, and shapes are not fixed."""
-    if checkpoint_activations and num_shapes is None:
-        raise ConfigError(
-            "model.kernels.blocks is compiled, model.config.encoder.checkpoint_activations is on, and "
-            "data.plan.num_shapes is not set. When torch stops compiling for more shapes, it can no longer recompute "
-            "the activations of compiled blocks. Set data.plan.num_shapes, for example to 8, or change one of the two."
-        )
 
 
 def _recompute_contexts(

@@ -14,13 +14,14 @@ from functools import cache
 from typing import NamedTuple
 
 import torch
+import torch._dynamo as dynamo
 import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torchaudio.functional import melscale_fbanks
 
 from nestmodel.config import FeatureConfig
-from nestmodel.nn.compiler import allow_graphs
+from nestmodel.nn.compiler import GRAPHS_OF_VARYING_SHAPES, allow_graphs
 from nestmodel.nn.precision import exact_matmul
 
 LOG_OFFSET = 2.0**-24
@@ -87,8 +88,8 @@ class LogMelFeatures(nn.Module):
             num_shapes: Number of batch shapes to compile for; None compiles for varying shapes.
         """
         self._is_compiled, self._has_dynamic_shapes = True, None if num_shapes is None else False
-        if num_shapes is not None:
-            allow_graphs(2 * num_shapes + 2)  # training with dither, validation without
+        # Training with dither, validation without.
+        allow_graphs(GRAPHS_OF_VARYING_SHAPES if num_shapes is None else 2 * num_shapes + 2)
 
     @torch.no_grad()
     def forward(
@@ -111,8 +112,20 @@ class LogMelFeatures(nn.Module):
         )
         audio, feat_lens = self._in_full_precision(audio), audio_lens // self.config.hop_length
         with torch.autocast(audio.device.type, enabled=False):
-            spectrum = _transform(before(self.config, self.window, audio, self._draw_dither(audio), audio_lens))
+            dither = self._draw_dither(audio)
+            self._mark_varying_sizes(audio, dither, audio_lens, feat_lens)
+            spectrum = _transform(before(self.config, self.window, audio, dither, audio_lens))
+            self._mark_varying_sizes(spectrum)
             return after(self.config, self.fb, spectrum, feat_lens), feat_lens
+
+    def _mark_varying_sizes(self, *tensors: Tensor | None) -> None:
+        """Tells the compiler which sizes differ from batch to batch, so that the first code that it writes takes any.
+
+        Batches differ in utterances and in samples or frames, the first two sizes.
+        """
+        if self._is_compiled and self._has_dynamic_shapes is None:
+            for tensor in (tensor for tensor in tensors if tensor is not None):
+                dynamo.maybe_mark_dynamic(tensor, [*range(min(tensor.dim(), 2))])
 
     @torch.no_grad()
     def log_mels(

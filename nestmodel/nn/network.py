@@ -15,10 +15,9 @@ from torch import Tensor, nn
 from nestdata import AudioNoiseBatch, Microbatch, derive_key
 from nestmodel.attention_context import Context
 from nestmodel.config import FeatureConfig, NestConfig
-from nestmodel.errors import ConfigError
 from nestmodel.nn.encoder import ConformerEncoder, DropoutKeys, EncoderOutput
 from nestmodel.nn.features import LogMelFeatures, normalise
-from nestmodel.nn.gpu.kernel_choice import TORCH, Kernels
+from nestmodel.nn.gpu.forms import Forms
 from nestmodel.nn.masking import BlockMask, scored_token_mask
 from nestmodel.nn.network_input import Masks, NetworkInput
 from nestmodel.nn.quantizer import RandomProjectionQuantizer
@@ -101,10 +100,14 @@ class NestNetwork(nn.Module):
     source: str | None
     """The file that the network was loaded from; None for initial weights."""
 
+    forms: Forms
+    """The form of a training step; see `use_forms`."""
+
     def __init__(self, config: NestConfig) -> None:
         super().__init__()
         self.config = config
         self.source = None
+        self.forms = Forms(subsampling_kernel=True, compiled=False)
         num_mels, quantizer, dim = config.features.num_mels, config.quantizer, config.encoder.d_model
         is_pre_conv, factor = config.masking.position == "pre_conv", config.encoder.subsampling_factor
         # With pre_conv, masks apply to feature frames, and a token stacks the feature frames of one encoder frame.
@@ -153,25 +156,16 @@ class NestNetwork(nn.Module):
             f"encoder; weights {f'from {self.source}' if self.source else 'of this program'})"
         )
 
-    def use_kernels(self, kernels: Kernels, *, num_shapes: int | None) -> None:
-        """Sets the form of each part; parts that are `auto` keep theirs. Blocks cannot return to the plain form.
-
-        Args:
-            kernels: The forms.
-            num_shapes: Number of batch shapes to compile for; None compiles for varying shapes.
-
-        Raises:
-            ConfigError: A form is not available, or cannot be combined with the settings of the model.
-        """
-        self.encoder.pre_encode.has_joined_stages = kernels.subsampling != TORCH
-        if kernels.blocks in ("compiled", "combined"):
-            self.encoder.compile_blocks(num_shapes, combined=kernels.blocks == "combined")
-        if kernels.features == "compiled":
-            self.features.use_compiled(num_shapes)
-        elif kernels.features == TORCH:
-            self.features.use_torch()
-        if kernels.step == "graph":
-            raise ConfigError("a step as a graph is not available without a NestModel. Set kernels.step to torch.")
+    def use_forms(self, forms: Forms) -> None:
+        """Sets the form of a training step, which may be changed at any time."""
+        self.forms = forms
+        self.encoder.pre_encode.has_joined_stages = forms.subsampling_kernel
+        self.features.use_torch()
+        self.encoder.use_torch()
+        if forms.compiled:
+            self.features.use_compiled(forms.num_shapes)
+        if forms.compiled and self.encoder.is_compilable:
+            self.encoder.use_compiled(forms.num_shapes)
 
     def forward(self, batch: AudioNoiseBatch, *, mask_purpose: str = "mask") -> NestOutput:
         """Predicts the masked tokens of a microbatch.

@@ -36,7 +36,7 @@ def rank_settings(model: NestModel, data: NestDataModule, trainer: pl.Trainer) -
         **{f"trainer.{name}": repr(getattr(trainer, name)) for name in ("precision", "gradient_clip_val", "max_steps")},
         "trainer.val_check_interval": repr(trainer.val_check_interval),
         "trainer.deterministic": repr(determinism()),
-        **flatten_settings(model.kernels, "model.kernels"),
+        "model.kernels": repr(model.kernels),
     }
 
 

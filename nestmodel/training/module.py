@@ -18,6 +18,7 @@ import torch
 from pytorch_lightning.trainer.states import TrainerFn
 from pytorch_lightning.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 import nestguard
 from nestdata import AudioNoiseBatch
@@ -28,13 +29,14 @@ from nestmodel.formats.training_record import METRICS, RECORD_KEY, SETTINGS_KEY,
 from nestmodel.formats.weights import build_network, load_weights
 from nestmodel.nn.batch_norm import StepBatchNorm, update_running_stats
 from nestmodel.nn.gpu import devices
-from nestmodel.nn.gpu.kernel_choice import TORCH, Kernels, default_kernels
+from nestmodel.nn.gpu.forms import Forms, Kernels
 from nestmodel.nn.gpu.step_graph import Capture, CudaCapture, StepGraphs
 from nestmodel.nn.loss import CONTEXT_METRICS, LossStats, loss_stats
 from nestmodel.nn.network import NestNetwork
 from nestmodel.nn.network_input import NetworkInput
 from nestmodel.options import WeightParts
 from nestmodel.training.data import NestDataModule
+from nestmodel.training.form_guard import FormGuard, seed_generators
 from nestmodel.training.gradient_sums import GradientSums
 from nestmodel.training.lightning_private import (
     fix_gradient_buckets,
@@ -44,27 +46,20 @@ from nestmodel.training.lightning_private import (
 )
 from nestmodel.training.nonfinite import SkippedSteps
 from nestmodel.training.saving.resume import (
-    Settings,
     check_same_step,
     check_unchanged,
     run_settings,
-    stored_kernels,
+    stored_form,
 )
 from nestmodel.training.schedule import build_optimizer, divides_gradients
 from nestmodel.training.starting.ddp_advice import suppress_unused_parameter_advice
-from nestmodel.training.starting.kernel_race import Choice, choose_kernels, device_name
 from nestmodel.training.starting.launcher import destroy_process_group_at_exit
-from nestmodel.training.starting.run_checks import (
-    check_graph,
-    check_graph_precision,
-    check_precision,
-    check_sampling_rate,
-)
+from nestmodel.training.starting.run_checks import check_precision, check_sampling_rate
+from nestmodel.training.starting.run_form import RunForm, run_form
 from nestmodel.training.step_stats import DecayedCounts, StepStats, fetch
 from nestmodel.training.stopping.stop_requests import StopRequests
 
 _PROGRESS_KEY = "nest_progress"
-_DEVICE_KEY = "nest_kernels_device"
 
 
 class NestModel(NestNetwork, pl.LightningModule):
@@ -78,7 +73,7 @@ class NestModel(NestNetwork, pl.LightningModule):
         config: NestConfig,
         init_from: Path | None = None,
         init_parts: WeightParts = "all",
-        kernels: Kernels = Kernels(),
+        kernels: Kernels = "auto",
     ) -> None:
         """Builds a model with weights drawn from the seed, or loads those of a file whose names and shapes match.
 
@@ -86,7 +81,8 @@ class NestModel(NestNetwork, pl.LightningModule):
             config: All sizes and settings.
             init_from: A file to start from, or a folder for Hugging Face; see `load_weights`.
             init_parts: Whether to load all weights of that file, or those of the encoder only.
-            kernels: The form of each part of a training step in `fit`.
+            kernels: What computes a training step in `fit`. `auto`: on a GPU, a kernel of this package for the
+                subsampling, and compiled features and blocks; on a CPU, operations of PyTorch. `torch`: those always.
 
         Raises:
             WeightsError: The file cannot be read, or none of its weights match.
@@ -98,9 +94,9 @@ class NestModel(NestNetwork, pl.LightningModule):
             for setting in report.differing_settings:
                 rank_zero_warn(f"{init_from}: {setting}, so its weights may have another meaning.")
         self.kernels = kernels
-        """The form of each part of a training step, as given."""
-        self._chosen: Choice | None = None
-        self._stored: Choice | None = None
+        """What computes a training step, as given."""
+        self._stored_form: str | None = None
+        self._guard = FormGuard(self)
 
         self.stop_requests = StopRequests()
         """Requests to end the run early, on which all ranks agree at every optimizer step."""
@@ -117,40 +113,21 @@ class NestModel(NestNetwork, pl.LightningModule):
         self._own_step: int | None = None
         """The trainer's step before `validate` replaced it by the checkpoint's; None otherwise."""
 
-    def use_kernels(self, kernels: Kernels, *, num_shapes: int | None, capture: Capture | None = None) -> None:
-        """Sets the form of each part; see `NestNetwork.use_kernels`.
+    def use_forms(self, forms: Forms) -> None:
+        """Sets the form of a training step; the next microbatch compares it with the plain form."""
+        super().use_forms(forms)
+        self._guard.start()
+
+    def use_graphs(self, num_shapes: int, capture: Capture | None) -> None:
+        """Makes training run forward and backward pass of a microbatch as CUDA graphs; see `StepGraphs`.
+
+        `fit` does so by itself where graphs win. Gradients of several ranks are then summed by one all-reduce.
 
         Args:
-            kernels: The forms.
-            num_shapes: Number of batch shapes, for compiled parts and graphs; None if they vary.
-            capture: As for `use_graphs`.
-
-        Raises:
-            ConfigError: A form cannot be combined with the settings of the model.
+            num_shapes: Number of fixed shapes of the batches.
+            capture: Captures a graph; None for no graphs.
         """
-        super().use_kernels(replace(kernels, step=TORCH), num_shapes=num_shapes)
-        if kernels.step != "graph":
-            self._graph_settings = None
-        elif self._graph_settings is None:
-            self.use_graphs(num_shapes, capture)
-
-    def use_graphs(self, num_shapes: int | None, capture: Capture | None = None) -> None:
-        """Makes `fit` run forward and backward pass of a microbatch as CUDA graphs; see `StepGraphs`.
-
-        With several ranks, the last microbatch of each step runs without one.
-
-        Args:
-            num_shapes: Number of fixed shapes of the training batches, `data.plan.num_shapes`.
-            capture: Captures a graph; by default one of CUDA.
-
-        Raises:
-            ConfigError: The shapes are not fixed, activations are checkpointed, or there are several attention
-                contexts.
-        """
-        check_graph(self.config, num_shapes)
-        assert num_shapes is not None
-        self.kernels = replace(self.kernels, step="graph")
-        self._graph_settings = num_shapes, capture or CudaCapture()
+        self._graph_settings = None if capture is None else (num_shapes, capture)
 
     def on_before_batch_transfer(
         self,
@@ -176,33 +153,32 @@ class NestModel(NestNetwork, pl.LightningModule):
 
     def training_step(self, batch: NetworkInput, batch_idx: int) -> Tensor:  # noqa: ARG002 - Lightning's signature
         """Returns the summed loss of a microbatch; `on_before_optimizer_step` divides its gradients."""
-        _seed_generators(self.seed_for("dropout", batch), self.device)
         if self._step is None:
             self._step = StepStats(self._norms, self.config.quantizer.num_codebooks)
-        stats = self._loss_stats(batch)
+        self._guard.check(batch)
+        seed_generators(self, batch)
+        stats = self._guard.run(lambda: self._loss_stats(batch), batch)
         self._step.add(stats, batch)
         # Compensates for the means that Lightning takes over microbatches and DDP takes over ranks.
         return stats.nll_sum * self.trainer.accumulate_grad_batches * self.trainer.world_size
 
     def _loss_stats(self, batch: NetworkInput) -> LossStats:
-        """Returns the sums over the scored tokens of a microbatch, by a graph if it may and can run as one."""
-        assert self._step is not None
+        """Returns the sums over the scored tokens of a microbatch, by a graph if it can run as one."""
         if self._graphs is None:
             return loss_stats(self.forward_masked(batch))
-        # A graph does not call the hooks by which DDP sums gradients over ranks.
-        may_replay = not self._sums_over_ranks(self._step.num_microbatches + 1)
-        stats = self._graphs.forward(batch) if may_replay else None
-        return stats or loss_stats(self.forward_masked(batch), batch.scored_rows >= 0)
+        return self._graphs.forward(batch) or loss_stats(self.forward_masked(batch), batch.scored_rows >= 0)
 
-    def _sums_over_ranks(self, num_microbatches: int) -> bool:
-        """Returns whether DDP sums gradients over ranks in the backward pass of a microbatch, counted from 1."""
-        return self.trainer.world_size > 1 and num_microbatches == self.trainer.accumulate_grad_batches
+    def _sums_over_ranks(self) -> bool:
+        """Returns whether DDP sums gradients over ranks in the backward pass of the present microbatch."""
+        if self._graphs is not None or self.trainer.world_size == 1:
+            return False
+        assert self._step is not None
+        return self._step.num_microbatches == self.trainer.accumulate_grad_batches
 
     def on_before_backward(self, loss: Tensor) -> None:  # noqa: ARG002 - Lightning's signature
         """Sets the gradients of earlier microbatches aside, unless DDP or a graph is about to add to them."""
-        assert self._step is not None
         is_graph = self._graphs is not None and self._graphs.is_pending
-        if not is_graph and not self._sums_over_ranks(self._step.num_microbatches):
+        if not is_graph and not self._sums_over_ranks():
             self._gradient_sums.set_aside()
 
     def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
@@ -233,6 +209,8 @@ class NestModel(NestNetwork, pl.LightningModule):
         assert self._step is not None
         step, self._step = self._step, None
         step.check_complete(self.trainer.accumulate_grad_batches, self.global_rank)
+        if self._graphs is not None and self.trainer.world_size > 1:
+            self._sum_over_ranks(self._graphs.share_of_gradients())
         totals = step.unflatten(self._sum_over_ranks(step.flatten(self.stop_requests)))
         class_counts = self._train_counts.plus(totals.stats)
         parameters = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
@@ -293,7 +271,9 @@ class NestModel(NestNetwork, pl.LightningModule):
 
     def validation_step(self, batch: NetworkInput, batch_idx: int) -> None:  # noqa: ARG002 - Lightning's signature
         """Accumulates the statistics of a microbatch in each attention context of the encoder."""
-        values = torch.stack([loss_stats(output).flatten() for output in self.forward_contexts(batch)])
+        values = self._guard.run(
+            lambda: torch.stack([loss_stats(output).flatten() for output in self.forward_contexts(batch)]), batch
+        )
         self._val_stats = values if self._val_stats is None else self._val_stats + values
 
     def on_validation_epoch_end(self) -> None:
@@ -335,17 +315,17 @@ class NestModel(NestNetwork, pl.LightningModule):
         # Lightning warns because the hook is one of this model and not of its data module, which is intended.
         warnings.filterwarnings("ignore", message="You have overridden `on_before_batch_transfer` in `LightningModule`")
         fix_gradient_buckets(self.trainer)
+        self._stored_form = None
 
     def on_fit_start(self) -> None:
-        """Chooses the forms of all parts, prepares optimizer steps, and suppresses a warning of DDP.
-
-        Raises:
-            ConfigError: A form is not available, or cannot be combined with other settings.
-            TrainingError: A form has left the device in a state in which nothing can be computed.
-        """
+        """Sets the form of the run, prepares optimizer steps, and suppresses a warning of DDP."""
         if self.trainer.world_size > 1:
             suppress_unused_parameter_advice(self.device)
-        self._set_up_kernels()
+        form = self._planned_form()
+        self.use_forms(form.forms)
+        # All ranks sum gradients in the same way, even if their GPUs have different memory.
+        if form.forms.num_shapes is not None and not self.trainer.strategy.broadcast(form.why_no_graphs):
+            self.use_graphs(form.forms.num_shapes, CudaCapture())
         self.prepare_steps()
 
     def prepare_steps(self) -> None:
@@ -354,23 +334,24 @@ class NestModel(NestNetwork, pl.LightningModule):
         for norm in self._norms:
             norm.start_collecting()
         self._gradient_sums = GradientSums(parameter for parameter in self.parameters() if parameter.requires_grad)
-        self._graphs = self._build_graphs()
-
-    def _build_graphs(self) -> StepGraphs | None:
-        if self._graph_settings is None:
-            return None
-        check_graph_precision(self.trainer)
-        num_microbatches, num_ranks = self.trainer.accumulate_grad_batches, self.trainer.world_size
-        return StepGraphs(self, *self._graph_settings, num_microbatches=num_microbatches, num_ranks=num_ranks)
+        self._graphs = None
+        if self._graph_settings is not None:
+            num_microbatches, num_ranks = self.trainer.accumulate_grad_batches, self.trainer.world_size
+            self._graphs = StepGraphs(
+                self, *self._graph_settings, num_microbatches=num_microbatches, num_ranks=num_ranks
+            )
 
     def on_train_start(self) -> None:
-        """Checks that all ranks start at the same optimizer step.
+        """Checks that all ranks start at the same optimizer step; with graphs, DDP leaves the gradients alone.
 
         Raises:
             ConfigError: The steps differ; raised on all ranks.
         """
         if self.trainer.world_size > 1:
             check_same_step(self.trainer.global_step, self.global_rank, self.device)
+        wrapped = self.trainer.strategy.model
+        if self._graphs is not None and isinstance(wrapped, DistributedDataParallel):
+            wrapped.require_backward_grad_sync = False
 
     def teardown(self, stage: str) -> None:  # noqa: ARG002 - Lightning's signature
         """Ends the collection of batch-norm statistics, and registers the process group for destruction at exit.
@@ -384,31 +365,18 @@ class NestModel(NestNetwork, pl.LightningModule):
         for norm in self._norms:
             norm.stop_collecting()
         self._norms = []
-        self._graphs = None  # frees their memory
+        self._graphs = self._graph_settings = None  # frees their memory
 
-    def _set_up_kernels(self) -> None:
-        dataset = getattr(getattr(self.trainer, "datamodule", None), "train_dataset", None)
-        plan = None if dataset is None else dataset.plan
-        num_shapes = None if plan is None else plan.config.num_shapes
-        requests = self.stop_requests
-        if self.kernels.step == "graph" and self._graph_settings is None:
-            self.use_graphs(num_shapes)  # an error is raised before other parts are raced
-        self._chosen = choose_kernels(
-            self.kernels, self._stored, self.config, self.trainer, plan, lambda: requests.preempted_here
-        )
-        self.use_kernels(self._chosen.kernels, num_shapes=num_shapes)
-        if (form := self._chosen.kernels.blocks) in ("compiled", "combined") and num_shapes is None:
-            rank_zero_warn(
-                f"model.kernels.blocks is {form} and data.plan.num_shapes is not set: batches have hundreds of "
-                "shapes, for which compiled code is less efficient. Set data.plan.num_shapes, for example to 8."
-            )
+    def _planned_form(self) -> RunForm:
+        plan = getattr(getattr(getattr(self.trainer, "datamodule", None), "train_dataset", None), "plan", None)
+        settings = None if plan is None else plan.config
+        return run_form(self.config, self.kernels, self.trainer, settings, stored=self._stored_form)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Adds the configuration of the model, the settings of the run, the skipped steps and the class counts."""
         checkpoint[CONFIG_KEY] = asdict(self.config)
         checkpoint[RECORD_KEY] = self._current_record().stored()
-        checkpoint[SETTINGS_KEY] = self._run_settings()
-        checkpoint[_DEVICE_KEY] = self._choice().device
+        checkpoint[SETTINGS_KEY] = run_settings(self.config, self.trainer, form=self.forms)
         checkpoint[_PROGRESS_KEY] = {**vars(self._skipped), "faded_counts": self._train_counts.counts}
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
@@ -425,12 +393,10 @@ class NestModel(NestNetwork, pl.LightningModule):
                 set_global_step(self.trainer, checkpoint["global_step"])
             return
         if SETTINGS_KEY in checkpoint:
-            settings, device = checkpoint[SETTINGS_KEY], self.trainer.strategy.root_device
-            stored = stored_kernels(settings, default_kernels(device.type))
-            self._stored = Choice(kernels=stored, device=checkpoint.get(_DEVICE_KEY))
-            # Until the start of the run, so that only forms that are set by hand can differ from the checkpoint.
-            self._chosen = Choice(kernels=self.kernels.resolve(stored), device=self._stored.device)
-            check_unchanged(settings, self._run_settings(), step=checkpoint["global_step"])
+            settings = checkpoint[SETTINGS_KEY]
+            self._stored_form = stored_form(settings)
+            now = run_settings(self.config, self.trainer, form=self._planned_form().forms)
+            check_unchanged(settings, now, step=checkpoint["global_step"])
         self._record = record_of(checkpoint.get) or self._record
         scale_loop_progress(checkpoint, self.trainer.accumulate_grad_batches)
         if progress := dict(checkpoint.get(_PROGRESS_KEY, {})):
@@ -444,14 +410,6 @@ class NestModel(NestNetwork, pl.LightningModule):
             return replace(record, version=version("nest-pretrain"))
         except PackageNotFoundError:  # a checkout that is not installed, or is being installed again
             return record
-
-    def _run_settings(self) -> Settings:
-        return run_settings(self.config, self.trainer, kernels=self._choice().kernels)
-
-    def _choice(self) -> Choice:
-        device = self.trainer.strategy.root_device
-        kernels = self.kernels.resolve(default_kernels(device.type))
-        return self._chosen or Choice(kernels=kernels, device=device_name(device))
 
     def _is_fitting(self) -> bool:
         return self._is_attached() and self.trainer.state.fn == TrainerFn.FITTING
@@ -483,10 +441,3 @@ class NestModel(NestNetwork, pl.LightningModule):
         self.log(f"{stage}_loss", metrics.pop("loss"), prog_bar=True, batch_size=1)
         self.log(f"{stage}_token_entropy", metrics.pop("token_entropy"), prog_bar=prog_bar, batch_size=1)
         self.log_dict({f"{stage}_{name}": value for name, value in metrics.items()}, batch_size=1)
-
-
-def _seed_generators(seed: int, device: torch.device) -> None:
-    """Seeds the generators of the CPU and of the current GPU; `torch.manual_seed` seeds those of all visible GPUs."""
-    torch.default_generator.manual_seed(seed)
-    if device.type == "cuda":
-        torch.cuda.manual_seed(seed)

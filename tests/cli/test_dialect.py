@@ -142,7 +142,6 @@ def test_any_file_name_reaches_the_configuration(name: str, parsers: dict[str, A
         (["a", "--max-steps"], "--max-steps needs a value."),
         (["a", "--max-steps", "--lr", "3"], "--max-steps needs a value."),
         (["a", "-x"], "unknown option -x."),
-        (["a", "--tune"], "unknown option --tune"),
         (["a", "--data.plan.seed", "3"], "--data.plan.seed follows from --seed"),
         (["--data", "speech.corpus"], "give corpora without an option, such as `nestmodel fit speech.corpus"),
         ([], "no corpus: give one (data.corpus), such as `nestmodel fit speech.corpus --config small`"),
@@ -171,7 +170,10 @@ def test_preflight_takes_the_options_of_fit() -> None:
     arguments = ["a", "-c", "demo", "--max-steps", "3", "--ckpt-path", "x.ckpt", "--lr", "1"]
     fit, preflight = (translate([command, *arguments])[1:] for command in ("fit", "preflight"))
     assert fit == preflight
-    assert translate(["preflight", *arguments, "--tune", "--json"])[-2:] == ["--tune=true", "--json=true"]
+    assert translate(["preflight", *arguments, "--find-budget", "--json"])[-2:] == [
+        "--find_budget=true",
+        "--json=true",
+    ]
 
 
 def test_keys_are_enough_instead_of_files(tmp_path: Path) -> None:

@@ -110,16 +110,7 @@ def test_fit_writes_checkpoints_metrics_and_curves_and_prints_their_paths(
         ),
         (["fit", "--config", "demo", "--data.corpus", "a", "--guard.limits.step_s", "0"], 2, "limits.step_s is 0"),
         (["fit", "--config", "demo", "--data.corpus", "a", "--guard.x", "1"], 2, "See `nestmodel fit --help`"),
-        (
-            ["fit", "--config", "demo", "--data.corpus", "a", "--model.compile_blocks", "true"],
-            2,
-            "the nearest is 'model.kernels.blocks'",
-        ),
-        (
-            ["fit", "--config", "demo", "--data.corpus", "a", "--model.kernels.blocks", "graph"],
-            2,
-            "'torch', 'compiled'",
-        ),
+        (["fit", "--config", "demo", "--data.corpus", "a", "--model.kernels", "graph"], 2, "'auto', 'torch'"),
     ],
 )
 def test_invalid_input_is_one_line_with_the_remedy(
@@ -160,7 +151,6 @@ def test_a_setting_that_lightning_refuses_is_one_line(
     ("flags", "message"),
     [
         (["--trainer.strategy", "ddp", "--trainer.devices", "3"], "which 3 ranks cannot share evenly"),
-        (["--model.kernels.step", "graph"], "which needs batches of fixed shapes. Set data.plan.num_shapes"),
         (["--trainer.accumulate_grad_batches", "5"], "trainer.accumulate_grad_batches is 5"),
         (["--trainer.val_check_interval", "9", "--trainer.check_val_every_n_epoch", "1"], "but an epoch has"),
         (["--ckpt_path", "last!"], "there is no checkpoint in "),

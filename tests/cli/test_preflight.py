@@ -9,11 +9,9 @@ import yaml
 
 from nestcli.nestmodel import main
 from nestdata import Corpus
-from nestmodel.tuning.cache import cache_path
 from tests.cli.commands import run
 from tests.cli.test_nestmodel import TINY
 from tests.conftest import MessyCorpora
-from tests.planted_forms import Planted, plant_forms
 from tests.ports import free_port
 from tests.synthesis import folder_corpus, hiss
 
@@ -78,7 +76,6 @@ def test_preflight_accepts_the_configuration_of_a_run(
         (["--memory_limit", "8GiB"], 2, "--memory_limit has no effect without --find_budget"),
         (["--find-budget", "--trainer.accelerator", "cpu"], 2, "say how much memory one rank may use"),
         (["--find-budget", "--memory-limit", "8G"], 2, "memory_limit is '8G': give a size with one of the units"),
-        (["--tune", "--find_budget"], 2, "--tune and --find_budget are both given"),
         (["--find_budget", "--trainer.strategy", "ddp", "--trainer.devices", "2"], 2, "the trainer has 2 ranks"),
     ],
 )
@@ -144,41 +141,6 @@ def test_ranks_started_by_lightning_print_once_and_exit_with_1(tmp_path: Path) -
     for rank in range(2):
         assert f"failed: reading, rank {rank}: " in outcome.out
     assert "collectives   │ ok" in outcome.out
-
-
-def test_on_a_cpu_there_is_nothing_to_race(
-    messy_corpora: MessyCorpora, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    flags = [*arguments(tmp_path, messy_corpora.speech), "--trainer.accelerator", "cpu", "--tune"]
-    assert main(flags) == 0
-    assert capsys.readouterr().out == "nothing to race on cpu: the form of each part is given there.\n"
-    assert main([*flags, "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == {"device": "cpu", "rows": []}
-
-
-def test_a_race_prints_its_table_and_is_kept_for_fit(
-    messy_corpora: MessyCorpora,
-    capsys: pytest.CaptureFixture[str],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    races = plant_forms(monkeypatch.setattr, Planted(1.0), Planted(0.5))
-    flags = [*arguments(tmp_path, messy_corpora.speech), "--trainer.accelerator", "cpu", "--tune"]
-    for number in (1, 2):
-        assert main(flags) == 0
-        assert len(races) == number  # the cache does not count
-        assert capsys.readouterr().out.splitlines() == [
-            "kernels for cpu",
-            "part         form    time         error    verdict",
-            "subsampling  torch   1000.000 ms  0.0e+00  slower",
-            "subsampling  triton  500.000 ms   0.0e+00  taken",
-        ]
-    assert cache_path().exists()
-    assert main([*flags, "--json"]) == 0
-    report = json.loads(capsys.readouterr().out)
-    assert report["kernels"]["subsampling"] == "triton"
-    assert [row["verdict"] for row in report["rows"]] == ["slower", "taken"]
 
 
 @pytest.mark.slow

@@ -5,9 +5,10 @@ It reads the parameters of `ConformerBlock`, which says what a block computes.
 
 from collections.abc import Callable, Sequence
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Literal
 
 import torch
+import torch._dynamo as dynamo
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
@@ -21,22 +22,6 @@ from nestmodel.nn.gpu.dropout import drop_on_gpu
 from nestmodel.nn.gpu.fused_attention import GpuFrames, attend, attention_parameters
 from nestmodel.nn.precision import product_dtype
 
-COMBINED: dict[str, str | int | bool | Callable[..., Any]] = {
-    "combo_kernels": True,
-    "combo_kernel_allow_mixed_sizes": 2,
-}
-"""Options of torch's compiler that join kernels of any sizes, such as the second steps of sums over frames."""
-
-
-class CompilerSettings(NamedTuple):
-    """How torch compiles blocks."""
-
-    dynamic: bool | None
-    """Whether the compiled code takes any shape; None decides that at the second shape."""
-
-    combined: bool
-    """Whether kernels that do not depend on each other are launched as one."""
-
 
 class AcceleratedConformerBlock(ConformerBlock):
     """`ConformerBlock` that calls `transform` if its frames are described for a GPU; both forms can be compiled.
@@ -45,7 +30,7 @@ class AcceleratedConformerBlock(ConformerBlock):
     so hooks on those do not run on a GPU.
     """
 
-    compiler: CompilerSettings | None = None
+    compiles_for: Literal["fixed shapes", "varying shapes"] | None = None
     """Compiles the block at its first use, but not the conversion of its weights: the compiler would convert each
     weight and each of its gradients by a kernel of its own. None does not compile."""
 
@@ -58,6 +43,8 @@ class AcceleratedConformerBlock(ConformerBlock):
         """Applies the block; see `ConformerBlock.forward`."""
         if isinstance(frames, Frames):
             return self._compiled_if_set(ConformerBlock.forward)(self, x, frames, keys)
+        if self.compiles_for == "varying shapes":
+            _mark_varying_sizes(x, frames)
         return self._compiled_if_set(transform)(self, x, frames, self.weights(x), keys)
 
     def weights(self, x: Float[Tensor, "batch enc_frames dim"]) -> Sequence[Weights]:
@@ -72,13 +59,23 @@ class AcceleratedConformerBlock(ConformerBlock):
         return cast_weights(parameters, product_dtype(x))
 
     def _compiled_if_set(self, function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-        return function if self.compiler is None else _compile(function, self.compiler)
+        if self.compiles_for is None:
+            return function
+        return _compile(function, None if self.compiles_for == "varying shapes" else False)
 
 
 @cache
-def _compile(function: Callable[..., Tensor], settings: CompilerSettings) -> Callable[..., Tensor]:
+def _compile(function: Callable[..., Tensor], dynamic: bool | None) -> Callable[..., Tensor]:
     """Returns a compiled function. Blocks do not hold it, so that they can be copied."""
-    return torch.compile(function, dynamic=settings.dynamic, options=COMBINED if settings.combined else None)
+    return torch.compile(function, dynamic=dynamic)
+
+
+def _mark_varying_sizes(x: Tensor, frames: GpuFrames) -> None:
+    """Tells the compiler which sizes differ from batch to batch, so that the first code that it writes takes any."""
+    dynamo.maybe_mark_dynamic(x, [0, 1])
+    dynamo.maybe_mark_dynamic(frames.is_valid, [0, 1])
+    dynamo.maybe_mark_dynamic(frames.key_scores, [0, 2, 3])
+    dynamo.maybe_mark_dynamic(frames.positions, 0)
 
 
 def transform(

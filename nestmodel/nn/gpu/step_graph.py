@@ -3,9 +3,12 @@
 This module owns the fixed tensors between which the graphs work: copies of the inputs, the sums over scored tokens,
 and the sums of gradients. What differs from microbatch to microbatch is copied into them: a graph reads no value from
 the CPU. The number of scored rows is padded to a capacity. A microbatch that does not fit runs without a graph.
+
+With several ranks, no microbatch calls the hooks of DDP, so that all may be graphs. The caller sums the gradients once.
 """
 
 import gc
+import math
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
@@ -22,6 +25,9 @@ from nestmodel.nn.network_input import Masks, NetworkInput
 
 NUM_DRAWS = 16
 """Number of microbatches whose masks are drawn to choose the capacity of a shape."""
+
+ALIGNMENT = 32
+"""The sums of each parameter start at multiples of so many values, which kernels read together."""
 
 MARGIN = 5.0
 """Standard deviations of the number of scored rows between its mean and the capacity."""
@@ -109,14 +115,20 @@ class StepGraphs:
         self._passes: dict[ShapeKey, _Pass] = {}
         self._current: _Pass | None = None
         self._is_off = False
-        # Ordinary memory, not that of the pool, and one set for all shapes.
-        self._sums = {p: torch.zeros_like(p) for p in network.parameters() if p.requires_grad}
+        # Ordinary memory, not that of the pool, and one set for all shapes: one piece, which is summed over ranks.
+        parameters = [parameter for parameter in network.parameters() if parameter.requires_grad]
+        sizes = [ALIGNMENT * math.ceil(parameter.numel() / ALIGNMENT) for parameter in parameters]
+        self._flat = parameters[0].new_zeros(sum(sizes))
+        self._sums = {
+            parameter: piece[: parameter.numel()].view(parameter.shape)
+            for parameter, piece in zip(parameters, self._flat.split(sizes), strict=True)
+        }
         self._buffers: dict[str, Tensor] = {}
 
     def pad(self, masks: Masks) -> Masks:
         """Pads the scored rows of a microbatch to the capacity of its shape, unless it has more than that."""
         capacity = self._capacity(masks)
-        return masks if self._is_off or len(masks.scored_rows) > capacity else pad_rows(masks, capacity)
+        return masks if len(masks.scored_rows) > capacity else pad_rows(masks, capacity)
 
     def _capacity(self, masks: Masks) -> int:
         key = tuple(masks.is_masked.shape)
@@ -138,11 +150,12 @@ class StepGraphs:
         if found is None:
             if len(self._passes) == self._num_shapes:
                 return None
-            found = self._passes[key] = _Pass(self._network, self._fixed(batch), self._sums, self._factors)
+            found = _Pass(self._network, self._fixed(batch), self._sums, self._factors)
         elif not found.is_captured and not self._try_capture(found):
             return None
-        self._current = found
-        return found.forward(batch)
+        stats = found.forward(batch)
+        self._current = self._passes[key] = found  # not before the pass has run without an error
+        return stats
 
     @property
     def is_pending(self) -> bool:
@@ -153,17 +166,31 @@ class StepGraphs:
         """Adds the gradients of the microbatch of `forward` to those of the parameters."""
         assert self._current is not None
         current, self._current = self._current, None
-        earlier = {p: p.grad for p in self._sums}
-        theirs = [(total, earlier[p]) for p, total in self._sums.items() if earlier[p] is not total]
-        # Gradients that other microbatches stored elsewhere are copied; sums without one start at 0.
+        has_grad = self._take_over()
+        has_grad.update(current.backward())
+        for parameter, total in self._sums.items():
+            parameter.grad = total if parameter in has_grad else None
+
+    def _take_over(self) -> set[nn.Parameter]:
+        """Copies gradients that other microbatches stored elsewhere; sums of parameters without one start at 0.
+
+        Returns:
+            The parameters that have a gradient.
+        """
+        has_grad = {p for p in self._sums if p.grad is not None}
+        theirs = [(total, p.grad) for p, total in self._sums.items() if p.grad is not total]
         if copied := [(total, grad) for total, grad in theirs if grad is not None]:
             torch._foreach_copy_([total for total, _ in copied], [grad for _, grad in copied])
         if unset := [total for total, grad in theirs if grad is None]:
             torch._foreach_zero_(unset)
-        for parameter in current.backward():
-            earlier[parameter] = self._sums[parameter]
-        for parameter, grad in earlier.items():
-            parameter.grad = None if grad is None else self._sums[parameter]
+        return has_grad
+
+    def share_of_gradients(self) -> Tensor:
+        """Returns the gradients of all parameters over the number of ranks, to be summed over ranks in place."""
+        has_grad = self._take_over()
+        for parameter in has_grad:
+            parameter.grad = self._sums[parameter]
+        return self._flat.div_(self._factors[1])
 
     def _fixed(self, batch: NetworkInput) -> NetworkInput:
         """Returns an input of the same shape in memory that all shapes share, as far as it is large enough."""
@@ -181,8 +208,8 @@ class StepGraphs:
             one.capture(self._capture)
         except Exception as error:  # a capture can fail in many ways, and the run can do without it
             self._is_off = True
-            for owned in (self._passes, self._sums, self._buffers):
-                owned.clear()  # frees memory, except of sums that are gradients of parameters
+            for owned in (self._passes, self._buffers):
+                owned.clear()  # frees memory
             torch.clear_autocast_cache()  # of what was captured and never run
             # The end of an invalid capture raises an error of its own, while that of the cause is handled.
             reason = " ".join(str(error.__context__ or error).split()).rstrip(".")

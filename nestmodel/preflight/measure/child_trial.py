@@ -27,13 +27,13 @@ import pytorch_lightning as pl
 import torch
 from lightning_fabric.plugins.environments.lightning import LightningEnvironment
 
-from nestdata import last_error_line
+from nestdata import PlanConfig, last_error_line
 from nestmodel.config import NestConfig
 from nestmodel.errors import TrainingError
-from nestmodel.nn.gpu.kernel_choice import Kernels
+from nestmodel.nn.gpu.forms import Kernels
 from nestmodel.preflight.measure.memory import resident_bytes
 from nestmodel.preflight.measure.trial import TrialResult, run_shapes
-from nestmodel.preflight.measure.trial_step import Shape, TrialStep
+from nestmodel.preflight.measure.trial_step import Shape, TrialStep, trial_step_of
 
 _POLL_S = 0.01
 """Interval at which the resident memory of a child is read."""
@@ -48,7 +48,7 @@ class TrialSettings:
     model: NestConfig
     kernels: Kernels
     num_shapes: int | None
-    """Number of fixed shapes, for compiled blocks; None if there are hundreds."""
+    """Number of fixed shapes; None if there are hundreds."""
 
     precision: str
     device: str
@@ -149,8 +149,9 @@ def _run(settings: TrialSettings, shapes: list[Shape], on_step: Callable[[], Non
     allowed = _limit_gpu(settings, device) if device.type == "cuda" else settings.limit_of_cpu
 
     def make_step() -> TrialStep:
-        trainer = _trainer(settings, device)
-        return TrialStep(settings.model, trainer, kernels=settings.kernels, num_shapes=settings.num_shapes)
+        seconds = max(cuts * samples for cuts, samples in shapes) / settings.model.features.sampling_rate
+        plan = PlanConfig(max_batch_seconds=seconds, microbatches_per_step=1, num_shapes=settings.num_shapes)
+        return trial_step_of(settings.model, settings.kernels, _trainer(settings, device), plan)
 
     # With DDP's copy of the gradients, so that a budget holds for any number of ranks.
     return run_shapes(make_step, shapes, device=device, allowed_bytes=allowed, with_ddp=True, on_step=on_step)

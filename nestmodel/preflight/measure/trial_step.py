@@ -10,13 +10,14 @@ from typing import cast
 import pytorch_lightning as pl
 import torch
 
-from nestdata import AudioNoiseBatch, MicrobatchKey, Mix
+from nestdata import AudioNoiseBatch, MicrobatchKey, Mix, PlanConfig
 from nestmodel.config import NestConfig
 from nestmodel.errors import TrainingError
-from nestmodel.nn.gpu.kernel_choice import Kernels
-from nestmodel.nn.gpu.step_graph import Capture
+from nestmodel.nn.gpu.forms import PLAIN, Forms, Kernels
+from nestmodel.nn.gpu.step_graph import Capture, CudaCapture
 from nestmodel.training.data import NestDataModule
 from nestmodel.training.module import NestModel
+from nestmodel.training.starting.run_form import run_form
 
 Shape = tuple[int, int]
 """Number of cuts in a microbatch, and number of samples to which each cut is padded."""
@@ -48,18 +49,15 @@ class TrialStep:
     """Runs optimizer steps on a second model with the precision and the device of a trainer.
 
     Gradients are kept from step to step, as a run keeps them from microbatch to microbatch. The first step of a shape
-    also allocates the moments of the optimizer, and compiles the blocks if asked to.
+    also allocates the moments of the optimizer, and compiles the form.
 
     Args:
         config: Sizes and settings of the model.
         trainer: The trainer, configured as for the run.
-        kernels: The form of each part; `auto` takes that of a run without a measurement. If the step is a graph, the
-            first step of a shape warms up, and the second one captures it.
-        num_shapes: Number of fixed shapes, for compiled parts and graphs; None if there are hundreds.
-        capture: Captures graphs; by default CUDA's.
-
-    Raises:
-        ConfigError: The settings do not allow graphs.
+        forms: The form of the step. The first step compares it with the plain form.
+        capture: Captures microbatches as graphs: the first step of a shape warms up, and the second one captures it.
+            None for no graphs.
+        num_shapes: Number of shapes of which graphs are captured.
     """
 
     def __init__(
@@ -67,15 +65,16 @@ class TrialStep:
         config: NestConfig,
         trainer: pl.Trainer,
         *,
-        kernels: Kernels = Kernels(),
-        num_shapes: int | None,
+        forms: Forms = PLAIN,
         capture: Capture | None = None,
+        num_shapes: int = 1,
     ) -> None:
         self._device, self._precision = trainer.strategy.root_device, trainer.precision_plugin
         model = cast(NestModel, self._precision.convert_module(NestModel(config)))
         self._model = model.to(self._device).train()
         self._model.trainer = trainer
-        self._model.use_kernels(kernels, num_shapes=num_shapes, capture=capture)
+        self._model.use_forms(forms)
+        self._model.use_graphs(num_shapes, capture)
         self._model.prepare_steps()
         self._optimizer = self._model.configure_optimizers()["optimizer"]
         self.num_trained = sum(p.numel() for p in self._model.parameters() if p.requires_grad)
@@ -134,9 +133,15 @@ def noise_batch(shape: Shape) -> AudioNoiseBatch:
 
 
 def make_trial_step(model: NestModel, data: NestDataModule, trainer: pl.Trainer) -> TrialStep:
-    """Returns a function that runs optimizer steps of a second model with the settings of a run."""
-    num_shapes = data.train_dataset.plan.config.num_shapes
-    return TrialStep(model.config, trainer, kernels=model.kernels, num_shapes=num_shapes)
+    """Returns a function that runs optimizer steps of a second model with the settings and in the form of a run."""
+    return trial_step_of(model.config, model.kernels, trainer, data.train_dataset.plan.config)
+
+
+def trial_step_of(config: NestConfig, kernels: Kernels, trainer: pl.Trainer, plan: PlanConfig) -> TrialStep:
+    """Returns the trial step of a run with these settings."""
+    form = run_form(config, kernels, trainer, plan)
+    capture = None if form.why_no_graphs else CudaCapture()
+    return TrialStep(config, trainer, forms=form.forms, capture=capture, num_shapes=form.forms.num_shapes or 1)
 
 
 @contextmanager

@@ -1,8 +1,8 @@
 """The settings of a run, and the checks before it is resumed from a checkpoint.
 
-A checkpoint stores the settings that decide what is learned: data, model, precision, gradient clipping, the forms of
-kernels, and whether they are deterministic. A run may be resumed only with equal settings. The numbers of ranks, loader
-processes and steps are not included and may change, and so may mixture stages that start at a later step.
+A checkpoint stores the settings that decide what is learned: data, model, precision, gradient clipping, the form of
+training steps, and whether they are deterministic. A run may be resumed only with equal settings. The numbers of ranks,
+loader processes and steps are not included and may change, and so may mixture stages that start at a later step.
 """
 
 from collections.abc import Mapping
@@ -19,7 +19,7 @@ from nestmodel.errors import ConfigError, WeightsError
 from nestmodel.formats.hub import is_on_hub
 from nestmodel.formats.model_file import open_model_file
 from nestmodel.formats.training_record import SETTINGS_KEY
-from nestmodel.nn.gpu.kernel_choice import PARTS, Kernels, kernels_of
+from nestmodel.nn.gpu.forms import Forms
 from nestmodel.training.saving.checkpoint_files import newest_checkpoint
 from nestmodel.training.starting.determinism import determinism
 
@@ -38,10 +38,6 @@ _MAX_CHANGES_SHOWN = 8
 _MAX_DIGITS = 18
 
 _KERNELS = "model.kernels"
-_KERNEL_SETTINGS = tuple(f"{_KERNELS}.{part}" for part in PARTS)
-_ADDED = (*_KERNEL_SETTINGS, "trainer.deterministic")
-"""Settings that checkpoints from before the setting was stored lack; such checkpoints can be resumed with any value."""
-
 _EARLIER = {
     "model.config.encoder.dropout_source": repr("generator"),
     "model.config.features.normalize": repr(FeatureConfig.normalize),
@@ -54,11 +50,6 @@ _EARLIER = {
     "model.config.masking.target_shift": repr(MaskConfig.target_shift),
 }
 """Values of settings in runs from before the setting existed."""
-
-_COMPILED = "model.compile_blocks"
-"""Setting that became `model.kernels.blocks`."""
-
-_FORMS_OF_BLOCKS = {repr(True): repr("compiled"), repr(False): repr("torch")}
 
 
 @runtime_checkable
@@ -161,47 +152,30 @@ def flatten_settings(value: object, name: str) -> Settings:
 
 
 def run_settings(
-    config: NestConfig, trainer: pl.Trainer, *, kernels: Kernels, data: pl.LightningDataModule | None = None
+    config: NestConfig, trainer: pl.Trainer, *, form: Forms, data: pl.LightningDataModule | None = None
 ) -> Settings:
-    """Returns the settings of a run that a checkpoint stores: model, data, gradient clipping, precision and kernels.
+    """Returns the settings of a run that a checkpoint stores: model, data, gradient clipping, precision and form.
 
     Args:
         config: Configuration of the model.
         trainer: The run's trainer. Data settings are included if its data module has them (`HasRunSettings`).
-        kernels: The form of each part, none of them `auto`.
+        form: Of the training steps.
         data: The data module; by default that of the trainer, which has it only once it runs.
     """
     data = data or getattr(trainer, "datamodule", None)
     return {
         **flatten_settings(config, "model.config"),
         **(data.settings if isinstance(data, HasRunSettings) else {}),
-        **flatten_settings(kernels, _KERNELS),
+        _KERNELS: repr(str(form)),
         "trainer.deterministic": repr(determinism()),
         "trainer.gradient_clip_val": repr(trainer.gradient_clip_val),
         "trainer.precision": repr(trainer.precision),
     }
 
 
-def stored_kernels(settings: Settings, default: Kernels) -> Kernels:
-    """Returns the forms of kernels that the settings of a checkpoint hold.
-
-    Args:
-        settings: Settings in the checkpoint.
-        default: The forms of parts that the settings do not hold.
-
-    Raises:
-        ConfigError: This version does not know a form.
-    """
-    forms = {name: value.strip("'") for name, value in _renamed(settings).items() if name in _KERNEL_SETTINGS}
-    return kernels_of({part: forms.get(f"{_KERNELS}.{part}", form) for part, form in asdict(default).items()})
-
-
-def _renamed(settings: Settings) -> Settings:
-    """Returns settings with their present names."""
-    found = dict(settings)
-    if (compiled := found.pop(_COMPILED, None)) is not None:
-        found[f"{_KERNELS}.blocks"] = _FORMS_OF_BLOCKS.get(compiled, compiled)
-    return found
+def stored_form(settings: Settings) -> str | None:
+    """Returns the name of the form that the settings of a checkpoint hold, if any."""
+    return settings[_KERNELS].strip("'") if _KERNELS in settings else None
 
 
 def changed_settings(before: Settings, now: Settings) -> list[tuple[str, str, str]]:
@@ -217,25 +191,26 @@ def changed_settings(before: Settings, now: Settings) -> list[tuple[str, str, st
 def check_unchanged(before: Settings, now: Settings, *, step: int, warns: bool = True) -> None:
     """Checks that a run has the settings of the checkpoint that it is resumed from.
 
-    The forms of kernels may change with a warning, except in deterministic mode: a compiler that fails must not end a
-    run for good. Mixture stages may change if they start at the step of the checkpoint or later.
+    The form of training steps may change with a warning, except in deterministic mode: a compiler that fails must not
+    end a run for good. Mixture stages may change if they start at the step of the checkpoint or later.
 
     Args:
         before: Settings in the checkpoint. Settings that older versions did not store may be absent.
         now: Settings of the run.
         step: Optimizer steps that the run of the checkpoint has made.
-        warns: Whether to warn of changed kernels.
+        warns: Whether to warn of another form.
 
     Raises:
         ConfigError: Some settings differ; the message names them with both values.
     """
-    before = _renamed({**{name: value for name, value in _EARLIER.items() if name in now}, **before})
-    now = {name: value for name, value in now.items() if name in before or name not in _ADDED}
+    before = {**{name: value for name, value in _EARLIER.items() if name in now}, **before}
     changed = changed_settings(before, now)
     if now.get("trainer.deterministic") != "True":
-        for name, old, new in (change for change in changed if warns and change[0] in _KERNEL_SETTINGS):
-            rank_zero_warn(f"{name} has changed since the checkpoint, from {old} to {new}: rounding differs from here.")
-        changed = [change for change in changed if change[0] not in _KERNEL_SETTINGS]
+        for _, old, new in (change for change in changed if warns and change[0] == _KERNELS):
+            rank_zero_warn(
+                f"the form of training steps was {old} in the checkpoint and is {new} now: rounding differs from here."
+            )
+        changed = [change for change in changed if change[0] != _KERNELS]
     changed = [change for change in changed if not _is_later_stage(*change, step=step)]
     if not changed:
         return

@@ -14,19 +14,18 @@ from pytorch_lightning.utilities import rank_zero_warn
 from nestdata import BatchPlan
 from nestdata.output import check_writable
 from nestmodel.errors import ConfigError
-from nestmodel.nn.gpu.kernel_choice import default_kernels
 from nestmodel.training.data import NestDataModule
 from nestmodel.training.module import NestModel
 from nestmodel.training.saving.checkpoints import Checkpoints
-from nestmodel.training.saving.resume import check_unchanged, run_settings, stored_kernels, stored_settings, stored_step
+from nestmodel.training.saving.resume import check_unchanged, run_settings, stored_form, stored_settings, stored_step
 from nestmodel.training.starting.run_checks import (
     check_accumulation,
-    check_kernels,
     check_look_ahead,
     check_monitors,
     check_sampling_rate,
     check_share,
 )
+from nestmodel.training.starting.run_form import run_form
 from nestmodel.training.step_limits import check_training_limits, num_steps_of_run
 
 
@@ -69,13 +68,10 @@ def check_run(
     validates = data.val_dataset is not None
     check_monitors(trainer, model.config, steps_per_epoch=plan.steps_per_epoch, validates=validates, scores=scores)
     stored = None if ckpt_path is None else stored_settings(ckpt_path)
-    kernels = model.kernels
     if ckpt_path is not None and stored is not None:
-        default = default_kernels(trainer.strategy.root_device.type)
-        kernels = kernels.resolve(stored_kernels(stored, default))
-        settings = run_settings(model.config, trainer, kernels=kernels, data=data)
+        form = run_form(model.config, model.kernels, trainer, plan.config, stored=stored_form(stored))
+        settings = run_settings(model.config, trainer, form=form.forms, data=data)
         check_unchanged(stored, settings, step=stored_step(ckpt_path), warns=False)
-    check_kernels(kernels, model.config, plan, trainer)
 
 
 def _warn_of_late_stages(plan: BatchPlan, num_steps: int | None) -> None:

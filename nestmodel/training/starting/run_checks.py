@@ -14,8 +14,6 @@ from nestdata import BatchPlan
 from nestmodel.attention_context import context_name, format_context
 from nestmodel.config import NestConfig
 from nestmodel.errors import ConfigError, LaunchError
-from nestmodel.nn.encoder import check_compilable
-from nestmodel.nn.gpu.kernel_choice import Kernels
 from nestmodel.nn.loss import CONTEXT_METRICS, METRIC_NAMES
 from nestmodel.training.lightning_private import finds_launcher, uses_distributed_sampler
 from nestmodel.training.saving.checkpoints import Checkpoints
@@ -120,48 +118,6 @@ def check_accumulation(trainer: pl.Trainer, plan: BatchPlan) -> int:
             "sampler of its own. Leave it out, and prepare a corpus of a few utterances instead."
         )
     return microbatches_per_rank
-
-
-def check_kernels(kernels: Kernels, config: NestConfig, plan: BatchPlan, trainer: pl.Trainer) -> None:
-    """Raises ConfigError if a form that is set cannot be combined with the model, the plan or the precision."""
-    num_shapes = plan.config.num_shapes
-    if kernels.step == "graph":
-        check_graph(config, num_shapes)
-        check_graph_precision(trainer)
-    if kernels.blocks in ("compiled", "combined"):
-        check_compilable(config.encoder.checkpoint_activations, num_shapes)
-
-
-def check_graph(config: NestConfig, num_shapes: int | None) -> None:
-    """Raises ConfigError if a step cannot be a graph.
-
-    Its shapes are not fixed, activations are checkpointed, or an attention context is drawn for each microbatch.
-    """
-    if num_shapes is None:
-        raise ConfigError(
-            "model.kernels.step is graph, which needs batches of fixed shapes. Set data.plan.num_shapes, for "
-            "example to 16."
-        )
-    if config.encoder.checkpoint_activations:
-        raise ConfigError(
-            "model.kernels.step is graph and model.config.encoder.checkpoint_activations is on: recomputation sets "
-            "the state of generators, which a graph cannot do. Set the step to torch, or switch checkpointing off."
-        )
-    if (num_contexts := len(config.encoder.att_context_size)) > 1:
-        raise ConfigError(
-            f"model.kernels.step is graph and model.config.encoder.att_context_size has {num_contexts} contexts: one "
-            "is drawn for each microbatch, and a graph holds a single one. Set the step to torch, or give one context."
-        )
-
-
-def check_graph_precision(trainer: pl.Trainer) -> None:
-    """Raises ConfigError if the precision of a run does not allow steps as graphs."""
-    if trainer.precision == "16-mixed":
-        raise ConfigError(
-            "model.kernels.step is graph and trainer.precision is 16-mixed, which scales the loss by a factor that "
-            "changes: a graph cannot follow it. Set trainer.precision to bf16-mixed, or model.kernels.step to "
-            "torch."
-        )
 
 
 def check_monitors(

@@ -17,7 +17,7 @@ from nestmodel.training.run_state import format_duration
 from nestmodel.training.saving.checkpoint_files import step_in_name
 from nestmodel.training.saving.checkpoints import Checkpoints
 from nestmodel.training.starting.determinism import determinism
-from nestmodel.training.starting.kernel_race import raced_parts
+from nestmodel.training.starting.run_form import run_form
 from nestmodel.training.step_limits import num_steps_of_run
 
 _NAME_WIDTH = 12
@@ -61,9 +61,10 @@ def summarise_run(
         ("padding", _padding_text(data)),
         *left_out_rows(data),
         ("ranks", _ranks_text(trainer)),
+        *_form_rows(trainer, model, data),
         ("numbers", f"precision {trainer.precision}, seed {seed}"),
         ("start", _start_text(ckpt_path)),
-        *_switches(trainer, model, data, loggers, is_watched),
+        *_switches(trainer, data, loggers, is_watched),
         ("output", str(directory)),
     ]
     return [(name, redacted(text)) for name, text in rows]
@@ -131,6 +132,13 @@ def _ranks_text(trainer: pl.Trainer) -> str:
     return f"{trainer.world_size}{nodes}, {name}"
 
 
+def _form_rows(trainer: pl.Trainer, model: NestModel, data: NestDataModule) -> Rows:
+    """Returns what computes the steps on a GPU; on a CPU, nothing but PyTorch does."""
+    if trainer.strategy.root_device.type != "cuda":
+        return []
+    return [("kernels", run_form(model.config, model.kernels, trainer, data.train_dataset.plan.config).summary)]
+
+
 def _start_text(ckpt_path: str | None) -> str:
     if ckpt_path is None:
         return "from step 0"
@@ -138,20 +146,15 @@ def _start_text(ckpt_path: str | None) -> str:
     return ckpt_path if step is None else f"from step {step:,}, {ckpt_path}"
 
 
-def _switches(
-    trainer: pl.Trainer, model: NestModel, data: NestDataModule, loggers: Sequence[str], is_watched: bool
-) -> Rows:
+def _switches(trainer: pl.Trainer, data: NestDataModule, loggers: Sequence[str], is_watched: bool) -> Rows:
     """Returns what is on, and what is off."""
     checkpoints = [
         callback.every_n_steps for callback in cast(Any, trainer).callbacks if isinstance(callback, Checkpoints)
     ]
-    kernels, augment = model.kernels, data.train_dataset.augment
-    raced = bool(raced_parts(trainer.strategy.root_device, kernels))
+    augment = data.train_dataset.augment
     switches = {
         f"checkpoints every {min(checkpoints):,} steps" if checkpoints else "checkpoints": bool(checkpoints),
         "stall guard": is_watched,
-        "raced kernels" if raced else "compiled kernels": raced or kernels.blocks in ("compiled", "combined"),
-        **({} if raced else {"graphs": kernels.step == "graph"}),
         "deterministic": determinism() is True,
         "augment": bool(augment.speech or augment.noise or augment.mixture),
         f"log to {', '.join(loggers)}" if loggers else "log": bool(loggers),

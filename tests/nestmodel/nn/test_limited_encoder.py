@@ -16,10 +16,8 @@ from torch import Tensor
 from nestmodel import (
     ConfigError,
     FeatureConfig,
-    Kernels,
     MaskConfig,
     NestConfig,
-    NestModel,
     NestNetwork,
     NetworkInput,
     export_model,
@@ -332,19 +330,6 @@ def test_the_mask_is_made_once_for_all_blocks(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(ConformerEncoder, "describe", lambda *args: calls.append(args) or describe(*args))
     network(**TWO).encoder(noise(1, 80, 64), torch.tensor([64]))
     assert len(calls) == 1
-
-
-@pytest.mark.parametrize("num_contexts", [1, 2])
-def test_a_step_with_several_contexts_cannot_be_a_graph(num_contexts: int) -> None:
-    model = NestModel(tiny_config(att_context_size=((6, 2), (2, 0))[:num_contexts]))
-    kernels = Kernels(features="torch", subsampling="torch", blocks="torch", step="graph")
-    if num_contexts == 1:
-        model.use_kernels(kernels, num_shapes=2)
-    else:
-        with pytest.raises(
-            ConfigError, match=r"att_context_size has 2 contexts: .* Set the step to torch, or give one"
-        ):
-            model.use_kernels(kernels, num_shapes=2)
 
 
 def names_and_sizes(model: NestNetwork) -> list[tuple[str, tuple[int, ...]]]:

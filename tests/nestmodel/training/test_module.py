@@ -10,7 +10,7 @@ import torch
 from pytorch_lightning.callbacks import ModelCheckpoint
 
 from nestdata import PlanConfig, PrepareConfig, derive_key
-from nestmodel import ConfigError, Kernels, MaskConfig, NestConfig, NestDataModule, NestModel, WeightsError
+from nestmodel import ConfigError, MaskConfig, NestConfig, NestDataModule, NestModel, WeightsError
 from nestmodel.attention_context import Context, draw_context
 from nestmodel.nn.attention import Frames
 from nestmodel.nn.encoder import ConformerEncoder
@@ -326,22 +326,6 @@ def test_a_corpus_with_another_sampling_rate_is_rejected(tmp_path: Path) -> None
     data = NestDataModule(corpus.path, plan=PlanConfig(max_batch_seconds=10.0, microbatches_per_step=1))
     with pytest.raises(ConfigError, match="8000 Hz"):
         trainer(tmp_path, max_steps=1).fit(NestModel(tiny_config()), datamodule=data)
-
-
-@pytest.mark.filterwarnings("ignore:.*script_method:DeprecationWarning")  # from torch's compiler
-def test_compiling_without_a_limit_on_batch_shapes_warns(messy_corpora: MessyCorpora, tmp_path: Path) -> None:
-    with pytest.warns(UserWarning, match=r"model\.kernels\.blocks is compiled and data\.plan\.num_shapes is not set"):
-        trainer(tmp_path, max_steps=0).fit(
-            NestModel(tiny_config(), kernels=Kernels(blocks="compiled")), datamodule=messy_data(messy_corpora)
-        )
-
-
-def test_compiling_checkpointed_blocks_without_a_limit_on_batch_shapes_is_rejected(
-    messy_corpora: MessyCorpora, tmp_path: Path
-) -> None:
-    model = NestModel(tiny_config(checkpoint_activations=True), kernels=Kernels(blocks="compiled"))
-    with pytest.raises(ConfigError, match=r"Set data\.plan\.num_shapes, for example to 8"):
-        trainer(tmp_path, max_steps=0).fit(model, datamodule=messy_data(messy_corpora))
 
 
 def test_presets_have_the_parameter_counts_of_the_paper() -> None:

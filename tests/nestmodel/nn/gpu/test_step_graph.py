@@ -19,7 +19,6 @@ from torch import Tensor
 
 from nestdata import MixConfig, PlanConfig
 from nestmodel import (
-    ConfigError,
     MaskConfig,
     NestConfig,
     NestDataModule,
@@ -29,7 +28,6 @@ from nestmodel import (
     loss_stats,
 )
 from nestmodel.nn.gpu import devices, step_graph
-from nestmodel.nn.gpu.kernel_choice import Kernels
 from nestmodel.nn.gpu.step_graph import Capture, CudaCapture, StepGraphs, pad_rows, row_capacity
 from nestmodel.preflight.measure.trial_step import TrialStep, noise_batch
 from tests.conftest import MessyCorpora
@@ -230,7 +228,7 @@ def test_the_stand_in_refuses_what_a_capture_does_not_allow() -> None:
 @pytest.mark.usefixtures("gpu_path")
 def test_trial_steps_run_as_graphs(tmp_path: Path) -> None:
     capture = TapeCapture()
-    step = TrialStep(tiny_config(), trainer(tmp_path), kernels=Kernels(step="graph"), num_shapes=1, capture=capture)
+    step = TrialStep(tiny_config(), trainer(tmp_path), capture=capture)
     for _ in range(3):
         step(noise_batch((2, 32000)))
     assert (capture.num_captures, capture.num_replays) == (2, 4)
@@ -281,20 +279,6 @@ def test_the_capacity_is_a_function_of_settings_and_shape_and_is_seldom_exceeded
     assert capacity <= numbers.mean() + 10 * numbers.std() + 16
 
 
-def test_graphs_need_settings_that_a_capture_can_follow(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"Set data\.plan\.num_shapes"):
-        NestModel(tiny_config()).use_graphs(None)
-    with pytest.raises(ConfigError, match=r"checkpoint_activations is on"):
-        NestModel(tiny_config(checkpoint_activations=True)).use_graphs(2)
-    model = NestModel(tiny_config())
-    model.use_graphs(2)
-    runner = trainer(tmp_path)
-    runner.strategy.precision_plugin.precision = "16-mixed"  # of a GPU only
-    model.trainer = runner
-    with pytest.raises(ConfigError, match=r"trainer\.precision is 16-mixed"):
-        model.on_fit_start()
-
-
 ON_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
 
@@ -336,7 +320,7 @@ def test_cuda_graphs_compute_what_steps_without_graphs_compute(
 @ON_GPU
 def test_cuda_graphs_share_the_memory_of_one_pool(tmp_path: Path) -> None:
     runner = trainer(tmp_path, accelerator="gpu", precision="bf16-mixed")
-    step = TrialStep(tiny_config(), runner, kernels=Kernels(step="graph"), num_shapes=2)
+    step = TrialStep(tiny_config(), runner, capture=CudaCapture(), num_shapes=2)
     reserved = []
     for seconds in (20, 18):
         for _ in range(3):

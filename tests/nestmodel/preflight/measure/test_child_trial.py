@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from nestmodel import Kernels, TrainingError
+from nestmodel import TrainingError
 from nestmodel.preflight.measure.child_trial import TrialSettings, run_trial
 from nestmodel.preflight.measure.trial_step import Shape
 from tests.training import tiny_config
@@ -17,7 +17,7 @@ RATE = 16000
 def settings(limit_bytes: int, *, margin: float = 0.0, timeout_s: float = 300.0) -> TrialSettings:
     return TrialSettings(
         model=tiny_config(),
-        kernels=Kernels(),
+        kernels="auto",
         num_shapes=None,
         precision="32-true",
         device="cpu",

@@ -20,7 +20,7 @@ def test_a_trial_step_makes_the_same_change_each_time(tmp_path: Path) -> None:
     batch, changes = noise_batch((2, 16000)), []
     for _ in range(2):
         torch.manual_seed(0)
-        step = TrialStep(tiny_config(), trainer(tmp_path), num_shapes=None)
+        step = TrialStep(tiny_config(), trainer(tmp_path))
         before = _weights(step._model)
         time = step(batch)
         assert 0 < time.host_s <= time.microbatch_s

@@ -7,7 +7,6 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from nestmodel import Checkpoints, ConfigError, NestNetwork, loss_stats, prepare_deterministic
-from nestmodel.formats.training_record import SETTINGS_KEY
 from nestmodel.preflight.measure.trial_step import noise_batch
 from nestmodel.training.saving.checkpoint_files import find_checkpoints
 from nestmodel.training.saving.resume import check_unchanged
@@ -77,9 +76,7 @@ def test_the_mode_of_torch_is_told() -> None:
     assert determinism() == "warn"
 
 
-def test_a_run_is_resumed_in_its_own_mode_only_and_old_checkpoints_in_any(
-    messy_corpora: MessyCorpora, tmp_path: Path
-) -> None:
+def test_a_run_is_resumed_in_its_own_mode_only(messy_corpora: MessyCorpora, tmp_path: Path) -> None:
     saver = Checkpoints(every_n_steps=1, directory=tmp_path / "saved")
     _, first = fit(
         messy_corpora, tmp_path, max_steps=2, callbacks=[saver], enable_checkpointing=True, deterministic=True
@@ -89,20 +86,9 @@ def test_a_run_is_resumed_in_its_own_mode_only_and_old_checkpoints_in_any(
     assert rest.losses == first.losses[1:]
     with pytest.raises(ConfigError, match=r"trainer\.deterministic: True -> False"):
         fit(messy_corpora, tmp_path, max_steps=2, ckpt_path=path, deterministic=False)
-    compiled = {"trainer.deterministic": "False", "model.kernels.blocks": "'compiled'"}
-    with pytest.warns(UserWarning, match=r"model\.kernels\.blocks has changed"):
-        check_unchanged(compiled, {**compiled, "model.kernels.blocks": "'torch'"}, step=0)
+    compiled = {"trainer.deterministic": "False", "model.kernels": "'compiled'"}
+    with pytest.warns(UserWarning, match=r"the form of training steps was 'compiled' in the checkpoint and is 'torch'"):
+        check_unchanged(compiled, {**compiled, "model.kernels": "'torch'"}, step=0)
     compiled["trainer.deterministic"] = "True"
-    with pytest.raises(ConfigError, match=r"model\.kernels\.blocks: 'compiled' -> 'torch'"):
-        check_unchanged(compiled, {**compiled, "model.kernels.blocks": "'torch'"}, step=0)
-    old = {"trainer.deterministic": "True", "model.compile_blocks": "True"}
-    check_unchanged(old, compiled, step=0)
-    with pytest.raises(ConfigError, match=r"model\.kernels\.blocks: 'compiled' -> 'torch'"):
-        check_unchanged(old, {**compiled, "model.kernels.blocks": "'torch'"}, step=0)
-    check_unchanged({**old, "model.compile_blocks": "False"}, {**compiled, "model.kernels.blocks": "'torch'"}, step=0)
-    checkpoint = torch.load(path, weights_only=False)
-    for name in ("trainer.deterministic", "model.kernels.blocks"):
-        del checkpoint[SETTINGS_KEY][name]
-    torch.save(checkpoint, tmp_path / "old.ckpt")
-    _, resumed = fit(messy_corpora, tmp_path, max_steps=2, ckpt_path=tmp_path / "old.ckpt", deterministic=False)
-    assert len(resumed.losses) == 1
+    with pytest.raises(ConfigError, match=r"model\.kernels: 'compiled' -> 'torch'"):
+        check_unchanged(compiled, {**compiled, "model.kernels": "'torch'"}, step=0)

@@ -45,7 +45,7 @@ def test_a_summary_describes_data_model_steps_and_switches(messy_corpora: MessyC
         "numbers": "precision 32-true, seed 3",
         "start": "from step 0",
         "on": "checkpoints every 50 steps, stall guard, log to csv",
-        "off": "compiled kernels, graphs, deterministic, augment",
+        "off": "deterministic, augment",
         "output": str(tmp_path / "version_0"),
     }
 

@@ -1,0 +1,43 @@
+"""The form of a training step: plain operations of PyTorch, or what a GPU gets instead. Both agree up to rounding."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+Kernels = Literal["auto", "torch"]
+"""The setting `model.kernels`: `auto` is `default_forms` of the device, `torch` is `PLAIN`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Forms:
+    """What replaces plain operations of PyTorch."""
+
+    subsampling_kernel: bool
+    """On a GPU, one kernel for each direction computes the first two stages of the subsampling, where it works."""
+
+    compiled: bool
+    """torch compiles the features, and the blocks where `ConformerEncoder.is_compilable`."""
+
+    num_shapes: int | None = None
+    """Number of batch shapes to compile for; None compiles for varying shapes."""
+
+    def __str__(self) -> str:
+        """Returns the name, which checkpoints store."""
+        if not self.compiled:
+            return "subsampling kernel" if self.subsampling_kernel else "torch"
+        return "compiled" if self.num_shapes is None else f"compiled for {self.num_shapes} shapes"
+
+
+PLAIN = Forms(subsampling_kernel=False, compiled=False)
+"""Operations of PyTorch, launched one by one."""
+
+
+def default_forms(device_type: str, num_shapes: int | None) -> Forms:
+    """Returns the form that `auto` stands for.
+
+    Args:
+        device_type: Such as `cuda`.
+        num_shapes: `data.plan.num_shapes`.
+    """
+    if device_type != "cuda":
+        return PLAIN
+    return Forms(subsampling_kernel=True, compiled=True, num_shapes=num_shapes)

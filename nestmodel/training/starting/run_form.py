@@ -1,0 +1,95 @@
+"""The form of a run's training steps: what computes them, and whether microbatches are CUDA graphs."""
+
+from dataclasses import dataclass
+
+import pytorch_lightning as pl
+import torch
+
+from nestdata import PlanConfig
+from nestmodel.config import NestConfig
+from nestmodel.nn.gpu.forms import PLAIN, Forms, Kernels, default_forms
+from nestmodel.training.starting.determinism import determinism
+
+MAX_LAUNCH_BOUND_VALUES = 1e8
+"""Largest number of values (frames, width, layers) of a microbatch for which graphs win.
+
+The CPU launches about 1,800 operations for a microbatch of any preset, which takes 60 to 110 ms, while the GPU moves
+the values of the residual paths: about 0.5 ms for a million of them on an H100, estimated for all presets alike. Above
+this number, the GPU is the slower one, and launches are hidden.
+"""
+
+_BYTES_PER_VALUE = 250
+"""Activations of a microbatch for each of these values: at most, for cuts of up to 240 s (docs/gpu.md, "Memory")."""
+
+_USABLE = 0.8
+"""Share of the memory that a run takes; the rest is for fragmentation, the CUDA context and NCCL."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunForm:
+    """What computes the training steps of a run, before anything has failed."""
+
+    forms: Forms
+    why_no_graphs: str
+    """Why microbatches are not CUDA graphs; empty if they are."""
+
+    why_plain_blocks: str
+    """Why the blocks are not compiled; empty if they are as in `forms`."""
+
+    @property
+    def summary(self) -> str:
+        """The form, for the summary of a run."""
+        blocks = f", blocks plain, because {self.why_plain_blocks}" if self.why_plain_blocks else ""
+        graphs = f"off, because {self.why_no_graphs}" if self.why_no_graphs else "on"
+        return f"{self.forms}{blocks}; graphs: {graphs}"
+
+
+def run_form(
+    config: NestConfig, kernels: Kernels, trainer: pl.Trainer, plan: PlanConfig | None, *, stored: str | None = None
+) -> RunForm:
+    """Returns the form of a run.
+
+    Args:
+        config: Of the model.
+        kernels: `model.kernels`.
+        trainer: Of the run.
+        plan: Settings of the training batches; None if they are not known.
+        stored: Name of the form in the checkpoint that the run is resumed from. Deterministic mode keeps the plain one.
+    """
+    device, num_shapes = trainer.strategy.root_device, None if plan is None else plan.num_shapes
+    keeps_plain = determinism() is True and stored == str(PLAIN)
+    forms = PLAIN if kernels == "torch" or keeps_plain else default_forms(device.type, num_shapes)
+    why_no_graphs = "data.plan.num_shapes is not set"
+    if plan is not None and num_shapes is not None:
+        why_no_graphs = _why_no_graphs(config, forms, device, str(trainer.precision), plan.max_batch_seconds)
+    return RunForm(
+        forms=forms, why_no_graphs=why_no_graphs, why_plain_blocks=_why_plain_blocks(config) if forms.compiled else ""
+    )
+
+
+def _why_plain_blocks(config: NestConfig) -> str:
+    if config.encoder.checkpoint_activations:
+        return "checkpoint_activations is on"
+    return "dropout_source is generator" if config.encoder.dropout_source == "generator" else ""
+
+
+def _why_no_graphs(
+    config: NestConfig, forms: Forms, device: torch.device, precision: str, max_batch_seconds: float
+) -> str:
+    encoder = config.encoder
+    num_values = max_batch_seconds / config.frame_s * encoder.d_model * encoder.num_layers
+    # Weights, gradients, two moments and DDP's buckets, of 24 squares of the width in each block.
+    num_bytes = 2 * _BYTES_PER_VALUE * num_values + 20 * 24 * encoder.d_model**2 * encoder.num_layers
+    reasons = {
+        "the form is torch": forms == PLAIN,
+        "checkpoint_activations is on": encoder.checkpoint_activations,
+        "the precision is 16-mixed": precision in ("16-mixed", "16"),
+        "there are several attention contexts": len(encoder.att_context_size) > 1,
+        "the microbatches are so large that launches take no time": num_values > MAX_LAUNCH_BOUND_VALUES,
+        "the activations may not fit into memory twice": num_bytes > _USABLE * _memory_of(device),
+    }
+    return next((reason for reason, holds in reasons.items() if holds), "")
+
+
+def _memory_of(device: torch.device) -> float:
+    return torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else float("inf")
