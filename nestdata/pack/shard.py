@@ -149,12 +149,13 @@ def _as_integers(samples: NDArray[np.float32], name: str, record: ShardRecord) -
     Samples that do not fit are rounded to the nearest: the error of an amplitude is at most 2^-16, and twice that near
     1, which the integers do not reach. Audio with an amplitude outside of [-1, 1] is made quieter, not clipped.
     """
-    exact = samples.astype(np.float64)
-    if (largest := float(np.abs(exact).max())) > 1.0:
+    exact = samples * np.float32(_FULL_SCALE)
+    fitting: NDArray[Any] = exact
+    if (largest := float(max(samples.max(), -samples.min()))) > 1.0:
         record.scaled[name] = 1.0 / largest
-        exact /= largest
-    integers = np.minimum(np.rint(exact * _FULL_SCALE), _FULL_SCALE - 1)
-    record.num_rounded += not np.array_equal(integers, samples * np.float64(_FULL_SCALE))
+        fitting = exact.astype(np.float64) / largest
+    integers = np.minimum(np.rint(fitting), _FULL_SCALE - 1)
+    record.num_rounded += not np.array_equal(integers, exact)
     return integers.astype(np.int16)
 
 
