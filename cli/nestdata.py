@@ -27,9 +27,9 @@ PROGRAM = Program(
         ),
         "verify": Command(
             "verify:verify_command",
-            "Check that the audio of a corpus or packed set is there and unchanged.",
+            "Check that the audio of a corpus is there and unchanged.",
             (
-                "nestdata verify speech.corpus --checksums",
+                "nestdata verify speech.corpus --decode",
                 "nestdata verify speech.corpus --root /new/disk --set-root",
             ),
         ),

@@ -52,9 +52,9 @@ from .pack.config import PackCodec as PackCodec
 from .pack.config import PackConfig as PackConfig
 from .pack.run import PackReport as PackReport
 from .pack.run import pack_corpora as pack_corpora
+from .pack.verify import VerifyProblem as VerifyProblem
+from .pack.verify import VerifyReport as VerifyReport
 from .pack.verify import verify_corpus as verify_corpus
-from .pack.verify_report import VerifyProblem as VerifyProblem
-from .pack.verify_report import VerifyReport as VerifyReport
 from .plan.batch_plan import BatchPlan as BatchPlan
 from .plan.config import MixtureStage as MixtureStage
 from .plan.config import PlanConfig as PlanConfig

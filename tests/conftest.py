@@ -172,7 +172,7 @@ def demo_speech(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def demo_packed(demo_speech: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The demo's speech as a packed set of several shards; not to be changed."""
+    """The demo's speech as Shar of several shards; not to be changed."""
     from tests.nestdata.pack.packing import pack
 
     output = tmp_path_factory.mktemp("demo") / "packed"

@@ -29,11 +29,11 @@ def pack_command(
     config: PackConfig,
     jobs: Annotated[int, typer.Option("--jobs", "-j", help="Number of processes, each of which writes a shard.")] = 1,
     overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Delete an existing packed set, complete or not, before writing.")
+        bool, typer.Option("--overwrite", help="Delete shards of other corpora or settings before writing.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Write the audio of corpora as Lhotse Shar: large tar files, in random order.
+    """Write the audio of corpora as Lhotse Shar: large tar files, in the order of the input.
 
     Each cut becomes a file of its own, at the sampling rate of the corpus. After an interruption, run the same command
     again: complete shards are kept.
@@ -41,14 +41,7 @@ def pack_command(
     from nestdata import pack_corpora
 
     with progress("packing shards") as on_progress:
-        report = pack_corpora(
-            corpora,
-            output,
-            config,
-            overwrite=overwrite,
-            jobs=jobs,
-            on_progress=on_progress,
-        )
+        report = pack_corpora(corpora, output, config, overwrite=overwrite, jobs=jobs, on_progress=on_progress)
     if as_json:
         print_json(asdict(report))
     else:
@@ -64,7 +57,7 @@ def _print_summary(report: "PackReport") -> None:
     if report.num_kept_shards:
         out.print(f"  kept from an earlier run: {report.num_kept_shards} shards")
     if report.num_rounded:
-        out.print(f"  rounded: {report.num_rounded} cuts")
+        out.print(f"  rounded to 16 bits: {report.num_rounded} cuts")
     if report.num_scaled:
         out.print(f"  made quieter because they exceeded full scale: {report.num_scaled} cuts")
     if report.left_out:

@@ -11,15 +11,12 @@ from ..progress import progress
 
 
 def verify_command(
-    corpus: Annotated[
-        str, typer.Argument(metavar="CORPUS", help="A corpus directory, or a packed set: a folder or URL.")
-    ],
-    checksums: Annotated[
+    corpus: Annotated[str, typer.Argument(metavar="CORPUS", help="A corpus directory.")],
+    decode: Annotated[
         bool,
         typer.Option(
-            "--checksums",
-            help="Read all audio: compare checksums, and decode the cuts that have none. Without it, only sizes, "
-            "times and ETags are compared.",
+            "--decode",
+            help="Read and decode all audio. Without it, only sizes, times and ETags are compared.",
         ),
     ] = False,
     root: Annotated[
@@ -44,7 +41,7 @@ def verify_command(
     ] = 8,
     as_json: AsJson = False,
 ) -> int:
-    """Check that the audio of a corpus or packed set is there, and unchanged since it was prepared.
+    """Check that the audio of a corpus is there, and unchanged since it was prepared.
 
     Each problem is one line; the exit code is 1 if there is any.
     """
@@ -55,7 +52,7 @@ def verify_command(
     with progress("verifying") as on_progress:
         report = verify_corpus(
             corpus,
-            checksums=checksums,
+            decode=decode,
             root=root,
             set_root=set_root,
             accept_changed=accept_changed,

@@ -130,14 +130,6 @@ class AddressTable:
         numbers: NDArray[np.int64] = self._addresses[1] >> 32 & 0xFFFFFFFF
         return numbers
 
-    def num_bytes(self) -> tuple[int, int]:
-        """Returns the number of bytes at all addresses, and the number with equal addresses counted once."""
-        offsets, extents = self._addresses[:, self.shard_numbers() != NO_SHARD]
-        lengths, order = extents & 0xFFFFFFFF, np.lexsort((offsets, extents))
-        is_new = np.ones(len(order), bool)
-        is_new[1:] = (np.diff(extents[order]) != 0) | (np.diff(offsets[order]) != 0)
-        return int(lengths.sum()), int(lengths[order][is_new].sum())
-
     def __getitem__(self, index: int) -> Address | None:
         """Returns the address of a cut, or None if it is read by the path in its line.
 

@@ -196,10 +196,6 @@ class Corpus:
         """Returns the number of the shard of every cut, `NO_SHARD` for a cut without an address, shape (num_cuts,)."""
         return np.full(len(self), NO_SHARD) if self._addresses is None else self._addresses.shard_numbers()
 
-    def addressed_bytes(self) -> tuple[int, int]:
-        """Returns the bytes of the audio of all cuts with an address: with repeats, and with each file counted once."""
-        return (0, 0) if self._addresses is None else self._addresses.num_bytes()
-
     def check_rate(self, other: "Corpus") -> None:
         """Raises ConfigError if two corpora that are used together have different sampling rates."""
         if self.sampling_rate != other.sampling_rate:

@@ -1,1 +1,1 @@
-"""Packing of corpora into Lhotse Shar, and checks of the audio that a corpus or a packed set names."""
+"""Packing of corpora into Lhotse Shar, and checks of the audio that a corpus names."""

@@ -1,71 +1,68 @@
 """Packs corpora into Lhotse Shar: `pack_corpora`.
 
-The order of the cuts and their division into shards are functions of corpora and settings. Every shard is written by
-one process, and its record comes last. A run that goes on after an earlier one keeps the shards that have a record.
+The cuts keep the order of their input, and their division into shards is a function of corpora and settings. Every
+shard is written by one process, and its record comes last. A run that goes on after an earlier one keeps the shards
+that have a record.
 
 numpy and the modules that need it are imported when a corpus is packed, so that importing this module is fast.
 """
 
-import logging
-import tempfile
-import zlib
+import hashlib
+import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nestdata.errors import CorpusError, OutputError
+import orjson
+
+from nestdata.errors import ConfigError, CorpusError, OutputError, StorageError
 from nestdata.output import is_full_disk, locked_directory
 from nestdata.pack.config import PackConfig
 from nestdata.prepare.pool import open_pool
-from nestdata.storage import has_scheme, is_url, join
+from nestdata.storage import has_scheme, is_url, join, storage
 from nestdata.storage.location import parse_url
 
 if TYPE_CHECKING:
     from nestdata.corpus.corpora import Corpora
-    from nestdata.corpus.packed_set import ShardSummary
-    from nestdata.pack.output import PackOutput
-    from nestdata.pack.shard import ShardTask
+    from nestdata.pack.shard import ShardRecord
 
-_log = logging.getLogger(__name__)
-# Cuts that are encoded to estimate how large FLAC files will be.
-_SAMPLED_CUTS = 32
-_BYTES_PER_1000_SAMPLES = {16: 2000, 24: 3000}
 _MODULES = ["nestdata.pack.shard", "soundfile", "lhotse", "torchaudio"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PackReport:
-    """Summary of a packed set that was written."""
+    """Summary of the Shar that was written."""
 
     location: str
-    """The folder of the set, an absolute path or a URL."""
+    """The folder, an absolute path or a URL."""
 
     num_cuts: int
     hours: float
     num_shards: int
     num_bytes: int
-    """Size of all tar files."""
+    """Size of all shards."""
 
     num_kept_shards: int
     """Number of shards that an earlier run had written."""
 
     num_rounded: int
-    """Number of cuts whose samples differ from those of the corpus by at most 2^-bits, or by their scale."""
+    """Number of cuts whose samples did not fit into 16 bits: they differ by at most 2^-16, or by their scale."""
 
     num_scaled: int
     """Number of cuts that were made quieter, because they had amplitudes outside of [-1, 1]."""
 
     left_out: dict[str, int]
-    """Number of cuts that are not in the set, by reason, most frequent first; each is a line of `left_out.jsonl`."""
+    """Number of cuts that were not packed, by reason, most frequent first; each is a line of `left_out.jsonl`."""
 
     left_out_file: str
     """Location of `left_out.jsonl`."""
 
     prepare_command: str
-    """The command that prepares a corpus from the set."""
+    """The command that prepares a corpus of every cut."""
 
 
 def pack_corpora(
@@ -77,58 +74,65 @@ def pack_corpora(
     jobs: int = 1,
     on_progress: Callable[[int, int | None], None] | None = None,
 ) -> PackReport:
-    """Writes the audio of corpora as Lhotse Shar, in a random order, to a folder or an object store.
+    """Writes the audio of corpora as Lhotse Shar, in the order of their inputs, to a folder or an object store.
 
-    Every cut becomes a member of its own: one channel, at the rate of the corpora. Equal corpora, settings and versions
-    of the encoder give equal bytes. If a run ends early, the next one with the same corpora and settings goes on.
+    Every cut becomes a member of its own: one channel, at the rate of the corpora. If a run ends early, the next one
+    with the same corpora and settings goes on.
 
     Args:
         corpora: Corpus directories.
         output: Folder to write to, a path or a URL.
-        config: Form, order and size of the shards; the defaults if None.
-        overwrite: Whether a packed set at `output` is replaced. Its files are deleted first.
-        jobs: Number of processes, each of which writes one shard at a time. The bytes do not depend on it.
+        config: Form and size of the shards; the defaults if None.
+        overwrite: Whether what an earlier run with other corpora or settings has packed to `output` is deleted.
+        jobs: Number of processes, each of which writes one shard at a time.
         on_progress: Called with the number of shards that are complete, and their total.
 
-    Returns:
-        A summary of the set.
-
     Raises:
-        OutputError: Something else is at `output`, such as a part of a set with other settings, or another run is
-            writing it, or the disk is full.
+        OutputError: Something else is at `output`, such as shards with other settings, or another run is writing
+            there, or the disk is full.
         CorpusError: A corpus cannot be opened, no cut of it can be packed, or a worker process ended unexpectedly.
-        ConfigError: The corpora have different sampling rates, or share an id, or their audio is in the set that would
-            be replaced, or a setting is invalid.
+        ConfigError: The corpora have different sampling rates, or share an id, or their audio is in the folder that
+            would be replaced, or a setting is invalid.
         StorageError: The output cannot be written, or a corpus cannot be read for a reason that may pass.
     """
     from nestdata.corpus.corpora import Corpora
-    from nestdata.pack.checks import check_ids, check_sources, warn_of_windows
-    from nestdata.pack.output import PackOutput
 
     config = config or PackConfig()
     opened = Corpora.open([Path(path).resolve() for path in corpora])
     location = str(output).rstrip("/") if has_scheme(str(output)) else str(Path(output).resolve())
     if has_scheme(location):
         parse_url(location)
+    if len(opened.corpora) > 1:
+        _check_ids(opened)
     with _lock(location):
-        target = PackOutput.open(location, overwrite=overwrite)
-        if overwrite and target.sizes:
-            check_sources(opened, target)
-        check_ids(opened)
-        warn_of_windows(opened)
-        settings = _settings(opened, config, target)
-        target.begin(settings, overwrite=overwrite)
+        sizes = _begin(location, opened, config, overwrite=overwrite)
         try:
-            summaries, num_kept = _write_shards(opened, config, target, settings, jobs, on_progress)
+            records, num_kept = _write_shards(location, opened, config, sizes, jobs, on_progress)
         except OSError as error:
             if is_full_disk(error):
-                place = f"{location}: a shard in {tempfile.gettempdir()}" if is_url(location) else f"{location}:"
                 raise OutputError(
-                    f"{place} cannot be written ({error.strerror}). Complete shards are kept: free some space, "
-                    "and run the same command again."
+                    f"{location}: a shard cannot be written ({error.strerror}). Complete shards are kept: free some "
+                    "space, for stores in the folder TMPDIR, and run the same command again."
                 ) from error
             raise
-        return _finish(summaries, num_kept, opened, target, settings)
+        return _finish(location, opened, records, num_kept)
+
+
+def _check_ids(corpora: "Corpora") -> None:
+    """Raises ConfigError if two cuts of several corpora would have the same name."""
+    from nestdata.pack.shard import name_in_shar
+
+    seen: set[str] = set()
+    for index in range(len(corpora)):
+        cut_id = corpora.line(index)["id"]
+        if (name := name_in_shar(cut_id)) is None:
+            continue  # it will be left out
+        if name in seen:
+            raise ConfigError(
+                f"several corpora have a cut with the id {cut_id!r}. Pack them one by one, or prepare one corpus from "
+                "all of their inputs, which makes the ids distinct."
+            )
+        seen.add(name)
 
 
 def _lock(location: str) -> AbstractContextManager[Any]:
@@ -143,136 +147,162 @@ def _lock(location: str) -> AbstractContextManager[Any]:
     return locked_directory(folder)
 
 
-def _settings(corpora: "Corpora", config: PackConfig, target: "PackOutput") -> dict[str, Any]:
-    """Returns all that decides the bytes of the set.
+def _begin(location: str, corpora: "Corpora", config: PackConfig, *, overwrite: bool) -> dict[str, int]:
+    """Writes the settings into an empty folder, or checks that those of an earlier run there are the same.
 
-    The estimated size of audio is that of the set which is already begun, if there is one.
+    Returns:
+        The size of every file in the folder, by its name relative to it.
+
+    Raises:
+        OutputError: Something else is there.
+        ConfigError: Audio of the corpora is there and would be deleted.
     """
-    from nestdata.pack.encoding import encoder_version
+    from nestdata.pack.shard import FOLDER
 
+    settings_file = join(location, f"{FOLDER}/settings.json")
     settings = {
-        "corpora": [
-            {"fingerprint": corpus.fingerprint, "num_cuts": len(corpus), "crc32": _crc32(corpus.path / "cuts.jsonl")}
-            for corpus in corpora.corpora
-        ],
+        "corpora": [[each.fingerprint, _digest(each.path / "cuts.jsonl")] for each in corpora.corpora],
         "sampling_rate": corpora.sampling_rate,
         **asdict(config),
-        "encoder": encoder_version(),
     }
-    begun = target.begun_settings or {}
-    size = begun.get("bytes_per_1000_samples") or _bytes_per_1000_samples(corpora, config)
-    return settings | {"bytes_per_1000_samples": size}
+    sizes = _sizes(location)
+    begun = settings
+    if f"{FOLDER}/settings.json" in sizes:
+        begun = orjson.loads(storage().read(settings_file))
+    elif any(not name.startswith(f"{FOLDER}/") for name in sizes):
+        raise OutputError(f"{location}: is not empty, and not from `nestdata pack`. Choose another path.")
+    if begun != settings:
+        other = ", ".join(name for name in settings if begun.get(name) != settings[name])
+        if not overwrite:
+            raise OutputError(
+                f"{location}: holds shards of other {other}. Choose another path, or pass --overwrite to replace them."
+            )
+        _check_sources(location, corpora)
+        # The records come first, so that no later run keeps a shard of which a file was deleted.
+        for name in sorted(sizes, key=lambda name: not name.startswith(FOLDER)):
+            if name.startswith(("cuts.", "recording.")) and not name.endswith("/settings.json"):
+                storage().delete(join(location, name))
+        sizes = {}
+    storage().write(settings_file, orjson.dumps(settings))
+    return sizes
 
 
-def _crc32(path: Path) -> int:
-    checksum = 0
+def _digest(path: Path) -> str:
     with path.open("rb") as file:
-        while block := file.read(1 << 22):
-            checksum = zlib.crc32(block, checksum)
-    return checksum
+        return hashlib.file_digest(file, "blake2b").hexdigest()[:32]
 
 
-def _bytes_per_1000_samples(corpora: "Corpora", config: PackConfig) -> int:
-    """Returns the size of encoded audio, estimated for FLAC from the first cuts in packed order."""
-    from nestdata.errors import AudioError
-    from nestdata.pack.encoding import encode, load_integers
-    from nestdata.pack.order import PackingOrder
+def _sizes(location: str) -> dict[str, int]:
+    try:
+        return {found.location[len(location) + 1 :]: found.size for found in storage().list_objects(location)}
+    except StorageError as error:
+        if error.kind != "missing":
+            raise
+        return {}
 
-    num_samples = num_bytes = 0
-    if config.codec == "flac":
-        order = PackingOrder(corpora, config.seed)
-        for index in order.cuts(0, min(_SAMPLED_CUTS, len(corpora))).indices.tolist():
-            try:
-                audio = load_integers(corpora, index, config.bits)
-            except AudioError:
-                continue
-            num_samples += len(audio.samples)
-            num_bytes += len(encode(audio, config.codec, corpora.sampling_rate))
-    return 1000 * num_bytes // num_samples if num_samples else _BYTES_PER_1000_SAMPLES[config.bits]
+
+def _check_sources(location: str, corpora: "Corpora") -> None:
+    for corpus in corpora.corpora:
+        for shard in () if corpus.has_bank else corpus.shards():
+            source = shard.info.location
+            if (source if is_url(source) else os.path.realpath(source)).startswith(location + "/"):
+                raise ConfigError(
+                    f"{location}: holds the audio of {corpus.path}, so it cannot be replaced by packing that corpus. "
+                    "Choose another path."
+                )
 
 
 def _write_shards(
+    location: str,
     corpora: "Corpora",
     config: PackConfig,
-    target: "PackOutput",
-    settings: dict[str, Any],
+    sizes: dict[str, int],
     jobs: int,
     on_progress: Callable[[int, int | None], None] | None,
-) -> "tuple[list[ShardSummary], int]":
-    """Returns all shards in order, and how many of them were there already."""
-    from nestdata.corpus.packed_set import digest_of
-    from nestdata.pack.order import PackingOrder
+) -> "tuple[list[ShardRecord], int]":
+    """Returns the records of all shards in order, and how many of the shards were there already."""
     from nestdata.pack.shard import ShardTask, write_shard
 
-    order = PackingOrder(corpora, config.seed)
-    bounds = order.shard_bounds(config.shard_bytes, settings["bytes_per_1000_samples"])
-    summaries = target.finished_shards(len(bounds) - 1)
-    num_kept, total = len(summaries), len(bounds) - 1
     paths = tuple(str(corpus.path) for corpus in corpora.corpora)
-
-    def tasks() -> "Iterator[ShardTask]":
-        for number in range(total):
-            if number not in summaries:
-                cuts = order.cuts(bounds[number], bounds[number + 1])
-                yield ShardTask(paths, target.location, number, cuts, config, digest_of(settings))
-
+    records: dict[int, ShardRecord] = {}
+    tasks = []
+    for number, indices in enumerate(_divided(corpora, config.shard_hours)):
+        if (found := _complete(location, number, sizes)) is not None:
+            records[number] = found
+        else:
+            tasks.append(ShardTask(paths, location, number, indices, config.codec))
+    num_kept, total = len(records), len(records) + len(tasks)
     with open_pool(jobs, preload=_MODULES) as pool:
-        written = pool.map(write_shard, tasks()) if num_kept < total else iter(())
-        for summary in written:
-            summaries[summary.shard.number] = summary
+        for task, record in zip(tasks, pool.map(write_shard, tasks), strict=True):
+            records[task.number] = record
             if on_progress:
-                on_progress(len(summaries), total)
-    return [summaries[number] for number in range(total)], num_kept
+                on_progress(len(records), total)
+    return [records[number] for number in range(total)], num_kept
 
 
-def _finish(
-    summaries: "list[ShardSummary]", num_kept: int, corpora: "Corpora", target: "PackOutput", settings: dict[str, Any]
-) -> PackReport:
-    """Writes `left_out.jsonl` and, as the last file, the manifest."""
-    from nestdata.corpus.packed_set import LEFT_OUT
+def _divided(corpora: "Corpora", shard_hours: float) -> Iterator[Any]:
+    """Yields the indices of the cuts of each shard: consecutive in the order of the input, and about equally long."""
+    import numpy as np
 
-    left_out = sorted((row for summary in summaries for row in summary.left_out), key=lambda row: row["number"])
-    shards = [summary.shard for summary in summaries]
-    num_cuts = sum(shard.num_cuts for shard in shards)
+    order = corpora.input_order()
+    ends = np.cumsum(np.concatenate(corpora.num_samples)[order])
+    total = int(ends[-1])
+    num_shards = max(1, round(total / (shard_hours * 3600 * corpora.sampling_rate)))
+    starts = [total * number // num_shards for number in range(num_shards)]
+    bounds = np.unique([*np.searchsorted(ends, starts, side="right"), len(order)])
+    for first, stop in pairwise(bounds):
+        yield order[first:stop]
+
+
+def _complete(location: str, number: int, sizes: dict[str, int]) -> "ShardRecord | None":
+    """Returns the record of a shard if it is complete."""
+    from nestdata.pack.shard import ShardRecord, record_name
+
+    if record_name(number) not in sizes:
+        return None
+    record = ShardRecord(**orjson.loads(storage().read(join(location, record_name(number)))))
+    return record if all(sizes.get(name) == size for name, size in record.sizes.items()) else None
+
+
+def _finish(location: str, corpora: "Corpora", records: "list[ShardRecord]", num_kept: int) -> PackReport:
+    """Writes `left_out.jsonl`, and returns the report."""
+    from nestdata.pack.shard import FOLDER
+
+    left_out = [row for record in records for row in record.left_out]
+    left_out_file = join(location, f"{FOLDER}/left_out.jsonl")
+    lines = (orjson.dumps(row, option=orjson.OPT_APPEND_NEWLINE) for row in left_out)
+    storage().write(left_out_file, b"".join(lines))
+    num_cuts = sum(record.num_cuts for record in records)
     if not num_cuts:
         first = left_out[0]
+        paths = ", ".join(str(corpus.path) for corpus in corpora.corpora)
         raise CorpusError(
-            f"{', '.join(str(corpus.path) for corpus in corpora.corpora)}: no cut can be packed; the first: "
-            f"{first['cut_id']!r}: {first['reason']}, {first['detail']}"
+            f"{paths}: no cut can be packed; the first: {first['cut_id']!r}: {first['reason']}, {first['detail']}"
         )
-    totals: dict[str, Any] = {
-        "num_cuts": num_cuts,
-        "num_samples": sum(summary.num_samples for summary in summaries),
-        "num_bytes": sum(shard.recording.size for shard in shards),
-        "num_rounded": sum(summary.num_rounded for summary in summaries),
-        "num_scaled": sum(len(summary.scaled) for summary in summaries),
-        "left_out": dict(Counter(row["reason"] for row in left_out).most_common()),
-    }
-    target.finish(settings, totals, shards, left_out)
-    shortest = min(int(lengths[0]) for lengths in corpora.num_samples) / corpora.sampling_rate
     return PackReport(
-        location=target.location,
+        location=location,
         num_cuts=num_cuts,
-        hours=totals["num_samples"] / corpora.sampling_rate / 3600,
-        num_shards=len(shards),
-        num_bytes=totals["num_bytes"],
+        hours=sum(record.num_samples for record in records) / corpora.sampling_rate / 3600,
+        num_shards=sum(1 for record in records if record.sizes),
+        num_bytes=sum(sum(record.sizes.values()) for record in records),
         num_kept_shards=num_kept,
-        num_rounded=totals["num_rounded"],
-        num_scaled=totals["num_scaled"],
-        left_out=totals["left_out"],
-        left_out_file=join(target.location, LEFT_OUT),
-        prepare_command=_prepare_command(target.location, corpora.sampling_rate, shortest),
+        num_rounded=sum(record.num_rounded for record in records),
+        num_scaled=sum(len(record.scaled) for record in records),
+        left_out=dict(Counter(row["reason"] for row in left_out).most_common()),
+        left_out_file=left_out_file,
+        prepare_command=_prepare_command(location, corpora),
     )
 
 
-def _prepare_command(location: str, rate: int, shortest_s: float) -> str:
-    """Returns the command that accepts every cut of the set."""
+def _prepare_command(location: str, corpora: "Corpora") -> str:
+    """Returns the command that accepts every cut."""
     import shlex
 
     from nestdata.prepare.config import PrepareConfig
 
-    name = location.rstrip("/").rpartition("/")[2]
+    rate = corpora.sampling_rate
     options = [] if rate == PrepareConfig().sampling_rate else ["--sampling-rate", str(rate)]
-    if shortest_s < PrepareConfig().min_seconds:
+    if min(int(lengths[0]) for lengths in corpora.num_samples) / rate < PrepareConfig().min_seconds:
         options += ["--min-seconds", "0"]
+    name = location.rpartition("/")[2]
     return shlex.join(["nestdata", "prepare", location, "-o", f"{name}.corpus", *options])

@@ -1,44 +1,36 @@
-"""Writes one shard of a packed set: in any process, and with the same bytes in each."""
+"""Writes one shard of Lhotse Shar: a tar of audio and the manifest of its cuts, by Lhotse's writers, in any process."""
 
 import os
+import shutil
 import tempfile
-import zlib
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from functools import lru_cache
-from hashlib import sha256
 from pathlib import Path, PurePosixPath
-from typing import Any, BinaryIO, cast
+from typing import Any
 
 import numpy as np
 import orjson
+from numpy.typing import NDArray
 
+from nestdata.corpus.addresses import Address
 from nestdata.corpus.corpora import Corpora
-from nestdata.corpus.packed_set import (
-    FOLDER,
-    PackedFile,
-    PackedMembers,
-    PackedShard,
-    ShardRecord,
-    ShardSummary,
-    cuts_name,
-    index_content,
-    index_name,
-    record_name,
-    recording_name,
-)
+from nestdata.corpus.members import fetch
 from nestdata.errors import AudioError
 from nestdata.output import flush_to_disk
-from nestdata.pack.config import PackConfig
-from nestdata.pack.encoding import SUFFIXES, encode, load_integers
-from nestdata.pack.fetching import fetched_members
-from nestdata.pack.order import ShardCuts
-from nestdata.pack.tar_writer import BLOCK, TarWriter
+from nestdata.pack.config import PackCodec
 from nestdata.storage import is_url, join, storage
 
-PARTIAL_SUFFIX = ".partial"
-"""Suffix of local files that are being written."""
+FOLDER = "cuts.pack"
+"""Folder of the records. Lhotse ignores names in a Shar folder that begin with `cuts.` and do not contain `.jsonl`."""
+
+_FULL_SCALE = 1 << 15
+_THREADS = 16
+# Most bytes that are fetched ahead. One member is always fetched, however long it is.
+_AHEAD_BYTES = 256 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,144 +41,122 @@ class ShardTask:
     """Paths of the corpora."""
 
     location: str
-    """Location of the packed set."""
+    """Folder of the Shar, an absolute path or a URL."""
 
     number: int
-    """Index of the shard."""
+    """Index of the shard, which is a part of the names of its files."""
 
-    cuts: ShardCuts
-    config: PackConfig
-    settings_digest: str
+    indices: NDArray[np.int64]
+    """Indices of its cuts in the corpora, in their order in the shard."""
+
+    codec: PackCodec
 
 
-def write_shard(task: ShardTask) -> ShardSummary:
-    """Writes the files of a shard, and its record as the last one.
+@dataclass(kw_only=True)
+class ShardRecord:
+    """A complete shard; stored as `cuts.pack/NUMBER.json`."""
 
-    A file appears at its name complete or not at all. If this process is killed, the shard has no record, and the next
-    run writes it again.
+    sizes: dict[str, int] = field(default_factory=dict)
+    """Size in bytes of each file of the shard; none if all cuts were left out."""
+
+    num_cuts: int = 0
+    num_samples: int = 0
+
+    num_rounded: int = 0
+    """Number of cuts whose samples did not fit into 16 bits."""
+
+    scaled: dict[str, float] = field(default_factory=dict)
+    """The factor by which the amplitudes of cuts outside of [-1, 1] were multiplied, by cut id."""
+
+    left_out: list[dict[str, str]] = field(default_factory=list)
+    """Cuts that cannot be packed: `cut_id`, `reason` and `detail`."""
+
+    def leave_out(self, line: dict[str, Any], reason: str, detail: str) -> None:
+        """Records a cut that cannot be packed."""
+        self.left_out.append({"cut_id": line["id"], "reason": reason, "detail": detail})
+
+
+def write_shard(task: ShardTask) -> ShardRecord:
+    """Writes the files of a shard, then its record, which marks it as complete.
 
     Raises:
-        StorageError: The set cannot be written, or a corpus cannot be read for a reason that may pass.
+        StorageError: The shard cannot be written, or a corpus cannot be read for a reason that may pass.
         OSError: The same, on a local disk.
     """
-    writer = _ShardWriter(task)
-    tar_name = recording_name(task.number)
-    with _new_file(task.location, tar_name) as file:
-        tar = writer.write_tar(file)
-    recording = PackedFile(tar_name, tar.size, tar.sha256)
-    _write(task.location, index_name(tar_name), index_content([*writer.headers, tar.size]))
-    cuts = _write(task.location, cuts_name(task.number), b"".join(writer.lines))
-    _write(task.location, index_name(cuts.name), index_content(np.cumsum([0, *map(len, writer.lines)])))
-    record = writer.record(PackedShard(task.number, len(writer.lines), recording, cuts))
-    _write(task.location, record_name(task.number), record.content())
-    return record.summary
+    from lhotse import AudioSource, Recording
+    from lhotse.audio.backend import audio_backend
+    from lhotse.shar.writers import AudioTarWriter, JsonlShardWriter
+
+    corpora, record = _open_corpora(task.corpora), ShardRecord()
+    indices = task.indices.tolist()
+    with _staging_folder(task, record) as folder, audio_backend("LibsndfileBackend"):
+        pattern = str(folder).replace("%", "%%") + "/{}.%06d.{}"
+        numbered = {"shard_size": len(indices) + 1, "shard_offset": task.number}
+        with (
+            AudioTarWriter(pattern.format("recording", "tar"), format=task.codec, **numbered) as tar,
+            JsonlShardWriter(pattern.format("cuts", "jsonl.gz"), **numbered) as cuts,
+        ):
+            for index, content in zip(indices, _fetched(corpora, indices), strict=True):
+                line = corpora.line(index)
+                if (name := name_in_shar(line["id"])) is None:
+                    record.leave_out(line, "unusable_id", "the id cannot be the name of a file")
+                    continue
+                try:
+                    _, samples = corpora.load(index, content=content())
+                except AudioError as error:
+                    record.leave_out(line, error.reason, str(error))
+                    continue
+                recording = Recording(
+                    id=line["recording"]["id"],
+                    sources=[AudioSource("shar", [line["channel"]], "")],
+                    sampling_rate=corpora.sampling_rate,
+                    num_samples=len(samples),
+                    duration=line["duration"],
+                    channel_ids=[line["channel"]],
+                )
+                integers = _as_integers(samples, name, record)
+                tar.write(name, integers[None], corpora.sampling_rate, recording)
+                line.pop("features", None)  # they belong to the recording as it was
+                cuts.write({**line, "id": name, "start": 0.0, "recording": recording.to_dict()})
+                record.num_cuts += 1
+                record.num_samples += len(samples)
+    storage().write(join(task.location, record_name(task.number)), orjson.dumps(asdict(record)))
+    return record
 
 
-def name_in_set(cut_id: str) -> str | None:
-    """Returns the id of a cut in a packed set, which is also the name of its files there without suffix.
+def record_name(number: int) -> str:
+    """Returns the name of the record of a shard."""
+    return f"{FOLDER}/{number:06d}.json"
 
-    It is the id itself, without a slash at its start: a member with an absolute name would overwrite the original
-    audio if somebody unpacked the tar file without care.
+
+def name_in_shar(cut_id: str) -> str | None:
+    """Returns the id of a cut in Shar, which is the name of its files there without suffix.
+
+    It is the id without a slash at its start: who unpacks a member with an absolute name may overwrite the original.
 
     Returns:
         None if the id cannot be a name: it has an empty part, `.` or `..` between slashes, or a null character.
     """
     name = cut_id.removeprefix("/")
-    parts = name.split("/")
-    if "\0" in name or not {"", ".", ".."}.isdisjoint(parts):
-        return None
     path = PurePosixPath(f"{name}.flac")
-    return name if str(path.parent / path.stem) == name else None  # as Lhotse finds the id of a member
+    is_usable = "\0" not in name and {"", ".", ".."}.isdisjoint(name.split("/"))
+    return name if is_usable and str(path.parent / path.stem) == name else None  # as Lhotse finds the id of a member
 
 
-class _ShardWriter:
-    """Collects what the record of a shard needs while its tar file is being written."""
+def _as_integers(samples: NDArray[np.float32], name: str, record: ShardRecord) -> NDArray[np.int16]:
+    """Returns samples in 16 bits, and records what is not kept exactly.
 
-    def __init__(self, task: ShardTask) -> None:
-        self.lines: list[bytes] = []
-        self.headers: list[int] = []
-        """Byte of the tar file at which the header of the audio starts, for each cut."""
-
-        self._task = task
-        self._corpora = _open_corpora(task.corpora)
-        self._members: list[tuple[int, int, int, int, bool]] = []
-        self._left_out: list[dict[str, Any]] = []
-        self._scaled: dict[str, float] = {}
-        self._num_rounded = 0
-        self._num_samples = 0
-
-    def write_tar(self, file: BinaryIO) -> TarWriter:
-        """Writes the audio and the recordings of all cuts."""
-        tar = TarWriter(file)
-        indices = self._task.cuts.indices.tolist()
-        members = fetched_members(self._corpora, indices)
-        for index, number, fetched in zip(indices, self._task.cuts.numbers.tolist(), members, strict=True):
-            self._add(tar, index, number, fetched)
-        tar.finish()
-        return tar
-
-    def record(self, shard: PackedShard) -> ShardRecord:
-        """Returns the record of the shard."""
-        columns: list[Any] = list(zip(*self._members, strict=True)) or [[]] * 5
-        members = PackedMembers(
-            numbers=np.array(columns[0], np.int64),
-            offsets=np.array(columns[1], np.int64),
-            lengths=np.array(columns[2], np.int64),
-            checksums=np.array(columns[3], np.uint32),
-            was_absolute=np.array(columns[4], bool),
-        )
-        summary = ShardSummary(
-            settings_digest=self._task.settings_digest,
-            shard=shard,
-            num_samples=self._num_samples,
-            num_rounded=self._num_rounded,
-            scaled=self._scaled,
-            left_out=self._left_out,
-        )
-        return ShardRecord(summary, members)
-
-    def _add(self, tar: TarWriter, index: int, number: int, fetched: Callable[[], bytes | None]) -> None:
-        line, config = self._corpora.line(index), self._task.config
-        name = name_in_set(line["id"])
-        if name is None:
-            detail = "the id cannot be the name of a file: it has an empty part, . or .. between slashes"
-            self._leave_out(line, number, "unusable_id", detail)
-            return
-        try:
-            audio = load_integers(self._corpora, index, config.bits, fetched())
-        except AudioError as error:
-            self._leave_out(line, number, error.reason, str(error))
-            return
-        cut = _packed_cut(line, name, len(audio.samples), self._corpora.sampling_rate)
-        content = encode(audio, config.codec, self._corpora.sampling_rate)
-        start = tar.add(name + SUFFIXES[config.codec], content)
-        tar.add(f"{name}.json", _json_line(cut["recording"]))
-        self.headers.append(start - BLOCK)
-        self.lines.append(_json_line(cut))
-        self._members.append((number, start, len(content), zlib.crc32(content), name != line["id"]))
-        self._num_samples += len(audio.samples)
-        self._num_rounded += not audio.is_exact
-        if audio.scale != 1.0:
-            self._scaled[name] = audio.scale
-
-    def _leave_out(self, line: dict[str, Any], number: int, reason: str, detail: str) -> None:
-        row = {"number": number, "cut_id": line["id"], "reason": reason, "detail": detail}
-        self._left_out.append(row)
-
-
-def _packed_cut(line: dict[str, Any], name: str, num_samples: int, rate: int) -> dict[str, Any]:
-    """Returns a cut as Lhotse's own writer would: of a recording that is the cut alone, at the rate of the corpus."""
-    recording = {
-        "id": line["recording"]["id"],
-        "sources": [{"type": "shar", "channels": [line["channel"]], "source": ""}],
-        "sampling_rate": rate,
-        "num_samples": num_samples,
-        "duration": line["duration"],
-        "channel_ids": [line["channel"]],
-    }
-    cut = {**line, "id": name, "start": 0.0, "recording": recording}
-    cut.pop("features", None)  # they belong to the recording as it was
-    return cut
+    Samples that do not fit are rounded to the nearest: the error of an amplitude is at most 2^-16, and twice that near
+    1, which the integers do not reach. Audio with an amplitude outside of [-1, 1] is made quieter, not clipped.
+    """
+    exact = samples * np.float32(_FULL_SCALE)
+    fitting: NDArray[Any] = exact
+    if (largest := float(max(samples.max(), -samples.min()))) > 1.0:
+        record.scaled[name] = 1.0 / largest
+        fitting = exact.astype(np.float64) / largest
+    integers = np.minimum(np.rint(fitting), _FULL_SCALE - 1)
+    record.num_rounded += not np.array_equal(integers, exact)
+    return integers.astype(np.int16)
 
 
 @lru_cache(maxsize=1)
@@ -195,29 +165,60 @@ def _open_corpora(paths: tuple[str, ...]) -> Corpora:
 
 
 @contextmanager
-def _new_file(location: str, name: str) -> Iterator[BinaryIO]:
-    """Yields a file to write to, and gives it its name, or uploads it, at the end of the block."""
-    if is_url(location):
-        with tempfile.NamedTemporaryFile(prefix="nestdata-pack-") as temporary:
-            yield cast(BinaryIO, temporary)
-            temporary.flush()
-            storage().write(join(location, name), Path(temporary.name))
-        return
-    partial = Path(location, FOLDER, name + PARTIAL_SUFFIX)
+def _staging_folder(task: ShardTask, record: ShardRecord) -> Iterator[Path]:
+    """Yields a folder for files, which are moved or uploaded to the Shar at the end of the block."""
+    is_remote = is_url(task.location)
+    folder = Path(tempfile.mkdtemp(prefix="nestdata-pack-")) if is_remote else _local_folder(task)
     try:
-        with partial.open("wb") as file:
-            yield file
-        flush_to_disk(partial)
-    except BaseException:
-        partial.unlink(missing_ok=True)
-        raise
-    os.replace(partial, Path(location, name))
+        yield folder
+        for path in sorted(folder.iterdir(), reverse=True):  # the tar before the manifest that names it
+            record.sizes[path.name] = path.stat().st_size
+            if is_remote:
+                storage().write(join(task.location, path.name), path)
+            else:
+                flush_to_disk(path)
+                os.replace(path, Path(task.location, path.name))
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
-def _write(location: str, name: str, content: bytes) -> PackedFile:
-    storage().write(join(location, name), content)
-    return PackedFile(name, len(content), sha256(content).hexdigest())
+def _local_folder(task: ShardTask) -> Path:
+    folder = Path(task.location, f"{record_name(task.number)}.partial")
+    shutil.rmtree(folder, ignore_errors=True)  # of a run that was killed
+    folder.mkdir(parents=True)
+    return folder
 
 
-def _json_line(fields: dict[str, Any]) -> bytes:
-    return orjson.dumps(fields, option=orjson.OPT_APPEND_NEWLINE)
+def _fetched(corpora: Corpora, indices: Sequence[int]) -> Iterator[Callable[[], bytes | None]]:
+    """Yields, for each cut, a function that returns the bytes of its audio file, which are fetched ahead.
+
+    The function returns None for a cut that is read from a file of its own or from a sample bank. It raises AudioError
+    if the bytes cannot be used, and StorageError if the store does not answer. Adjacent windows of one file share its
+    bytes.
+    """
+    with ThreadPoolExecutor(_THREADS) as threads:
+        waiting: deque[tuple[Future[bytes | None], int]] = deque()
+        ahead, last, future = 0, None, None
+        try:
+            for index in indices:
+                address = None if corpora.has_bank(index) else corpora.address(index)
+                if future is None or address is None or address != last:
+                    length = 0 if address is None else address.length
+                    while waiting and ahead + length > _AHEAD_BYTES:
+                        done, done_length = waiting.popleft()
+                        ahead -= done_length
+                        yield done.result
+                    future, last = threads.submit(_fetch, corpora, index, address), address
+                else:
+                    length = 0
+                waiting.append((future, length))
+                ahead += length
+            while waiting:
+                yield waiting.popleft()[0].result
+        finally:
+            for future, _ in waiting:
+                future.cancel()
+
+
+def _fetch(corpora: Corpora, index: int, address: Address | None) -> bytes | None:
+    return None if address is None else fetch(address, corpora.line(index)["id"])

@@ -70,12 +70,11 @@ def read_entry(entry: Entry, config: PrepareConfig) -> WholeEntry | Reject:
 
 def reads_audio(entry: Entry, config: PrepareConfig) -> bool:
     """Returns whether the header or the samples of an entry are read."""
-    cut = entry.audio if isinstance(entry.audio, LhotseCut) else None
     if config.finds_speech:
         return True
     if config.probe == "missing":
-        return cut is None and entry.duration is None and entry.num_frames is None
-    return config.probe == "decode" or cut is None or not cut.is_measured
+        return not isinstance(entry.audio, LhotseCut) and entry.duration is None and entry.num_frames is None
+    return True
 
 
 def source_rate(recording: dict[str, Any]) -> int:
@@ -200,7 +199,7 @@ def _cut_from_lhotse(entry: Entry, audio: LhotseCut, config: PrepareConfig) -> W
     in_manifest = AudioInfo(recording["sampling_rate"], recording["num_samples"], num_channels)
     if problem := _problem_of_span(in_manifest, row["start"], row["duration"]):
         return problem
-    if config.probe != "missing" and not audio.is_measured and (audio.member or source["type"] == "file"):
+    if config.probe != "missing" and (audio.member or source["type"] == "file"):
         file = File(source["source"], hint=audio.hint)
         info = read_header(audio.member or file, searches=config.probe == "decode")
         if isinstance(info, Unusable):

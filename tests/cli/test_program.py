@@ -60,11 +60,10 @@ def test_the_flags_of_all_commands_are_deliberate() -> None:
             *("--report-samples", "--sampling-rate", "--segment", "--strict", "--tars", "--window-seconds", "INPUT"),
         ],
         "pack": [
-            *("--bits", "--codec", "--jobs -j", "--json", "--output -o", "--overwrite", "--seed"),
-            *("--shard-bytes", "CORPUS"),
+            *("--codec", "--jobs -j", "--json", "--output -o", "--overwrite", "--shard-hours", "CORPUS"),
         ],
         "verify": [
-            *("--accept-changed", "--checksums", "--jobs -j", "--json", "--root", "--set-root"),
+            *("--accept-changed", "--decode", "--jobs -j", "--json", "--root", "--set-root"),
             "CORPUS",
         ],
         "plan": [

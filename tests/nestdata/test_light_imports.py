@@ -30,7 +30,6 @@ def run_without_large_libraries(program: str, *arguments: str) -> str:
         "nestdata.corpus.bank",
         "nestdata.corpus.corpora",
         "nestdata.corpus.corpus",
-        "nestdata.corpus.packed_set",
         "nestdata.errors",
         "nestdata.output",
         "nestdata.pack.run",

@@ -247,7 +247,7 @@ def test_a_command_of_a_corpus_is_a_reject_wherever_audio_is_read(tmp_path: Path
     path = corpus_with(tmp_path, {"type": "command", "source": "touch PWNED"})
     with pytest.raises(CorpusError, match=r"'a': unreadable, .*touch PWNED"):
         pack_corpora([path], tmp_path / "packed")
-    assert verify_corpus(path, checksums=True).problems
+    assert verify_corpus(path, decode=True).problems
     for given in (path, path / "cuts.jsonl"):
         with pytest.raises(ManifestError, match=r"cuts\.jsonl:1: command, .*'touch PWNED'.*Write the audio to files"):
             prepare_corpus([given], tmp_path / "again")

@@ -1,4 +1,4 @@
-"""Packed sets that are written to, and verified on, a real S3 server."""
+"""Shar that is written to, prepared from and verified on a real S3 server."""
 
 import dataclasses
 from collections.abc import Callable
@@ -7,23 +7,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from nestdata import Corpus, OutputError, StorageError, prepare_corpus, verify_corpus
+from nestdata import Corpus, OutputError, PrepareConfig, StorageError, prepare_corpus, verify_corpus
 from nestdata.storage import storage
 from tests.cli.commands import run
-from tests.nestdata.pack.packing import DEMO, SHARD_BYTES, digests, pack, samples_by_id, shar_of
+from tests.nestdata.pack.packing import DEMO, SHARD_HOURS, pack, samples_by_id, shar_of
 from tests.remote.conftest import Access
 from tests.remote.proxy import FaultProxy
 from tests.remote.server import OWNER
+from tests.synthesis import chirp, write_audio
 
 
 @pytest.fixture(scope="module")
 def speech(demo_speech: Path) -> Path:
     return demo_speech
-
-
-@pytest.fixture(scope="module")
-def packed(demo_packed: Path) -> Path:
-    return demo_packed
 
 
 @pytest.fixture(autouse=True)
@@ -37,62 +33,52 @@ def new_clients(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     return forget
 
 
-def contents(url: str) -> dict[str, bytes]:
-    """Returns the objects below a URL by their relative names."""
-    return {info.location[len(url) + 1 :]: storage().read(info.location) for info in storage().list_objects(url)}
-
-
-def local_contents(folder: Path) -> dict[str, bytes]:
-    return {name: (folder / name).read_bytes() for name in digests(folder)}
+def assert_holds(url: str, corpus: Path, target: Path) -> None:
+    """Asserts that a corpus of the Shar at a URL, made at `target`, has the cuts and samples of another corpus."""
+    prepare_corpus([url], target)
+    assert Corpus.open(target).fingerprint == Corpus.open(corpus).fingerprint
+    expected, found = samples_by_id(corpus), samples_by_id(target)
+    assert all(np.array_equal(found[name], samples) for name, samples in expected.items())
 
 
 @pytest.mark.multiprocess
-def test_objects_are_those_of_a_local_set_and_an_interrupted_run_goes_on(
-    access: Access, speech: Path, packed: Path
-) -> None:
+def test_shards_are_uploaded_and_an_interrupted_run_goes_on(access: Access, speech: Path, tmp_path: Path) -> None:
     access.use()
     url = "s3://speech/packed"
     # In processes of its own, because those of this one may have been started with another environment.
-    command = ("pack", speech, "-o", url, "--shard-bytes", SHARD_BYTES, "--jobs", 2)
+    command = ("pack", speech, "-o", url, "--shard-hours", SHARD_HOURS, "--jobs", 2)
     outcome = run("nestdata", *command, cwd=DEMO)
     assert outcome.code == 0, outcome.err
     assert f"{url}: 40 cuts" in outcome.out
     assert f"nestdata prepare {url} -o packed.corpus" in outcome.out
-    assert contents(url) == local_contents(packed)
-    with pytest.raises(OutputError, match=r"s3://speech/packed: exists already"):
-        pack(speech, url)
+    with pytest.raises(OutputError, match=r"s3://speech/packed: holds shards of other codec"):
+        pack(speech, url, codec="wav")
     # What a run leaves behind that was killed while it wrote the last shard.
-    for name in ("cuts.pack/pack.json", "cuts.pack/000002.json", "recording.000002.tar"):
+    for name in ("cuts.pack/000002.json", "cuts.000002.jsonl.gz"):
         storage().delete(f"{url}/{name}")
-    with pytest.raises(OutputError, match=r"begun with other seed"):
-        pack(speech, url, seed=1)
     assert pack(speech, url).num_kept_shards == 2
-    assert contents(url) == local_contents(packed)
+    assert_holds(url, speech, tmp_path / "packed.corpus")
 
 
-def test_a_server_with_faults_gives_the_same_objects(
-    access: Access, proxy: FaultProxy, speech: Path, packed: Path, new_clients: Callable[[], None]
+def test_a_server_with_faults_gets_the_same_audio(
+    access: Access, proxy: FaultProxy, speech: Path, new_clients: Callable[[], None], tmp_path: Path
 ) -> None:
     proxy.set(unavailable=0.1, throttled=0.1, reset=0.1, short=0.1)
     access.use(endpoint=proxy.url)
     pack(speech, "s3://speech/faults")
     access.use()
     new_clients()
-    assert contents("s3://speech/faults") == local_contents(packed)
+    assert_holds("s3://speech/faults", speech, tmp_path / "packed.corpus")
 
 
 def test_what_is_wrong_in_a_bucket_is_found(access: Access, speech: Path, tmp_path: Path) -> None:
     access.use()
     url = "s3://speech/verified"
     pack(speech, url)
-    prepare_corpus([url], tmp_path / "packed.corpus", on_progress=(progress := []).append)
-    num_bytes = sum(info.size for info in storage().list_objects(url) if info.location.endswith(".tar"))
-    assert 0 < progress[-1].bytes_read < num_bytes / 4, "the tar files were read"
     corpus = tmp_path / "packed.corpus"
-    assert Corpus.open(corpus).fingerprint == Corpus.open(speech).fingerprint
-    for place in (url, corpus):
-        report = verify_corpus(place, checksums=True)
-        assert (report.problems, report.num_checked, report.num_shards) == ([], 40, 3)
+    prepare_corpus([url], corpus)
+    report = verify_corpus(corpus, decode=True)
+    assert (report.problems, report.num_decoded, report.num_shards) == ([], 40, 3)
     again = pack(corpus, tmp_path / "again")
     assert (again.num_cuts, again.left_out, again.num_rounded) == (40, {}, 0)
     expected, found = samples_by_id(speech), shar_of(tmp_path / "again")
@@ -102,13 +88,20 @@ def test_what_is_wrong_in_a_bucket_is_found(access: Access, speech: Path, tmp_pa
     content[5000] ^= 1
     storage().write(changed, bytes(content))
     storage().delete(f"{url}/recording.000002.tar")
-    left_out = pack(corpus, tmp_path / "rest").left_out
-    assert left_out.keys() == {"changed", "missing"}
-    for place, first in ((url, "corrupt"), (corpus, "changed")):
-        found = {problem.location: problem.kind for problem in verify_corpus(place, checksums=True).problems}
-        assert found == {changed: first, f"{url}/recording.000002.tar": "missing"}
-    # The store's ETag is another one, so the corpus needs no checksum to find it.
-    assert [problem.kind for problem in verify_corpus(corpus).problems] == ["changed", "missing"]
+    assert pack(corpus, tmp_path / "rest").left_out.keys() == {"changed", "missing"}
+    # The store's ETag is another one, so no audio is read to find it.
+    found = {problem.location: problem.kind for problem in verify_corpus(corpus).problems}
+    assert found == {changed: "changed", f"{url}/recording.000002.tar": "missing"}
+
+
+def test_windows_of_a_recording_fetch_it_once(access: Access, tmp_path: Path) -> None:
+    access.use()
+    path = write_audio(tmp_path / "long.flac", chirp(100, 3000, 12.0))
+    storage().write("s3://speech/long/long.flac", path)
+    prepare_corpus(["s3://speech/long/"], tmp_path / "windows.corpus", PrepareConfig(window_seconds=1.0))
+    before = storage().stats.bytes_read
+    assert pack(tmp_path / "windows.corpus", tmp_path / "packed", shard_hours=1.0).num_cuts == 12
+    assert storage().stats.bytes_read - before == path.stat().st_size
 
 
 def test_a_wrong_key_ends_verifying_with_one_error(
@@ -120,6 +113,5 @@ def test_a_wrong_key_ends_verifying_with_one_error(
     prepare_corpus([url], tmp_path / "packed.corpus")
     access.use(dataclasses.replace(OWNER, secret_key="not-the-secret"))
     new_clients()
-    for place in (url, tmp_path / "packed.corpus"):
-        with pytest.raises(StorageError, match="AWS_SECRET_ACCESS_KEY"):
-            verify_corpus(place)
+    with pytest.raises(StorageError, match="AWS_SECRET_ACCESS_KEY"):
+        verify_corpus(tmp_path / "packed.corpus")

@@ -136,10 +136,6 @@ class LhotseCut(_Audio):
     member: Member | None = None
     """Where its audio is, if that is not the source in `row`."""
 
-    is_measured: bool = False
-    """Whether length, rate and channels in `row` were measured on the audio itself, so that its header need not be
-    read."""
-
     hint: str = field(default="", compare=False, repr=False)
     """That of its `File`."""
 

@@ -23,7 +23,6 @@ from numpy.typing import NDArray
 from nestdata.audio.lhotse_audio import is_resampled
 from nestdata.corpus.addresses import NO_SHARD
 from nestdata.errors import shortened
-from nestdata.prepare.inputs.formats.packed import PackedShar
 from nestdata.prepare.speech.measures import SpeechTotals
 from nestdata.prepare.writing.draw import KeyedDraw, key_of
 from nestdata.prepare.writing.found import Reject, span_of_cut
@@ -161,9 +160,6 @@ class CorpusWriter:
         repeated, firsts = self._repeated(records)
         if repeated:
             self._remove(records, repeated, firsts, sources)
-        for index, source in enumerate(sources):
-            if isinstance(source, PackedShar):
-                records.sort_by_number(index)
         lengths = self._write_index(records)
         first_long = int(np.searchsorted(lengths, LONG_SECONDS * sampling_rate, "right"))
         extents = (block["extent"] for _, block in records.blocks())

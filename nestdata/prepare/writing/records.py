@@ -68,16 +68,6 @@ class Records:
             self._array[to : to + len(block)] = block
             to += len(block)
 
-    def sort_by_number(self, source: int) -> None:
-        """Sorts the records of one source by the numbers of their items, in 16 bytes of memory per record."""
-        first, stop = np.searchsorted(self._array["source"], [source, source + 1]).tolist()
-        order = np.argsort(self._array["number"][first:stop], kind="stable")
-        for name in RECORD.names or ():
-            values = self._array[name][first:stop].copy()
-            for start in range(0, len(order), BLOCK):
-                block = order[start : start + BLOCK]
-                self._array[name][first + start : first + start + len(block)] = values[block]
-
     def truncate(self, num_records: int) -> None:
         """Drops all records from index `num_records` on."""
         self._array = self._array[:num_records]

@@ -11,5 +11,5 @@ def speech(demo_speech: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def packed(demo_packed: Path) -> Path:
-    """The demo's speech as a packed set."""
+    """The demo's speech as Shar."""
     return demo_packed

@@ -1,4 +1,4 @@
-"""Packed sets of real audio, and what is in them, for the tests of this folder."""
+"""Shar of real audio, and what is in it, for the tests of this folder."""
 
 import gc
 import hashlib
@@ -10,13 +10,13 @@ from nestdata import Corpora, Corpus, PackConfig, PackReport, pack_corpora
 
 DEMO = Path(__file__).parents[3] / "manifests/demo"
 # Three shards of the demo's speech.
-SHARD_BYTES = 640_000
+SHARD_HOURS = 0.015
 
 
-def pack(corpus: Path, output: Path, **options: Any) -> PackReport:
-    """Packs a corpus into shards of `SHARD_BYTES`, unless options say otherwise."""
-    names = {"codec", "bits", "shard_bytes", "seed"}
-    config = PackConfig(**{"shard_bytes": SHARD_BYTES} | {name: options.pop(name) for name in names & options.keys()})
+def pack(corpus: Path, output: Path | str, **options: Any) -> PackReport:
+    """Packs a corpus into shards of `SHARD_HOURS`, unless options say otherwise."""
+    names = {"codec", "shard_hours"}
+    config = PackConfig(**{"shard_hours": SHARD_HOURS} | {name: options.pop(name) for name in names & options.keys()})
     return pack_corpora([corpus], output, config, **options)
 
 

@@ -3,35 +3,43 @@ import shutil
 import signal
 import subprocess
 import sys
-import tarfile
-import zlib
-from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import soundfile
 
 from nestcli.nestdata import main
 from nestdata import (
+    AudioNoiseDataset,
+    BatchIndex,
+    BatchPlan,
     ConfigError,
     Corpora,
     Corpus,
     CorpusError,
     OutputError,
     PackConfig,
+    PlanConfig,
     PrepareConfig,
+    batch_digest,
     pack_corpora,
     prepare_corpus,
 )
-from nestdata.corpus.packed_set import PackedSet, read_members
-from nestdata.pack.order import PackingOrder
 from nestdata.storage import storage
 from tests.conftest import MessyCorpora
 from tests.nestdata.full_disk import files_up_to
 from tests.nestdata.pack.packing import DEMO, digests, pack, samples_by_id, shar_of
 from tests.synthesis import chirp, folder_corpus, hiss, tone, write_audio, write_jsonl
+
+
+def assert_holds(shar: Path, corpus: Path) -> None:
+    """Asserts that a corpus of the Shar has the cuts and the samples of another corpus, in the same order."""
+    target = shar.parent / f"{shar.name}.again"
+    prepare_corpus([shar], target, overwrite=True)
+    assert Corpus.open(target).fingerprint == Corpus.open(corpus).fingerprint
+    expected, found = samples_by_id(corpus), samples_by_id(target)
+    assert all(np.array_equal(found[name], samples) for name, samples in expected.items())
 
 
 def test_lhotse_reads_the_same_samples_ids_and_labels(speech: Path, packed: Path) -> None:
@@ -57,7 +65,7 @@ def test_custom_fields_come_back(tmp_path: Path) -> None:
     assert (cut.mood, cut.take, cut.tags) == ("glad", 3, {"x": [1, 2.5, None]})
 
 
-@pytest.mark.parametrize("codec", ["flac", "pcm"])
+@pytest.mark.parametrize("codec", ["flac", "wav"])
 def test_every_kind_of_cut_is_packed_as_the_corpus_loads_it(
     messy_corpora: MessyCorpora, tmp_path: Path, codec: Any
 ) -> None:
@@ -79,23 +87,6 @@ def test_every_kind_of_cut_is_packed_as_the_corpus_loads_it(
     assert report.num_scaled == 0
 
 
-def test_24_bits_keep_24_bit_audio_and_leave_16_bit_audio_as_it_is(tmp_path: Path) -> None:
-    fine = (np.round(2**23 * chirp(100, 900, 1.0).astype(np.float64)) / 2**23).astype(np.float32)
-    write_audio(tmp_path / "in/fine.flac", fine, subtype="PCM_24")
-    write_audio(tmp_path / "in/coarse.flac", chirp(200, 700, 1.0))
-    prepare_corpus([tmp_path / "in"], tmp_path / "in.corpus")
-    for bits, num_rounded in ((16, 1), (24, 0)):
-        output = tmp_path / f"packed-{bits}"
-        assert pack(tmp_path / "in.corpus", output, bits=bits).num_rounded == num_rounded
-        loaded = {cut_id: cut.load_audio()[0] for cut_id, cut in shar_of(output).items()}
-        expected = samples_by_id(tmp_path / "in.corpus")
-        assert np.array_equal(loaded["coarse"], expected["coarse"])
-        assert np.array_equal(loaded["fine"], expected["fine"]) == (bits == 24)
-        with tarfile.open(output / "recording.000000.tar") as tar:
-            subtypes = {name: soundfile.info(tar.extractfile(name)).subtype for name in ("fine.flac", "coarse.flac")}
-        assert subtypes == {"fine.flac": f"PCM_{bits}", "coarse.flac": "PCM_16"}
-
-
 @pytest.mark.parametrize(("peak", "scale"), [(2.5, 0.4), (1.0, 1.0)])
 def test_audio_beyond_full_scale_is_made_quieter_and_counted(tmp_path: Path, peak: float, scale: float) -> None:
     loud = chirp(100, 900, 1.0, level=1.0)
@@ -107,7 +98,7 @@ def test_audio_beyond_full_scale_is_made_quieter_and_counted(tmp_path: Path, pea
     # One step where the largest amplitude itself does not fit, half a step elsewhere.
     assert np.abs(cut.load_audio()[0] - scale * loud).max() <= 2.0**-15
     assert report.num_scaled == (peak > 1.0)
-    record = json.loads((tmp_path / "packed/cuts.pack/000000.json").read_text())
+    record = json.loads((tmp_path / "packed/cuts.pack/000000.json").read_bytes())
     assert record["scaled"] == ({"loud": pytest.approx(scale)} if peak > 1.0 else {})
 
 
@@ -124,7 +115,6 @@ def test_windows_become_recordings_of_their_own(messy_corpora: MessyCorpora, tmp
     rows = [json.loads(line) for line in Path(report.left_out_file).read_text().splitlines()]
     assert {row["reason"] for row in rows} == {"changed"}
     assert {row["cut_id"] for row in rows}.isdisjoint(found)
-    assert [row["number"] for row in rows] == sorted(row["number"] for row in rows)
 
 
 def test_noise_with_a_sample_bank_is_packed_from_the_bank(messy_corpora: MessyCorpora, tmp_path: Path) -> None:
@@ -135,215 +125,151 @@ def test_noise_with_a_sample_bank_is_packed_from_the_bank(messy_corpora: MessyCo
     assert all(np.array_equal(found[name].load_audio()[0], samples) for name, samples in expected.items())
 
 
-def test_the_manifest_gives_the_bytes_of_every_member(packed: Path) -> None:
-    opened = PackedSet.open(str(packed), storage())
-    assert len(opened.shards) == 3
-    numbers: list[int] = []
-    for shard in opened.shards:
-        content = (packed / shard.recording.name).read_bytes()
-        assert (len(content), len((packed / shard.cuts.name).read_bytes())) == (shard.recording.size, shard.cuts.size)
-        members = read_members(str(packed), shard, storage())
-        with tarfile.open(packed / shard.recording.name) as tar:
-            files = [member for member in tar if member.name.endswith(".flac")]
-        assert members.offsets.tolist() == [member.offset_data for member in files]
-        assert members.lengths.tolist() == [member.size for member in files]
-        spans = zip(members.offsets.tolist(), members.lengths.tolist(), strict=True)
-        assert members.checksums.tolist() == [zlib.crc32(content[start : start + size]) for start, size in spans]
-        numbers += members.numbers.tolist()
-    assert sorted(numbers) == list(range(40))
-    assert numbers != sorted(numbers)
-
-
-def test_indexes_are_those_of_lhotse_2(packed: Path) -> None:
-    # The format is that of `lhotse.indexing` in Lhotse 2: where each sample starts, and the size of the file.
-    for number in range(3):
-        tar_path, cuts_path = packed / f"recording.{number:06d}.tar", packed / f"cuts.{number:06d}.jsonl"
-        with tarfile.open(tar_path) as tar:
-            pairs = [member.offset for member in tar][::2]
-        index = np.fromfile(packed / f"cuts.pack/{tar_path.name}.idx", "<u8").tolist()
-        assert index == [*pairs, tar_path.stat().st_size]
-        lines = cuts_path.read_bytes().splitlines(keepends=True)
-        index = np.fromfile(packed / f"cuts.pack/{cuts_path.name}.idx", "<u8").tolist()
-        assert index == np.cumsum([0, *map(len, lines)]).tolist()
-
-
-def test_shards_have_about_the_size_asked_for_and_the_order_depends_on_the_seed(speech: Path, tmp_path: Path) -> None:
-    orders = []
-    for seed in (0, 1):
-        pack(speech, tmp_path / str(seed), seed=seed, shard_bytes=320_000)
-        sizes = [path.stat().st_size for path in sorted((tmp_path / str(seed)).glob("recording.*.tar"))]
-        assert 5 <= len(sizes) <= 7
-        assert all(0.5 < size / 320_000 < 1.6 for size in sizes)
-        orders.append(list(shar_of(tmp_path / str(seed))))
-    assert sorted(orders[0]) == sorted(orders[1])
-    assert orders[0] != orders[1]
-
-
-@pytest.mark.multiprocess
-def test_the_bytes_do_not_depend_on_the_number_of_processes(speech: Path, packed: Path, tmp_path: Path) -> None:
-    done: list[tuple[int, int | None]] = []
-    pack(speech, tmp_path / "three", jobs=3, on_progress=lambda *counts: done.append(counts))
-    assert digests(tmp_path / "three") == digests(packed)
-    assert done == [(1, 3), (2, 3), (3, 3)]
-
-
 KILLED = """
 import os, signal, sys
 from pathlib import Path
 import nestdata.pack.shard as shard
 from tests.nestdata.pack.packing import pack
-encode, left = shard.encode, int(sys.argv[3])
-def encode_some(*arguments):
+convert, left = shard._as_integers, 20
+def convert_some(*arguments):
     global left
     left -= 1
     if left < 0:
         os.kill(os.getpid(), signal.SIGKILL)
-    return encode(*arguments)
-shard.encode = encode_some
+    return convert(*arguments)
+shard._as_integers = convert_some
 pack(Path(sys.argv[1]), Path(sys.argv[2]))
 """
 
 
-def killed_pack(speech: Path, output: Path, num_cuts: int) -> None:
-    """Packs in a process that is killed after some cuts, and so within a shard."""
-    command = [sys.executable, "-c", KILLED, str(speech), str(output), str(num_cuts)]
+def test_a_killed_run_goes_on_with_the_shards_that_are_missing(speech: Path, tmp_path: Path) -> None:
+    output = tmp_path / "100% packed"
+    command = [sys.executable, "-c", KILLED, str(speech), str(output)]
     done = subprocess.run(command, cwd=DEMO.parents[1], timeout=300, check=False)
     assert done.returncode == -signal.SIGKILL
-
-
-def test_a_killed_run_is_incomplete_and_goes_on_to_the_same_bytes(speech: Path, packed: Path, tmp_path: Path) -> None:
-    output = tmp_path / "packed"
-    killed_pack(speech, output, 20)
-    finished = output / "recording.000000.tar"
-    before = finished.stat()
-    assert (output / "cuts.pack/recording.000001.tar.partial").is_file()
-    with pytest.raises(
-        CorpusError, match=r"not a complete packed set: it has no cuts.pack/pack.json. If it was interrupted, run"
-    ):
-        PackedSet.open(str(output), storage())
+    assert [path.name for path in output.glob("recording.*")] == ["recording.000000.tar"]
+    assert (output / "cuts.pack/000001.json.partial/recording.000001.tar").is_file()
+    before = (output / "recording.000000.tar").stat()
     report = pack(speech, output)
-    assert report.num_kept_shards == 1
-    assert digests(output) == digests(packed)
-    after = finished.stat()
+    assert (report.num_kept_shards, report.num_cuts) == (1, 40)
+    after = (output / "recording.000000.tar").stat()
     assert (after.st_ino, after.st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
+    assert not list(output.rglob("*.partial"))
+    assert_holds(output, speech)
 
 
-@pytest.mark.parametrize("left", ["cuts.pack/.settings.json", "cuts.pack/.000001.json", ".cuts.000001.jsonl"])
-def test_files_that_a_killed_run_was_writing_do_not_stop_the_next(
-    speech: Path, packed: Path, tmp_path: Path, left: str
+def test_a_run_that_was_killed_before_its_settings_were_written_does_not_stop_the_next(
+    speech: Path, tmp_path: Path
 ) -> None:
-    output = tmp_path / "packed"
-    if "settings" not in left:
-        shutil.copytree(packed, output)
-        (output / "cuts.pack/pack.json").unlink()
-        (output / "cuts.pack/000001.json").unlink()
-    # A name that `Storage.write` gives to a local file until it is complete.
-    unfinished = output / f"{left}.0123456789ab.partial"
-    unfinished.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = tmp_path / "packed/cuts.pack/.settings.json.0123456789ab.partial"
+    unfinished.parent.mkdir(parents=True)
     unfinished.write_text("{")
-    report = pack(speech, output)
-    assert report.num_kept_shards == (0 if "settings" in left else 2)
-    assert digests(output) == digests(packed)
+    assert pack(speech, tmp_path / "packed").num_kept_shards == 0
 
 
-@pytest.mark.parametrize(
-    ("options", "named"),
-    [
-        ({"seed": 5}, "seed"),
-        ({"codec": "pcm"}, "codec"),
-        ({"shard_bytes": 10**6}, "shard_bytes"),
-        ({"bits": 24}, "bits"),
-    ],
-)
-def test_a_run_with_other_settings_does_not_go_on(speech: Path, begun: Path, options: Any, named: str) -> None:
-    before = digests(begun)
-    with pytest.raises(OutputError, match=rf"holds a part of a set that was begun with other {named}. Run the command"):
-        pack(speech, begun, **options)
-    assert digests(begun) == before
+@pytest.mark.multiprocess
+def test_several_processes_write_the_same_shar(speech: Path, tmp_path: Path) -> None:
+    done: list[tuple[int, int | None]] = []
+    pack(speech, tmp_path / "three", jobs=3, on_progress=lambda *counts: done.append(counts))
+    assert done == [(1, 3), (2, 3), (3, 3)]
+    assert_holds(tmp_path / "three", speech)
 
 
-def test_a_run_with_another_corpus_does_not_go_on(begun: Path, messy_corpora: MessyCorpora) -> None:
-    with pytest.raises(OutputError, match=r"begun with other corpora"):
-        pack(messy_corpora.speech, begun)
+def test_shards_of_which_files_are_gone_or_incomplete_are_written_again(
+    speech: Path, packed: Path, tmp_path: Path
+) -> None:
+    output = Path(shutil.copytree(packed, tmp_path / "packed"))
+    (output / "recording.000000.tar").unlink()
+    with (output / "cuts.000001.jsonl.gz").open("r+b") as file:
+        file.truncate(100)
+    assert pack(speech, output).num_kept_shards == 1
+    assert_holds(output, speech)
+    assert pack(speech, output).num_kept_shards == 3
 
 
-@pytest.fixture
-def begun(packed: Path, tmp_path: Path) -> Path:
-    """A set of which the last shard and the manifest are missing."""
-    output = Path(shutil.copytree(packed, tmp_path / "begun"))
-    for name in ("cuts.pack/pack.json", "cuts.pack/000002.json", "recording.000002.tar"):
-        (output / name).unlink()
-    return output
+def test_other_settings_or_corpora_replace_shards_only_if_asked(
+    speech: Path, packed: Path, messy_corpora: MessyCorpora, tmp_path: Path
+) -> None:
+    output = Path(shutil.copytree(packed, tmp_path / "packed"))
+    (output / "notes.txt").write_text("mine")
+    before = digests(output)
+    for corpus, options, named in (
+        (speech, {"codec": "wav"}, "codec"),
+        (speech, {"shard_hours": 1.0}, "shard_hours"),
+        (messy_corpora.speech, {}, "corpora"),
+    ):
+        with pytest.raises(OutputError, match=rf"holds shards of other {named}. Choose another path, or pass"):
+            pack(corpus, output, **options)
+    assert digests(output) == before
+    report = pack(speech, output, shard_hours=1.0, overwrite=True)
+    assert (report.num_shards, report.num_kept_shards) == (1, 0)
+    assert (output / "notes.txt").read_text() == "mine"
+    (output / "notes.txt").unlink()
+    assert_holds(output, speech)
 
 
-def test_shards_whose_files_are_incomplete_are_written_again(speech: Path, begun: Path, packed: Path) -> None:
-    with (begun / "recording.000001.tar").open("r+b") as file:
-        file.truncate(5000)
-    (begun / "cuts.pack/000000.json").write_text("{")
-    assert pack(speech, begun).num_kept_shards == 0
-    assert digests(begun) == digests(packed)
+def test_a_run_killed_while_it_replaces_shards_keeps_none_of_which_a_file_is_gone(
+    speech: Path, packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    output, delete, left = Path(shutil.copytree(packed, tmp_path / "packed")), storage().delete, 5
+
+    def delete_some(location: str) -> None:
+        nonlocal left
+        left -= 1
+        if left < 0:
+            raise KeyboardInterrupt
+        delete(location)
+
+    monkeypatch.setattr(storage(), "delete", delete_some)
+    with pytest.raises(KeyboardInterrupt):
+        pack(speech, output, codec="wav", overwrite=True)
+    monkeypatch.undo()
+    assert pack(speech, output).num_kept_shards == 0
+    assert_holds(output, speech)
 
 
-def test_existing_output_is_replaced_only_if_asked(speech: Path, packed: Path, tmp_path: Path) -> None:
-    output = tmp_path / "packed"
-    pack(speech, output, shard_bytes=300_000)
-    assert len(list(output.glob("recording.*"))) > 3
-    with pytest.raises(OutputError, match=r"packed: exists already. Choose another path, or pass --overwrite"):
-        pack(speech, output)
-    pack(speech, output, overwrite=True)
-    assert digests(output) == digests(packed)
-
-
-def test_a_set_is_not_replaced_by_packing_its_own_audio(packed: Path, tmp_path: Path) -> None:
+def test_shar_is_not_replaced_by_packing_its_own_audio(packed: Path, tmp_path: Path) -> None:
     output, link = Path(shutil.copytree(packed, tmp_path / "packed")), tmp_path / "link"
     prepare_corpus([output], tmp_path / "packed.corpus")
     link.symlink_to(output)
     before = digests(output)
     for target in (output, link):
         with pytest.raises(ConfigError, match=r"packed: holds the audio of .*packed.corpus, so it cannot be replaced"):
-            pack(tmp_path / "packed.corpus", target, overwrite=True)
+            pack(tmp_path / "packed.corpus", target, codec="wav", overwrite=True)
     assert digests(output) == before
-
-
-def test_a_run_killed_while_it_replaces_a_set_is_replaced_by_the_next(
-    speech: Path, packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    output = tmp_path / "packed"
-    pack(speech, output, seed=1, shard_bytes=300_000)
-    delete, deleted = storage().delete, []
-
-    def delete_some(location: str) -> None:
-        if len(deleted) == 3:
-            raise KeyboardInterrupt
-        deleted.append(location)
-        delete(location)
-
-    monkeypatch.setattr(storage(), "delete", delete_some)
-    with pytest.raises(KeyboardInterrupt):
-        pack(speech, output, overwrite=True)
-    monkeypatch.undo()
-    assert deleted[0] == str(output / "cuts.pack/pack.json")
-    with pytest.raises(OutputError, match=r"begun with other corpora, .* or pass --overwrite"):
-        pack(speech, output)
-    pack(speech, output, overwrite=True)
-    assert digests(output) == digests(packed)
 
 
 @pytest.mark.parametrize("name", ["notes.txt", "cuts.000000.jsonl"])
 def test_other_files_are_never_replaced(speech: Path, tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_text("mine")
     for overwrite in (False, True):
-        with pytest.raises(OutputError, match=r"is not empty and not a packed set"):
+        with pytest.raises(OutputError, match=r"is not empty, and not from `nestdata pack`"):
             pack(speech, tmp_path, overwrite=overwrite)
     assert digests(tmp_path).keys() == {name}
 
 
-def test_a_full_disk_is_one_error_and_the_next_run_goes_on(speech: Path, packed: Path, tmp_path: Path) -> None:
+# Lhotse leaves the tar that could not be written to the garbage collector.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_full_disk_is_one_error_and_the_next_run_goes_on(speech: Path, tmp_path: Path) -> None:
     with files_up_to(500_000), pytest.raises(OutputError, match=r"cannot be written .* Complete shards are kept: free"):
         pack(speech, tmp_path / "packed")
     assert list((tmp_path / "packed").rglob("*.partial")) == []
     pack(speech, tmp_path / "packed")
-    assert digests(tmp_path / "packed") == digests(packed)
+    assert_holds(tmp_path / "packed", speech)
+
+
+def test_packed_audio_gives_the_same_fingerprint_and_batches(speech: Path, packed: Path, tmp_path: Path) -> None:
+    prepare_corpus([packed], tmp_path / "packed.corpus")
+    assert Corpus.open(tmp_path / "packed.corpus").fingerprint == Corpus.open(speech).fingerprint
+
+    def batch_digests(path: Path) -> list[dict[str, str]]:
+        corpora = Corpora.open([path])
+        dataset = AudioNoiseDataset(
+            corpora, BatchPlan.of(corpora, PlanConfig(max_batch_seconds=20.0, microbatches_per_step=2))
+        )
+        return [batch_digest(dataset[BatchIndex(step, microbatch)]) for step in range(2) for microbatch in range(2)]
+
+    assert batch_digests(tmp_path / "packed.corpus") == batch_digests(speech)
 
 
 def test_corpora_with_a_common_id_are_refused_and_others_are_packed_together(speech: Path, tmp_path: Path) -> None:
@@ -354,16 +280,6 @@ def test_corpora_with_a_common_id_are_refused_and_others_are_packed_together(spe
     assert report.num_cuts == len(found) == 40 + len(Corpus.open(noise))
     with pytest.raises(ConfigError, match=r"several corpora have a cut with the id 'speech/"):
         pack_corpora([speech, noise, speech], tmp_path / "twice")
-
-
-def test_a_common_id_is_found_whatever_its_hash(tmp_path: Path) -> None:
-    # The hash ends with a zero byte, which numpy would cut off the end of a byte string.
-    name = next(
-        f"{number}" for number in range(10_000) if blake2b(f"{number}".encode(), digest_size=8).digest()[-1] == 0
-    )
-    corpora = [folder_corpus(tmp_path / side, {f"{name}.wav": tone(300, 0.2)}).path for side in ("one", "two")]
-    with pytest.raises(ConfigError, match=rf"several corpora have a cut with the id '{name}'"):
-        pack_corpora(corpora, tmp_path / "packed")
 
 
 def test_absolute_ids_lose_their_slash_and_unusable_ones_are_left_out(tmp_path: Path) -> None:
@@ -387,50 +303,11 @@ def test_absolute_ids_lose_their_slash_and_unusable_ones_are_left_out(tmp_path: 
     assert all(cut.load_audio().shape == (1, 16000) for cut in shar_of(tmp_path / "packed").values())
 
 
-def test_ids_that_differ_in_a_slash_at_their_start_only_are_refused(tmp_path: Path) -> None:
-    corpus = folder_corpus(tmp_path / "in", {"a.wav": tone(300, 0.5), "b.wav": tone(400, 0.5)}).path
-    rows = [json.loads(line) for line in (corpus / "cuts.jsonl").read_text().splitlines()]
-    rows[0]["id"], rows[1]["id"] = "/x/a", "x/a"
-    prepare_corpus([write_jsonl(tmp_path / "cuts.jsonl", rows)], tmp_path / "slash.corpus", PrepareConfig())
-    with pytest.raises(
-        ConfigError, match=r"the cuts '/x/a' and 'x/a' would have the same name.* Change one of the ids"
-    ):
-        pack(tmp_path / "slash.corpus", tmp_path / "packed")
-
-
 def test_a_corpus_without_usable_audio_is_an_error(tmp_path: Path) -> None:
     corpus = folder_corpus(tmp_path / "in", {"a.wav": tone(300, 1.0)})
     (tmp_path / "in/a.wav").unlink()
     with pytest.raises(CorpusError, match=r"no cut can be packed; the first: 'a': missing"):
         pack(corpus.path, tmp_path / "packed")
-    assert not (tmp_path / "packed/cuts.pack/pack.json").exists()
-
-
-def test_order_and_shards_do_not_depend_on_how_many_cuts_are_processed_at_a_time(
-    messy_corpora: MessyCorpora, speech: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    corpora = Corpora.open([messy_corpora.speech, speech])
-    order = PackingOrder(corpora, 7)
-    bounds = order.shard_bounds(100_000, 1300)
-    monkeypatch.setattr("nestdata.pack.order._BLOCK", 5)
-    assert order.shard_bounds(100_000, 1300) == bounds
-    assert bounds == sorted(set(bounds))
-    assert (bounds[0], bounds[-1]) == (0, len(corpora))
-    assert len(bounds) > 10
-    found = order.cuts(0, len(corpora))
-    assert sorted(found.indices.tolist()) == sorted(found.numbers.tolist()) == list(range(len(corpora)))
-    # Cut 0 of the second corpus comes after all cuts of the first one.
-    first = Corpus.open(messy_corpora.speech)
-    line = (speech / "cuts.jsonl").read_bytes().splitlines()[0]
-    index = found.indices[found.numbers.tolist().index(len(first))]
-    assert corpora.line(int(index)) == json.loads(line)
-
-
-def test_wrong_settings_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"bits is 8: expected 16 or 24"):
-        PackConfig(bits=8)
-    with pytest.raises(ConfigError, match=r"shard_bytes is 0"):
-        PackConfig(shard_bytes=0)
 
 
 def test_the_command_that_it_prints_accepts_every_cut(tmp_path: Path) -> None:
@@ -447,29 +324,18 @@ def test_the_command_packs_and_prints_what_it_did(
     messy_corpora: MessyCorpora, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     output = tmp_path / "packed"
-    corpora = (str(messy_corpora.windows), str(messy_corpora.speech))
-    arguments = ["pack", *corpora, "-o", str(output), "--codec", "pcm", "--bits", "24", "--seed", "3"]
-    assert main([*arguments, "--json", "--shard-bytes", "500000"]) == 0
+    arguments = ["pack", str(messy_corpora.windows), str(messy_corpora.speech), "-o", str(output), "--codec", "wav"]
+    assert main([*arguments, "--json", "--shard-hours", "0.005"]) == 0
     summary = json.loads(capsys.readouterr().out)
     assert summary["num_shards"] == len(list(output.glob("recording.*.tar"))) > 1
     assert summary["num_rounded"] > 0
     assert main(arguments) == 1
-    assert f"error: {output}: exists already" in capsys.readouterr().err
+    assert f"error: {output}: holds shards of other shard_hours" in capsys.readouterr().err
     assert main([*arguments, "--overwrite"]) == 0
-    assert capsys.readouterr().out.splitlines() == [
-        f"{output}: {summary['num_cuts']} cuts, 0.02 h, 1 shards, {summary['num_bytes'] / 1e9:.3f} GB",
-        f"  rounded: {summary['num_rounded']} cuts",
+    found = capsys.readouterr().out.splitlines()
+    assert found[0].startswith(f"{output}: {summary['num_cuts']} cuts, 0.02 h, 1 shards, ")
+    assert found[1:] == [
+        f"  rounded to 16 bits: {summary['num_rounded']} cuts",
         f"  left out: {summary['left_out']['changed']} changed; see {output}/cuts.pack/left_out.jsonl",
         f"  prepare a corpus from it: nestdata prepare {output} -o packed.corpus",
     ]
-
-
-def test_distinct_bytes_of_windows_are_counted_once(messy_corpora: MessyCorpora, tmp_path: Path) -> None:
-    pack(messy_corpora.windows, tmp_path / "packed")
-    prepare_corpus([tmp_path / "packed"], tmp_path / "halves.corpus", PrepareConfig(window_seconds=0.7))
-    corpus = Corpus.open(tmp_path / "halves.corpus")
-    addresses = [corpus.address(index) for index in range(len(corpus))]
-    total = sum(address.length for address in addresses if address)
-    distinct = {address[:3] for address in addresses if address}
-    assert corpus.addressed_bytes() == (total, sum(length for _, _, length in distinct))
-    assert len(distinct) < len(addresses)

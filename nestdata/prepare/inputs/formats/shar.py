@@ -160,15 +160,11 @@ class SharDirectory:
 
 
 def _detect(given: GivenInput) -> bool:
-    return given.kind == "folder" and (_is_packed(given) or bool(_shards_in(given)))
+    return given.kind == "folder" and bool(_shards_in(given))
 
 
 def _open(given: GivenInput) -> Opened:
     path = given.folder
-    if _is_packed(given):
-        from nestdata.prepare.inputs.formats.packed import PackedShar  # imports numpy, which `--help` can do without
-
-        return given.location, lambda _: PackedShar(path, given.location)
     shards = _shards_in(given)
     if not shards:
         raise ManifestError(f"{path}: no cuts.000000.jsonl.gz or the like. Give the folder that holds them.")
@@ -177,13 +173,6 @@ def _open(given: GivenInput) -> Opened:
 
 
 FORMAT = Format("shar", _detect, _open)
-
-
-def _is_packed(given: GivenInput) -> bool:
-    """Returns whether `nestdata pack` wrote a folder, so that its tars need not be read."""
-    from nestdata.corpus.packed_set import FOLDER
-
-    return given.format is None and any(name_of(name) == FOLDER for name in given.children)
 
 
 def _shards_in(given: GivenInput) -> tuple[SharShard, ...]:
