@@ -154,9 +154,10 @@ def _as_integers(samples: NDArray[np.float32], name: str, record: ShardRecord) -
     if (largest := float(max(samples.max(), -samples.min()))) > 1.0:
         record.scaled[name] = 1.0 / largest
         fitting = exact.astype(np.float64) / largest
-    integers = np.minimum(np.rint(fitting), _FULL_SCALE - 1)
+    integers: NDArray[Any] = np.minimum(np.rint(fitting), _FULL_SCALE - 1)
     record.num_rounded += not np.array_equal(integers, exact)
-    return integers.astype(np.int16)
+    in_16_bits: NDArray[np.int16] = integers.astype(np.int16)
+    return in_16_bits
 
 
 @lru_cache(maxsize=1)
