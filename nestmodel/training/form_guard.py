@@ -25,7 +25,9 @@ ALLOWED_ROUNDINGS = {"loss": 2.0, "norm of the gradients": 16.0}
 
 The loss is a mean over tokens, in which roundings cancel; the norm is dominated by the largest gradients. In `small`,
 bfloat16 differs from float32 by 0.01 and 0.25 units, and forms from each other by less. Masks of dropout that differ
-would be 0.1 and 3 units: so the check does not depend on how a form draws the dropout of attention weights.
+would be 0.1 and 3 units: so the check does not depend on how a form draws the dropout of attention weights. It finds
+values and gradients that are missing or far off; a mask of padding that is missing changes an untrained model by less
+than rounding, and only `benchmarks.gpu` finds it.
 """
 
 LEAST_ALLOWED = 1e-3
