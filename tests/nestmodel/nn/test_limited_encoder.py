@@ -383,7 +383,7 @@ for _ in range(2):
     torch.manual_seed(0)
     encoders.append(ConformerEncoder(config.encoder, num_mels=80).double().train())
     encoders[-1].pre_encode.has_joined_stages = False
-encoders[1].compile_blocks(1)
+encoders[1].use_compiled(1)
 feats, lens = torch.randn(2, 80, 160).double(), torch.tensor([160, 90])
 for context in contexts:
     seen = []
