@@ -7,9 +7,7 @@ where that suffices, by decoding where it does not.
 
 import os
 import re
-from contextlib import suppress
-from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from nestdata.audio import flac, wav
 from nestdata.audio.byte_ranges import ByteRanges, FileRanges, MemoryRanges, StreamRanges
@@ -24,17 +22,12 @@ from nestdata.storage import FileVersion, is_url
 if TYPE_CHECKING:
     import soundfile
 
-FlacEnd = Literal["whole", "joined", "other"]
-"""Whether the last frame of a FLAC file is the last one by its header, that of a second file, or another one."""
-
 _FLAC_MAGIC = b"fLaC"
 # libsndfile's log entries for the number of bytes of samples in a header: of a WAV or AIFF file that has fewer, and of
 # any RF64 file.
 _ENDS_EARLY = re.compile(r"^ ?(?:data|SSND) : (\d+) \(should be (\d+)\)", re.MULTILINE)
 _RF64_BYTES = re.compile(r"^ *Data size +: (\d+)$", re.MULTILINE)
 _BLOCK_BYTES = re.compile(r"^ *Block Align +: (\d+)$", re.MULTILINE)
-# Samples that are decoded at a time to find where a FLAC file is cut off.
-_BLOCK_SAMPLES = 4096
 _FORMATS_WITH_BYTE_COUNT = frozenset({"WAV", "WAVEX", "AIFF"})
 # What programs write as the number of bytes when they write to a pipe and cannot go back to the header:
 # FFmpeg (riffenc.c), LAME (lame_main.c), and arecord, now and before it had a limit of 2 GiB (aplay.c).
@@ -104,13 +97,10 @@ def _header_of_file(path: str, searches: bool) -> tuple[AudioInfo, int]:
     try:
         status = os.fstat(descriptor)
         head, ranges = os.pread(descriptor, HEAD_BYTES, 0), FileRanges(descriptor, status.st_size)
-        end = _end_of_flac(head, ranges, searches)
-        info = None if end == "joined" else _plain_header(head, status.st_size)
-        if info and end == "other" and info.num_frames <= _MAX_SAMPLES_PER_BYTE * status.st_size:
-            with open_copy(descriptor) as file:
-                info = _counted(info, file)
+        searches = _is_joined_flac(head, ranges, searches)
+        info = None if searches else _plain_header(head, status.st_size)
         if info is None:
-            with open_ranges(ranges, lambda: open_copy(descriptor), path, searches=end == "joined") as file:
+            with open_ranges(ranges, lambda: open_copy(descriptor), path, searches=searches) as file:
                 info = _info_of(file, path)
             ranges.check()
     finally:
@@ -121,23 +111,19 @@ def _header_of_file(path: str, searches: bool) -> tuple[AudioInfo, int]:
 def _header_of_member(member: Member, searches: bool) -> tuple[AudioInfo, int]:
     """Returns the header of a member and its size. Raises the errors of `_header_of_file`, and those of reading it."""
     content, head = member.content, member.content.head()
-    end: FlacEnd = "joined" if searches and head.startswith(_FLAC_MAGIC) else "whole"
+    searches = searches and head.startswith(_FLAC_MAGIC)
     if isinstance(content, LoadedContent):
-        end = _end_of_flac(head, MemoryRanges(content.content), searches)
+        searches = _is_joined_flac(head, MemoryRanges(content.content), searches)
     elif head.startswith(_FLAC_MAGIC) and not is_url(content.location):  # there, each range would be a request
         with content.open() as stream:
-            end = _end_of_flac(head, StreamRanges(stream, member.length), searches)
-    if end != "joined" and (info := _plain_header(head, member.length)):
-        if end == "whole" or info.num_frames > _MAX_SAMPLES_PER_BYTE * member.length:
-            return info, member.length
-        with content.open() as stream, open_stream(stream) as file:
-            return _counted(info, file), member.length
+            searches = _is_joined_flac(head, StreamRanges(stream, member.length), searches)
+    if not searches and (info := _plain_header(head, member.length)):
+        return info, member.length
     with content.open() as stream:
         guarded = GuardedStream(stream)
         ranges = StreamRanges(guarded, member.length)
         try:
-            opens = partial(_open_from_start, guarded)
-            with open_ranges(ranges, opens, str(member), searches=end == "joined") as file:
+            with open_ranges(ranges, lambda: _open_from_start(guarded), str(member), searches=searches) as file:
                 return _info_of(file, str(member)), member.length
         finally:
             guarded.check()
@@ -148,25 +134,11 @@ def _open_from_start(stream: GuardedStream) -> Any:
     return open_stream(stream)
 
 
-def _end_of_flac(head: bytes, ranges: ByteRanges, searches: bool) -> FlacEnd:
-    """Returns how a file ends, as far as the last frame of FLAC shows, or all bytes if `searches`."""
+def _is_joined_flac(head: bytes, ranges: ByteRanges, searches: bool) -> bool:
+    """Returns whether FLAC files are joined to one, as far as the last frame shows, or all bytes if `searches`."""
     if not head.startswith(_FLAC_MAGIC):
-        return "whole"
-    is_other = flac.may_go_on(head, ranges)
-    if (searches or is_other) and len(flac.starts_of_files(ranges)) > 1:
-        return "joined"
-    return "other" if is_other else "whole"
-
-
-def _counted(info: AudioInfo, file: Any) -> AudioInfo:
-    """Returns the header of a FLAC file of which fewer samples than its header says may be there."""
-    import soundfile
-
-    num_left = info.num_frames
-    with suppress(soundfile.LibsndfileError):  # where the file is cut off
-        while num_found := len(file.read(min(_BLOCK_SAMPLES, num_left), dtype="int16")):
-            num_left -= num_found
-    return info._replace(num_frames=info.num_frames - num_left, ends_early=num_left > 0)
+        return False
+    return (searches or flac.may_go_on(head, ranges)) and len(flac.starts_of_files(ranges)) > 1
 
 
 def _plain_header(head: bytes, size: int) -> AudioInfo | None:

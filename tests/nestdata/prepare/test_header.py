@@ -176,8 +176,7 @@ def test_a_header_that_gives_more_samples_than_the_bytes_can_hold_is_refused(tmp
     content = content if is_plain else with_block(content, 2, 100)  # a block that libsndfile has to interpret
     assert (header._plain_header(content, len(content)) is not None) == is_plain
     most = int(65535 / 12 * len(content))
-    shown = AudioInfo(22050, 3000, 1, ends_early=True) if is_plain else AudioInfo(22050, most, 1)
-    assert read_header(member_of(with_flac_length(content, most))) == shown
+    assert read_header(member_of(with_flac_length(content, most))) == AudioInfo(22050, most, 1)
     (tmp_path / "a.flac").write_bytes(with_flac_length(content, most + 1))
     for found in (
         read_header(member_of(with_flac_length(content, 2**36 - 1))),

@@ -196,6 +196,7 @@ def test_a_checkpoint_names_the_form_and_a_resume_in_another_one_says_so(
     assert form_in(saved(tmp_path / "given up")) == "'torch'"
 
 
+@pytest.mark.usefixtures("restored_determinism")
 def test_deterministic_mode_keeps_the_plain_form_of_a_checkpoint_and_gives_up_none(
     messy_corpora: MessyCorpora, tmp_path: Path, plant: Callable[[Plant], None]
 ) -> None:

@@ -2,7 +2,8 @@ import math
 from dataclasses import replace
 from itertools import groupby, product
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import pytorch_lightning as pl
@@ -17,7 +18,7 @@ from nestmodel.nn.encoder import ConformerEncoder
 from nestmodel.nn.loss import loss_stats
 from nestmodel.nn.masking import scored_token_mask
 from nestmodel.nn.network import MultiSoftmaxDecoder
-from nestmodel.training import module
+from nestmodel.training import form_guard, module
 from tests.conftest import MessyCorpora
 from tests.synthesis import chirp, folder_corpus, tone
 from tests.training import FirstGradients, Recorder, fit, messy_data, tiny_config, trainer
@@ -191,10 +192,15 @@ def test_a_microbatch_seeds_the_cpu_and_the_current_gpu_only(monkeypatch: pytest
     seeded: list[object] = []
     monkeypatch.setattr(torch.cuda, "manual_seed", seeded.append)
     monkeypatch.setattr(torch.cuda, "manual_seed_all", lambda seed: seeded.append(("all", seed)))
-    module._seed_generators(7, torch.device("cpu"))
+    network = cast(Any, SimpleNamespace(seed_for=lambda _purpose, batch: batch.seed))
+
+    def batch_on(device: str, seed: int) -> Any:
+        return SimpleNamespace(audio=SimpleNamespace(device=torch.device(device)), seed=seed)
+
+    form_guard.seed_generators(network, batch_on("cpu", 7))
     drawn = torch.rand(3)
     assert seeded == []
-    module._seed_generators(8, torch.device("cuda", 1))
+    form_guard.seed_generators(network, batch_on("cuda:1", 8))
     assert seeded == [8]
     assert torch.equal(drawn, torch.rand(3, generator=torch.Generator().manual_seed(7)))
 
@@ -203,7 +209,9 @@ def test_every_microbatch_draws_its_own_dropout_from_the_seed_of_the_run(
     messy_corpora: MessyCorpora, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seeds: list[int] = []
-    monkeypatch.setattr(module, "_seed_generators", lambda seed, _device: seeds.append(seed))
+    monkeypatch.setattr(
+        module, "seed_generators", lambda network, batch: seeds.append(network.seed_for("dropout", batch))
+    )
     model, recorder = fit(messy_corpora, tmp_path, max_steps=2)
     keys = [(key.step, key.microbatch) for key in recorder.keys]
     assert keys == [(0, 0), (0, 1), (1, 0), (1, 1)]
