@@ -8,7 +8,7 @@ import torch
 import torch._inductor.config as inductor
 from torch import device as Device
 
-from nestmodel import NestModel, NestNetwork
+from nestmodel import NestModel
 from nestmodel.nn.gpu.forms import Forms
 from nestmodel.nn.gpu.step_graph import Capture, CudaCapture
 
@@ -90,7 +90,7 @@ def set_form(model: NestModel, form: Form, capture: Capture) -> None:
         compiled=form.compiled,
         num_shapes=1 if form.has_fixed_shapes else None,
     )
-    NestNetwork.use_forms(model, forms)  # without the guard of a run, which could change to the plain form
+    model.use_forms(forms)
     model.use_graphs(1, capture if form.graph else None)
 
 

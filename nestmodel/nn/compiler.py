@@ -3,9 +3,18 @@
 import torch._dynamo as dynamo
 import torch._functorch.config as functorch
 
-GRAPHS_OF_VARYING_SHAPES = 16
-"""Graphs of a function for varying shapes. Blocks need two for training, two for single cuts, and as many for
-validation; a function may need others for sizes that happen to be equal."""
+# Graphs of a function for varying shapes. Blocks need two for training, two for single cuts, and as many for
+# validation; a function may need others for sizes that happen to be equal.
+_GRAPHS_OF_VARYING_SHAPES = 16
+
+
+def allow_shapes(num_shapes: int | None) -> None:
+    """Lets torch compile each function for the batches of training and of validation.
+
+    Args:
+        num_shapes: Number of their shapes; None for varying shapes, of which a few graphs take all.
+    """
+    allow_graphs(_GRAPHS_OF_VARYING_SHAPES if num_shapes is None else 2 * num_shapes + 2)
 
 
 def allow_graphs(num_graphs: int) -> None:

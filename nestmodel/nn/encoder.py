@@ -21,7 +21,7 @@ from nestmodel.attention_context import Context, draw_context
 from nestmodel.config import EncoderConfig
 from nestmodel.nn.attention import Frames, describe_frames, relative_positions, visible_keys
 from nestmodel.nn.block import KEYS_PER_BLOCK, BlockCache, ConformerBlock, split_keys
-from nestmodel.nn.compiler import GRAPHS_OF_VARYING_SHAPES, allow_graphs, compile_backward_in_forward
+from nestmodel.nn.compiler import allow_shapes, compile_backward_in_forward
 from nestmodel.nn.convolution import ConvModule
 from nestmodel.nn.dropout import draw_keys
 from nestmodel.nn.gpu import devices
@@ -68,7 +68,6 @@ class ConformerEncoder(nn.Module):
     def __init__(self, config: EncoderConfig, *, num_mels: int) -> None:
         super().__init__()
         self.config = config
-        self.checkpoint_activations = config.checkpoint_activations
         self.input_scale = math.sqrt(config.d_model) if config.xscaling else 1.0
         self.pre_encode = AcceleratedConvSubsampling(
             num_mels=num_mels,
@@ -202,15 +201,6 @@ class ConformerEncoder(nn.Module):
             assert isinstance(layer, AcceleratedConformerBlock)
             layer.compiles_for = None
 
-    @property
-    def is_compilable(self) -> bool:
-        """Whether blocks can be compiled: their dropout is decided by positions, and no activations are recomputed.
-
-        Compiled code draws other numbers than torch's generator. A recomputation would compile in the backward pass,
-        where an error cannot end in the plain form, because ranks may have begun to exchange gradients.
-        """
-        return self.config.dropout_source == "position" and not self.checkpoint_activations
-
     def use_compiled(self, num_shapes: int | None) -> None:
         """Compiles the blocks with torch at their first use; all blocks share the compiled code.
 
@@ -221,8 +211,7 @@ class ConformerEncoder(nn.Module):
         # the block. Blocks are compiled one by one, so communication overlaps with other blocks anyway.
         dynamo.config.optimize_ddp = False
         compile_backward_in_forward()
-        # Shapes are compiled for training and for validation. If they vary, there are a few graphs of each.
-        allow_graphs(GRAPHS_OF_VARYING_SHAPES if num_shapes is None else 2 * num_shapes + 2)
+        allow_shapes(num_shapes)
         for layer in self.layers:
             assert isinstance(layer, AcceleratedConformerBlock)
             layer.compiles_for = "varying shapes" if num_shapes is None else "fixed shapes"
@@ -244,12 +233,23 @@ class ConformerEncoder(nn.Module):
         frames = frames._replace(positions=self.dropout_emb(frames.positions, key_positions))
         for layer, of_block in zip(self.layers, of_blocks, strict=True):
             assert isinstance(layer, AcceleratedConformerBlock)
-            if self.checkpoint_activations and torch.is_grad_enabled():
+            if self.config.checkpoint_activations and torch.is_grad_enabled():
                 contexts = _recompute_contexts(layer.conv)
                 x = checkpoint(layer, x, frames, of_block, use_reentrant=False, context_fn=contexts)
             else:
                 x = layer(x, frames, of_block)
             yield x
+
+
+def why_not_compiled(config: EncoderConfig) -> str:
+    """Returns why the blocks of an encoder are not compiled; empty if they can be.
+
+    Compiled code draws other numbers than torch's generator. A recomputation of activations would compile in the
+    backward pass, where an error cannot end in the plain form, because ranks may have begun to exchange gradients.
+    """
+    if config.checkpoint_activations:
+        return "checkpoint_activations is on"
+    return "dropout_source is generator" if config.dropout_source == "generator" else ""
 
 
 def _recompute_contexts(

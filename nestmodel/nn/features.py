@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torchaudio.functional import melscale_fbanks
 
 from nestmodel.config import FeatureConfig
-from nestmodel.nn.compiler import GRAPHS_OF_VARYING_SHAPES, allow_graphs
+from nestmodel.nn.compiler import allow_shapes
 from nestmodel.nn.precision import exact_matmul
 
 LOG_OFFSET = 2.0**-24
@@ -88,8 +88,7 @@ class LogMelFeatures(nn.Module):
             num_shapes: Number of batch shapes to compile for; None compiles for varying shapes.
         """
         self._is_compiled, self._has_dynamic_shapes = True, None if num_shapes is None else False
-        # Training with dither, validation without.
-        allow_graphs(GRAPHS_OF_VARYING_SHAPES if num_shapes is None else 2 * num_shapes + 2)
+        allow_shapes(num_shapes)  # in training with dither, in validation without
 
     @torch.no_grad()
     def forward(

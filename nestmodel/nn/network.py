@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from nestdata import AudioNoiseBatch, Microbatch, derive_key
 from nestmodel.attention_context import Context
 from nestmodel.config import FeatureConfig, NestConfig
-from nestmodel.nn.encoder import ConformerEncoder, DropoutKeys, EncoderOutput
+from nestmodel.nn.encoder import ConformerEncoder, DropoutKeys, EncoderOutput, why_not_compiled
 from nestmodel.nn.features import LogMelFeatures, normalise
 from nestmodel.nn.gpu.forms import Forms
 from nestmodel.nn.masking import BlockMask, scored_token_mask
@@ -164,7 +164,7 @@ class NestNetwork(nn.Module):
         self.encoder.use_torch()
         if forms.compiled:
             self.features.use_compiled(forms.num_shapes)
-        if forms.compiled and self.encoder.is_compilable:
+        if forms.compiled and not why_not_compiled(self.config.encoder):
             self.encoder.use_compiled(forms.num_shapes)
 
     def forward(self, batch: AudioNoiseBatch, *, mask_purpose: str = "mask") -> NestOutput:

@@ -64,6 +64,7 @@ class FormGuard:
 
     def __init__(self, network: NestNetwork) -> None:
         self._network = network
+        self._norms = [module for module in network.modules() if isinstance(module, StepBatchNorm)]
         self._is_unchecked = False
 
     def start(self) -> None:
@@ -86,7 +87,7 @@ class FormGuard:
         if not self._is_unchecked:
             return
         self._is_unchecked = False
-        forms, statistics = self._network.forms, self._statistics()
+        forms, statistics = self._network.forms, collected_statistics(self._norms)
         why = ""
         try:
             found = self._figures(batch)
@@ -95,37 +96,37 @@ class FormGuard:
                 raise
             why = _cause(error)
         if not why:
-            restore_collected(self._norms(), statistics)
-            NestNetwork.use_forms(self._network, PLAIN)
+            restore_collected(self._norms, statistics)
+            self._network.use_forms(PLAIN)
             why = found.difference_to(self._figures(batch), torch.finfo(product_dtype(batch.audio)).eps)
-            NestNetwork.use_forms(self._network, forms)
-        restore_collected(self._norms(), statistics)
+            self._network.use_forms(forms)
+        restore_collected(self._norms, statistics)
         if why:
             self._give_up(why)
 
-    def run(self, forward: Callable[[], _T], batch: NetworkInput) -> _T:
+    def run(self, forward: Callable[[NetworkInput], _T], batch: NetworkInput) -> _T:
         """Returns the result of a forward pass; if its form fails, that of the plain form.
 
         Args:
-            forward: The forward pass.
+            forward: The forward pass of a microbatch.
             batch: The microbatch, for which the generators are seeded again.
 
         Raises:
             TrainingError: The form fails, in deterministic mode.
         """
         if self._network.forms == PLAIN:
-            return forward()
-        statistics = self._statistics()
+            return forward(batch)
+        statistics = collected_statistics(self._norms)
         try:
-            return forward()
+            return forward(batch)
         except Exception as error:
             if is_out_of_memory(error):
                 raise
             why = _cause(error)
         self._give_up(why)
-        restore_collected(self._norms(), statistics)
+        restore_collected(self._norms, statistics)
         seed_generators(self._network, batch)
-        return forward()
+        return forward(batch)
 
     def _give_up(self, why: str) -> None:
         name = self._network.forms
@@ -139,7 +140,7 @@ class FormGuard:
             "model.kernels: torch, no other form is tried.",
             stacklevel=3,
         )
-        NestNetwork.use_forms(self._network, PLAIN)
+        self._network.use_forms(PLAIN)
 
     def _figures(self, batch: NetworkInput) -> _Figures:
         seed_generators(self._network, batch)
@@ -150,12 +151,6 @@ class FormGuard:
             grads = torch.autograd.grad(loss, parameters, allow_unused=True)
         norm = torch.nn.utils.get_total_norm([grad for grad in grads if grad is not None])
         return _Figures(float(loss.detach()), float(norm))
-
-    def _norms(self) -> list[StepBatchNorm]:
-        return [module for module in self._network.modules() if isinstance(module, StepBatchNorm)]
-
-    def _statistics(self) -> list[torch.Tensor]:
-        return collected_statistics(self._norms())
 
 
 def _cause(error: Exception) -> str:

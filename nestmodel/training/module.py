@@ -113,9 +113,9 @@ class NestModel(NestNetwork, pl.LightningModule):
         self._own_step: int | None = None
         """The trainer's step before `validate` replaced it by the checkpoint's; None otherwise."""
 
-    def use_forms(self, forms: Forms) -> None:
-        """Sets the form of a training step; the next microbatch compares it with the plain form."""
-        super().use_forms(forms)
+    def use_checked_forms(self, forms: Forms) -> None:
+        """Sets the form of a training step, which the next microbatch compares with the plain form."""
+        self.use_forms(forms)
         self._guard.start()
 
     def use_graphs(self, num_shapes: int, capture: Capture | None) -> None:
@@ -157,7 +157,7 @@ class NestModel(NestNetwork, pl.LightningModule):
             self._step = StepStats(self._norms, self.config.quantizer.num_codebooks)
         self._guard.check(batch)
         seed_generators(self, batch)
-        stats = self._guard.run(lambda: self._loss_stats(batch), batch)
+        stats = self._guard.run(self._loss_stats, batch)
         self._step.add(stats, batch)
         # Compensates for the means that Lightning takes over microbatches and DDP takes over ranks.
         return stats.nll_sum * self.trainer.accumulate_grad_batches * self.trainer.world_size
@@ -271,10 +271,12 @@ class NestModel(NestNetwork, pl.LightningModule):
 
     def validation_step(self, batch: NetworkInput, batch_idx: int) -> None:  # noqa: ARG002 - Lightning's signature
         """Accumulates the statistics of a microbatch in each attention context of the encoder."""
-        values = self._guard.run(
-            lambda: torch.stack([loss_stats(output).flatten() for output in self.forward_contexts(batch)]), batch
-        )
+        values = self._guard.run(self._context_values, batch)
         self._val_stats = values if self._val_stats is None else self._val_stats + values
+
+    def _context_values(self, batch: NetworkInput) -> Tensor:
+        """Returns the flattened sums over the scored tokens of a microbatch, for each attention context."""
+        return torch.stack([loss_stats(output).flatten() for output in self.forward_contexts(batch)])
 
     def on_validation_epoch_end(self) -> None:
         """Logs loss, entropies and accuracy over all microbatches of all ranks.
@@ -322,7 +324,7 @@ class NestModel(NestNetwork, pl.LightningModule):
         if self.trainer.world_size > 1:
             suppress_unused_parameter_advice(self.device)
         form = self._planned_form()
-        self.use_forms(form.forms)
+        self.use_checked_forms(form.forms)
         # All ranks sum gradients in the same way, even if their GPUs have different memory.
         if form.forms.num_shapes is not None and not self.trainer.strategy.broadcast(form.why_no_graphs):
             self.use_graphs(form.forms.num_shapes, CudaCapture())

@@ -15,7 +15,7 @@ class Forms:
     """On a GPU, one kernel for each direction computes the first two stages of the subsampling, where it works."""
 
     compiled: bool
-    """torch compiles the features, and the blocks where `ConformerEncoder.is_compilable`."""
+    """torch compiles the features, and the blocks unless `why_not_compiled` of the encoder says why not."""
 
     num_shapes: int | None = None
     """Number of batch shapes to compile for; None compiles for varying shapes."""

@@ -27,7 +27,7 @@ NUM_DRAWS = 16
 """Number of microbatches whose masks are drawn to choose the capacity of a shape."""
 
 ALIGNMENT = 32
-"""The sums of each parameter start at multiples of so many values, which kernels read together."""
+"""The sums of each parameter begin at a multiple of this number of values, so that kernels can read several at once."""
 
 MARGIN = 5.0
 """Standard deviations of the number of scored rows between its mean and the capacity."""

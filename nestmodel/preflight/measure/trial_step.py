@@ -73,7 +73,7 @@ class TrialStep:
         model = cast(NestModel, self._precision.convert_module(NestModel(config)))
         self._model = model.to(self._device).train()
         self._model.trainer = trainer
-        self._model.use_forms(forms)
+        self._model.use_checked_forms(forms)
         self._model.use_graphs(num_shapes, capture)
         self._model.prepare_steps()
         self._optimizer = self._model.configure_optimizers()["optimizer"]

@@ -7,6 +7,7 @@ import torch
 
 from nestdata import PlanConfig
 from nestmodel.config import NestConfig
+from nestmodel.nn.encoder import why_not_compiled
 from nestmodel.nn.gpu.forms import PLAIN, Forms, Kernels, default_forms
 from nestmodel.training.starting.determinism import determinism
 
@@ -63,14 +64,10 @@ def run_form(
     if plan is not None and num_shapes is not None:
         why_no_graphs = _why_no_graphs(config, forms, device, str(trainer.precision), plan.max_batch_seconds)
     return RunForm(
-        forms=forms, why_no_graphs=why_no_graphs, why_plain_blocks=_why_plain_blocks(config) if forms.compiled else ""
+        forms=forms,
+        why_no_graphs=why_no_graphs,
+        why_plain_blocks=why_not_compiled(config.encoder) if forms.compiled else "",
     )
-
-
-def _why_plain_blocks(config: NestConfig) -> str:
-    if config.encoder.checkpoint_activations:
-        return "checkpoint_activations is on"
-    return "dropout_source is generator" if config.encoder.dropout_source == "generator" else ""
 
 
 def _why_no_graphs(

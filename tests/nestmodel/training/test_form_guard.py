@@ -44,7 +44,7 @@ class GlobalState(Recorder):
 
 @pytest.fixture
 def plant(monkeypatch: pytest.MonkeyPatch) -> Callable[[Plant], None]:
-    """Returns a function that makes `auto` the compiled form, in which blocks return what a function makes of them."""
+    """Returns a function that plants a compiled form as `auto`; a given function changes what its blocks return."""
 
     def plant_form(change: Plant) -> None:
         calls = iter(range(10_000))
