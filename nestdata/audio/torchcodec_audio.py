@@ -41,9 +41,10 @@ class TorchcodecAudio:
             RuntimeError, ValueError: FFmpeg finds no audio in it.
         """
         self._source = source
-        metadata = self._decoder().metadata
-        self.samplerate = int(metadata.sample_rate)
-        self.channels = int(metadata.num_channels)
+        self._unused: Any = None
+        decoder = self._unused = self._decoder()
+        self.samplerate = int(decoder.metadata.sample_rate)
+        self.channels = int(decoder.metadata.num_channels)
         self._ahead: Iterator[NDArray[np.float32]] | None = None
         self._rest = np.empty((0, self.channels), np.float32)
 
@@ -55,7 +56,7 @@ class TorchcodecAudio:
 
     def close(self) -> None:
         """Frees the decoder."""
-        self._ahead = None
+        self._ahead = self._unused = None
 
     def seek(self, position: int) -> int:
         """Moves from the start to a position in samples, or to the end if that comes first."""
@@ -90,9 +91,11 @@ class TorchcodecAudio:
         return read_into(self, out, dtype)
 
     def _decoder(self) -> Any:
+        """Returns a decoder that has decoded nothing yet; the first one is that which has read the header."""
         from torchcodec.decoders import AudioDecoder
 
-        return AudioDecoder(self._source)
+        decoder, self._unused = self._unused, None
+        return decoder or AudioDecoder(self._source)
 
     def _blocks(self) -> Iterator[NDArray[np.float32]]:
         seconds = max(1, _BLOCK_SAMPLES // (self.samplerate * self.channels))
