@@ -126,7 +126,14 @@ def main() -> int:
     counts |= {name: _run([*command, *arguments.presets]) for name, command in commands.items()}
     host = launches_table({preset: count_launches(preset) for preset in arguments.presets})
     print(_report(counts, [count_demand(preset) for preset in arguments.presets], host))
+    print(f"\n## A step of a default run, for each GPU\n\n{_default_runs(arguments.presets)}")
     return 0
+
+
+def _default_runs(presets: Sequence[str]) -> str:
+    from benchmarks.counts.default_runs import default_steps, default_table
+
+    return default_table([one for preset in presets for one in default_steps(preset)])
 
 
 def _run(command: Sequence[str | Path]) -> Counts:
@@ -140,12 +147,13 @@ def print_counts(counts: Counts) -> None:
     print(json.dumps({preset: {part: asdict(one) for part, one in parts.items()} for preset, parts in counts.items()}))
 
 
-def count(preset: str) -> dict[str, Count]:
-    """Returns the costs of each part of a step, and those of its other forms."""
-    operations = step(preset)
+def count(preset: str, cuts: int | None = None) -> dict[str, Count]:
+    """Returns the costs of each part of a step of a number of cuts, and those of its other forms."""
+    cuts = cuts or _num_cuts(preset)
+    operations = step(preset, cuts)
     found = by_part(operations)
-    found[_row("features", "compiled")] = compiled_features(preset, operations)
-    found[_row("blocks", "compiled")] = _compiled_blocks(preset, operations)
+    found[_row("features", "compiled")] = compiled_features(preset, operations, cuts)
+    found[_row("blocks", "compiled")] = _compiled_blocks(preset, operations, cuts)
     return found
 
 
@@ -322,9 +330,9 @@ def _cost(one: Operation) -> Count:
     return Count(operations=1, num_bytes=one.num_bytes, flops=one.flops, floor_s=seconds)
 
 
-def _compiled_blocks(preset: str, operations: Sequence[Operation]) -> Count:
+def _compiled_blocks(preset: str, operations: Sequence[Operation], cuts: int) -> Count:
     """Returns the costs of all compiled blocks of an encoder."""
-    num_layers, codes = compile_block(preset)
+    num_layers, codes = compile_block(preset, cuts)
     of_blocks = [one for one in operations if one.part == "blocks"]
     # Outside of the compiled code are additions to gradients, and the conversion of weights and of their gradients.
     # Library calls take as long as eager ones.
@@ -350,20 +358,21 @@ def _cost_of_code(codes: "Sequence[Generated]", eager: Sequence[Operation], repe
     )
 
 
-def compiled_features(preset: str, operations: Sequence[Operation]) -> Count:
+def compiled_features(preset: str, operations: Sequence[Operation], cuts: int | None = None) -> Count:
     """Returns the costs of compiled features.
 
     Args:
         preset: Name of the preset.
         operations: Those of a step with features that are not compiled.
+        cuts: Number of cuts of this step; by default that of `CUTS`.
     """
     of_features = [one for one in operations if one.part == "features"]
     # The rest is outside of the compiled code: dither, Fourier transform, and numbers of frames.
     outside = [one for one in of_features if one.name in ("normal_", "_fft_r2c", "floor_divide")]
-    return sum(map(_cost, outside), _cost_of_code(compile_features(preset), of_features))
+    return sum(map(_cost, outside), _cost_of_code(_compile_features(preset, cuts or _num_cuts(preset)), of_features))
 
 
-def compile_features(preset: str) -> "tuple[Generated, Generated]":
+def _compile_features(preset: str, cuts: int) -> "tuple[Generated, Generated]":
     """Returns the code for what is before the Fourier transform of the features, and after it."""
     from torch._subclasses.fake_tensor import FakeTensor
 
@@ -374,7 +383,7 @@ def compile_features(preset: str) -> "tuple[Generated, Generated]":
     with fake_gpu(), torch.no_grad():
         with built():
             module = LogMelFeatures(config.features)
-        audio = torch.empty(2 * _num_cuts(preset), _num_samples(config))  # clean and noisy
+        audio = torch.empty(2 * cuts, _num_samples(config))  # clean and noisy
         lens = torch.empty(len(audio), dtype=torch.int64)
         assert isinstance(audio, FakeTensor)
         before = (module.window, audio, torch.empty_like(audio), lens)
@@ -385,7 +394,7 @@ def compile_features(preset: str) -> "tuple[Generated, Generated]":
         )
 
 
-def compile_block(preset: str) -> "tuple[int, tuple[Generated, Generated]]":
+def compile_block(preset: str, cuts: int | None = None) -> "tuple[int, tuple[Generated, Generated]]":
     """Returns the number of blocks of a preset, and the code for the forward and the backward pass of one."""
     from torch._subclasses.fake_tensor import FakeTensor
 
@@ -394,15 +403,16 @@ def compile_block(preset: str) -> "tuple[int, tuple[Generated, Generated]]":
     from nestmodel.nn.gpu.fused_attention import GpuFrames, describe_gpu_frames
 
     config = _config(preset)
+    cuts = cuts or _num_cuts(preset)
     encoder = config.encoder
     num_frames = _num_frames(config) // encoder.subsampling_factor
     with fake_gpu(torch.bfloat16):
         with built():
             block = AcceleratedConformerBlock(encoder).train()
         _start_collecting(block)
-        x = torch.empty(_num_cuts(preset), num_frames, encoder.d_model, requires_grad=True)
+        x = torch.empty(cuts, num_frames, encoder.d_model, requires_grad=True)
         context = encoder.att_context_size[-1] if encoder.is_limited else None
-        lens = torch.empty(_num_cuts(preset), dtype=torch.int64)
+        lens = torch.empty(cuts, dtype=torch.int64)
         frames = describe_gpu_frames(x.detach(), lens, context, encoder.att_context_style)
         norms = _norms(block)
 
