@@ -61,34 +61,39 @@ def test_relative_imports_are_resolved(monkeypatch: pytest.MonkeyPatch, tmp_path
     }
 
 
+def paths_with(packages: set[str], *folders: str) -> list[Path]:
+    """Returns the files of folders that import one of these packages."""
+    return [path for folder in folders for path in MODULES[folder] if packages_of(path) & packages]
+
+
 def test_the_packages_are_found() -> None:
     assert {package: bool(files) for package, files in MODULES.items()} == dict.fromkeys(MODULES, True)
 
 
-@pytest.mark.parametrize("path", MODULES["nestguard"], ids=lambda path: path.name)
-def test_nestguard_imports_only_the_standard_library(path: Path) -> None:
-    assert packages_of(path) <= {*sys.stdlib_module_names, "nestguard"}
+def test_nestguard_imports_only_the_standard_library() -> None:
+    used = set().union(*map(packages_of, MODULES["nestguard"]))
+    assert used <= {*sys.stdlib_module_names, "nestguard"}
 
 
-@pytest.mark.parametrize("path", MODULES["nestdata"], ids=lambda path: path.name)
-def test_nestdata_imports_no_model_no_command_and_no_trainer(path: Path) -> None:
-    assert not packages_of(path) & {"nestmodel", "nestcli", "cli", "pytorch_lightning", "lightning"}
+def test_packages_import_each_other_in_one_direction() -> None:
+    assert paths_with({"nestmodel", "nestcli", "cli", "pytorch_lightning", "lightning"}, "nestdata") == []
+    assert paths_with({"nestcli", "cli"}, "nestmodel") == []
 
 
-@pytest.mark.parametrize("path", MODULES["nestmodel"], ids=lambda path: path.name)
-def test_nestmodel_imports_no_command(path: Path) -> None:
-    assert not packages_of(path) & {"nestcli", "cli"}
+def test_only_public_names_and_shared_modules_of_nestdata_are_used_outside_of_it() -> None:
+    public = {("nestdata", name) for name in nestdata.__all__}
+    for path in MODULES["nestmodel"] + MODULES["nestcli"]:
+        used = {(module, name) for module, name in imports_of(path) if module.split(".")[0] == "nestdata"}
+        others = used - public
+        assert {module for module, _ in others} <= SHARED_MODULES, path
+        assert not [name for _, name in others if name is None or name.startswith("_")], path
 
 
-@pytest.mark.parametrize("path", MODULES["nestmodel"] + MODULES["nestcli"], ids=lambda path: path.name)
-def test_only_public_names_and_shared_modules_of_nestdata_are_used_outside_of_it(path: Path) -> None:
-    used = {(module, name) for module, name in imports_of(path) if module.split(".")[0] == "nestdata"}
-    others = used - {("nestdata", name) for name in nestdata.__all__}
-    assert {module for module, _ in others} <= SHARED_MODULES
-    assert not [name for _, name in others if name is None or name.startswith("_")]
-
-
-@pytest.mark.parametrize("path", sorted((REPOSITORY / "benchmarks").rglob("*.py")), ids=lambda path: path.name)
-def test_project_names_that_benchmarks_import_exist(path: Path) -> None:
-    found = [(module, name) for module, name in imports_of(path) if module.split(".")[0] in MODULES and name]
-    assert [(module, name) for module, name in found if not hasattr(importlib.import_module(module), str(name))] == []
+def test_project_names_that_benchmarks_import_exist() -> None:
+    missing = [
+        (path, module, name)
+        for path in sorted((REPOSITORY / "benchmarks").rglob("*.py"))
+        for module, name in imports_of(path)
+        if module.split(".")[0] in MODULES and name and not hasattr(importlib.import_module(module), name)
+    ]
+    assert missing == []
