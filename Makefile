@@ -23,7 +23,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 PIP_INSTALL := pip install --quiet --disable-pip-version-check
 
-.PHONY: demo test test-isa test-container test-faults test-network test-remote test-slurm azurite fuzz test-lowest test-newest soak check format docs links wheel test-wheel release-check clean
+.PHONY: demo test test-slow test-smoke test-all test-isa test-container test-faults test-network test-remote test-slurm azurite fuzz test-lowest test-newest soak check format docs links wheel test-wheel release-check clean
 
 # One install for every target: the packages in place, with the pinned versions of what they need.
 $(READY): pyproject.toml constraints.txt
@@ -49,12 +49,25 @@ demo: $(READY)
 test: $(READY)
 	$(ONE_THREAD) $(BIN)/python $(PYTEST)
 
-# The numerical and the bit-for-bit tests under each instruction set that this CPU has.
+# Tests of over five seconds each: real ranks, compilers, examples, command lines. Up to half an hour.
+SLOW := slow and not container and not faults and not network and not remote and not slurm
+test-slow: $(READY)
+	$(ONE_THREAD) $(BIN)/python $(PYTEST) -m '$(SLOW)'
+
+# A few tests of each of the targets that `make test` leaves out.
+test-smoke: $(VENV)/.servers
+	$(ONE_THREAD) $(BIN)/python -m pytest -m smoke
+
+# Everything, as before a release. About three hours.
+test-all: test test-slow test-isa test-faults test-remote test-network test-slurm
+
+# The numerical and the bit-for-bit tests under the instruction sets below that of this CPU; `make test` is its own.
+TESTS :=
 test-isa: $(READY)
-	$(BIN)/python -m tests.isa
+	$(BIN)/python -m tests.isa $(TESTS)
 
 # The whole fault matrix: real ranks that are killed, stopped and stuck. Its time limits need the cores to themselves,
-# so it runs in one process. `make test` runs none of these tests. Up to forty minutes.
+# so it runs in one process. Up to forty minutes.
 test-faults: $(READY)
 	$(BIN)/python -m pytest -m 'faults and not remote'
 

@@ -1,4 +1,4 @@
-"""Runs the tests marked `numerics` under each instruction set that this CPU has.
+"""Runs the tests marked `numerics` under each instruction set that this CPU has, besides its own: `make test` does.
 
     python -m tests.isa [arguments of pytest]
 
@@ -35,12 +35,11 @@ LANES: Mapping[str, Mapping[str, str]] = {
         "OPENBLAS_CORETYPE": "Haswell",
         "NPY_DISABLE_CPU_FEATURES": " ".join(name for name in NUMPY_FEATURES if name.startswith(("AVX512", "X86_V4"))),
     },
-    "as it is": {},
 }
 
 
 def lanes_of_this_cpu() -> list[str]:
-    """Returns the lanes that differ on this CPU: without AVX-512, AVX2 is no limit, or not available."""
+    """Returns the lanes that are a limit on this CPU: without AVX-512, AVX2 is none, or not available."""
     return [lane for lane in LANES if lane != "AVX2" or torch.backends.cpu.get_cpu_capability() == "AVX512"]
 
 

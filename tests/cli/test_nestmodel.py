@@ -44,6 +44,7 @@ def error_of(capsys: pytest.CaptureFixture[str]) -> str:
     return line
 
 
+@pytest.mark.smoke
 @pytest.mark.slow
 def test_fit_writes_checkpoints_metrics_and_curves_and_prints_their_paths(
     messy_corpora: MessyCorpora, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

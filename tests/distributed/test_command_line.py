@@ -108,6 +108,7 @@ def test_fit_has_one_stall_guard_with_the_given_limits(messy_corpora: MessyCorpo
     assert (tmp_path / "log").read_text().count("stall guard: rank 1 is stopped") == 1
 
 
+@pytest.mark.smoke
 @pytest.mark.multiprocess
 @pytest.mark.slow
 @pytest.mark.faults

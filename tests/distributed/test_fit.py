@@ -32,6 +32,7 @@ def fit_with(corpora: MessyCorpora, directory: Path, world_size: int) -> dict[st
     return {"ranks": ranks, "grads": torch.load(directory / "grads.pt", weights_only=True)}
 
 
+@pytest.mark.smoke
 @pytest.mark.multiprocess
 @pytest.mark.slow
 def test_one_rank_and_two_ranks_make_equal_optimizer_steps(messy_corpora: MessyCorpora, tmp_path: Path) -> None:

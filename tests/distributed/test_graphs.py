@@ -36,6 +36,7 @@ def assert_same_bits(found: list[dict[str, Any]], expected: list[dict[str, Any]]
             assert torch.equal(value, found[0]["weights"][name]), name
 
 
+@pytest.mark.smoke
 @pytest.mark.multiprocess
 @pytest.mark.slow
 def test_two_ranks_replay_all_microbatches_and_sum_gradients_once_as_ddp_does(

@@ -43,6 +43,7 @@ def weights(directory: Path) -> dict[str, torch.Tensor]:
     return found
 
 
+@pytest.mark.smoke
 def test_torchrun_and_srun_without_devices_train_one_model_as_lightning_does(
     messy_corpora: MessyCorpora, tmp_path: Path
 ) -> None:

@@ -65,6 +65,7 @@ def test_microbatches_that_ranks_of_lightning_cannot_share_are_one_line_and_exit
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.smoke
 def test_ranks_of_torchrun_find_the_mistake_by_themselves_and_rank_0_prints_it(
     messy_corpora: MessyCorpora, tmp_path: Path
 ) -> None:

@@ -82,7 +82,7 @@ def gone_soon(run: Run) -> bool:
     ("what", "num_workers"),
     [
         pytest.param("a cut that cannot be loaded", 0, marks=faults),
-        pytest.param("a cut that cannot be loaded", 2, marks=faults),
+        pytest.param("a cut that cannot be loaded", 2, marks=[faults, pytest.mark.smoke]),
         pytest.param("an encoder that hangs", 0, marks=faults),
         pytest.param("a GIL that is held", 0, marks=faults),
         pytest.param("SIGSTOP", 0, marks=faults),
@@ -140,7 +140,7 @@ def test_a_rank_whose_kernel_hangs_is_reported_although_all_hosts_wait_in_the_co
 @pytest.mark.parametrize(
     "what",
     [
-        pytest.param("SIGKILL", marks=faults),
+        pytest.param("SIGKILL", marks=[faults, pytest.mark.smoke]),
         pytest.param("SIGKILL of rank 0", marks=faults),
         pytest.param("an exception", marks=faults),
         pytest.param("data that end early", marks=faults),

@@ -62,6 +62,7 @@ def plug_cable_in(network: Network) -> None:
     network.nodes[1].ip("link", "set", INTERFACE, "up")
 
 
+@pytest.mark.smoke
 def test_a_link_that_is_down_for_5_s_changes_nothing(
     network: Network, messy_corpora: MessyCorpora, tmp_path: Path, undisturbed: Run
 ) -> None:

@@ -24,6 +24,7 @@ def _through_the_proxy(access: Access, proxy: FaultProxy) -> None:
     Storage().write(LOCATION, CONTENT)
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("fault", ["unavailable", "throttled", "reset", "short", "stalled"])
 def test_transient_faults_are_repeated_until_every_byte_has_arrived(fault: str, proxy: FaultProxy) -> None:
     storage = Storage(QUICK)

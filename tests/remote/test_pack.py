@@ -41,6 +41,7 @@ def assert_holds(url: str, corpus: Path, target: Path) -> None:
     assert all(np.array_equal(found[name], samples) for name, samples in expected.items())
 
 
+@pytest.mark.smoke
 @pytest.mark.multiprocess
 def test_shards_are_uploaded_and_an_interrupted_run_goes_on(access: Access, speech: Path, tmp_path: Path) -> None:
     access.use()

@@ -54,7 +54,9 @@ def upload(folder: Path, url: str) -> None:
             storage().write(f"{url}/{path.relative_to(folder)}", path)
 
 
-@pytest.mark.parametrize("name", ["nemo.json", "nemo.json.gz", "train.tsv", "cuts.jsonl.gz", "wavs/"])
+@pytest.mark.parametrize(
+    "name", [pytest.param("nemo.json", marks=pytest.mark.smoke), "nemo.json.gz", "train.tsv", "cuts.jsonl.gz", "wavs/"]
+)
 def test_an_input_in_a_bucket_gives_the_corpus_of_the_same_files_on_disk(
     speech: Path, uploaded: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:

@@ -75,6 +75,7 @@ def after_step(run: Run, step: int, act: Callable[[], None]) -> threading.Thread
     return thread
 
 
+@pytest.mark.smoke
 def test_a_run_that_is_killed_and_resumed_ends_bit_for_bit_as_from_files(
     corpora: MessyCorpora, plain: Run, tmp_path: Path
 ) -> None:

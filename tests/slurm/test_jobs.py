@@ -35,6 +35,7 @@ def assert_same(weights: dict[str, torch.Tensor], others: dict[str, torch.Tensor
     assert all(torch.equal(weights[name], others[name]) for name in weights)
 
 
+@pytest.mark.smoke
 def test_a_killed_rank_restarts_the_job_which_resumes_exactly(
     run: TinyRun, uninterrupted: dict[str, torch.Tensor]
 ) -> None:

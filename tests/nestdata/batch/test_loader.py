@@ -38,6 +38,7 @@ def digests(messy: AudioNoiseDataset, batch_indices: list[BatchIndex]) -> list[d
     return [digest(messy[index]) for index in batch_indices]
 
 
+@pytest.mark.smoke
 @pytest.mark.slow
 @pytest.mark.parametrize("start_method", ["fork", "forkserver", "spawn"])
 def test_batches_are_the_same_with_every_start_method_and_both_ways_of_handing_over(

@@ -65,6 +65,7 @@ def data(tmp_path: Path) -> Path:
     return tmp_path / "data"
 
 
+@pytest.mark.smoke
 @pytest.mark.multiprocess
 @pytest.mark.slow
 def test_a_killed_run_is_continued_without_reading_finished_files_again(data: Path, tmp_path: Path) -> None:

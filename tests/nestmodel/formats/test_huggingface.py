@@ -38,6 +38,7 @@ def exported(config: NestConfig, directory: Path) -> NestNetwork:
     return model
 
 
+@pytest.mark.smoke
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:::transformers", "ignore:::huggingface_hub")
 @pytest.mark.parametrize(

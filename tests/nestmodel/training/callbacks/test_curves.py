@@ -42,6 +42,7 @@ def test_curves_are_drawn_when_some_metrics_are_missing(tmp_path: Path) -> None:
     assert (tmp_path / "curves.png").read_bytes()[:4] == b"\x89PNG"
 
 
+@pytest.mark.smoke
 @pytest.mark.slow
 def test_a_run_that_was_resumed_twice_has_the_metrics_of_an_uninterrupted_run(
     messy_corpora: MessyCorpora, tmp_path: Path
