@@ -64,12 +64,6 @@ from .evaluate.error_rates import (
 from .evaluate.error_rates import (
     error_reduction as error_reduction,
 )
-from .evaluate.feature_scores import (
-    FeatureScoreConfig as FeatureScoreConfig,
-)
-from .evaluate.feature_scores import (
-    score_features as score_features,
-)
 from .evaluate.features.config import (
     ExtractConfig as ExtractConfig,
 )
@@ -101,12 +95,6 @@ from .evaluate.probe.ctc import (
 from .evaluate.probe.ctc_report import (
     CtcProbeReport as CtcProbeReport,
 )
-from .evaluate.probe.frame_report import (
-    FrameProbeReport as FrameProbeReport,
-)
-from .evaluate.probe.frames import (
-    run_frame_probe as run_frame_probe,
-)
 from .evaluate.probe.label_report import (
     ProbeReport as ProbeReport,
 )
@@ -114,9 +102,6 @@ from .evaluate.probe.label_report import ProbeScore as ProbeScore
 from .evaluate.probe.labels import run_probe as run_probe
 from .evaluate.probe_config import (
     CtcProbeConfig as CtcProbeConfig,
-)
-from .evaluate.probe_config import (
-    FrameProbeConfig as FrameProbeConfig,
 )
 from .evaluate.probe_config import (
     ProbeConfig as ProbeConfig,
@@ -215,7 +200,6 @@ from .preflight.run import (
     run_preflight as run_preflight,
 )
 from .training.callbacks.curves import Curves as Curves
-from .training.callbacks.feature_scores import FeatureScores as FeatureScores
 from .training.callbacks.health import (
     Health as Health,
 )
@@ -262,12 +246,8 @@ __all__ = [
     "ExtractError",
     "ExtractReport",
     "FeatureConfig",
-    "FeatureScoreConfig",
-    "FeatureScores",
     "FeatureType",
     "FileFormat",
-    "FrameProbeConfig",
-    "FrameProbeReport",
     "Health",
     "HiddenStates",
     "LossStats",
@@ -324,9 +304,7 @@ __all__ = [
     "preset_path",
     "read_config",
     "run_ctc_probe",
-    "run_frame_probe",
     "run_preflight",
     "run_probe",
     "save_network",
-    "score_features",
 ]

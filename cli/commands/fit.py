@@ -13,7 +13,6 @@ from pytorch_lightning.cli import LightningArgumentParser, LightningCLI
 from nestmodel import (
     ConfigError,
     Curves,
-    FeatureScores,
     Health,
     NestDataModule,
     NestModel,
@@ -173,11 +172,8 @@ class _Cli(LightningCLI):
     def _check(self, stage: str) -> None:
         model, data = cast(NestModel, self.model), cast(NestDataModule, self.datamodule)
         path = self.config[self.subcommand].get("ckpt_path")
-        callbacks = cast(Any, self.trainer).callbacks if stage == "fit" else []
-        scorers = [callback for callback in callbacks if isinstance(callback, FeatureScores)]
-        scores = [name for scorer in scorers for name in scorer.check(self.trainer, model.config, data)]
         ckpt_path = None if path is None else Path(path)
-        check_run(model, data, self.trainer, stage=stage, ckpt_path=ckpt_path, scores=scores)
+        check_run(model, data, self.trainer, stage=stage, ckpt_path=ckpt_path)
         if self.subcommand != "preflight":
             check_outputs(self.trainer)
 

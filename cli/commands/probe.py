@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, get_type_hints
 import typer
 
 from nestdata.field_docs import field_summaries
-from nestmodel import CtcProbeConfig, FrameProbeConfig, ProbeConfig
+from nestmodel import CtcProbeConfig, ProbeConfig
 
 from ..arguments.errors import UsageError
 from ..arguments.field_options import option_parameter, replacing
@@ -26,11 +26,11 @@ from ..arguments.options import (
 )
 from ..output import print_json
 from ..progress import progress
-from .probe_summary import print_ctc_summary, print_frame_summary, print_label_summary
+from .probe_summary import print_ctc_summary, print_label_summary
 
-ProbeTask = Literal["labels", "ctc", "frames"]
-_CONFIGS: dict[ProbeTask, type[Any]] = {"labels": ProbeConfig, "ctc": CtcProbeConfig, "frames": FrameProbeConfig}
-_NEEDED: dict[ProbeTask, str] = {"labels": "label", "ctc": "test", "frames": "test"}
+ProbeTask = Literal["labels", "ctc"]
+_CONFIGS: dict[ProbeTask, type[Any]] = {"labels": ProbeConfig, "ctc": CtcProbeConfig}
+_NEEDED: dict[ProbeTask, str] = {"labels": "label", "ctc": "test"}
 
 
 def _numbers(name: str, kind: type[int] | type[float]) -> Any:
@@ -63,7 +63,6 @@ def _options() -> list[inspect.Parameter]:
         "held_out_where": typer.Option(metavar="FIELD=VALUE"),
         "group_by": typer.Option(metavar="FIELD"),
         "train_per_class": typer.Option(show_default="all"),
-        "hidden": typer.Option(show_default="none, a linear map"),
         "labels_per_frame": typer.Option(show_default="as few as give 25 per second"),
         "baselines": typer.Option(parser=_baseline_names, metavar="<str>"),
         "learning_rates": _numbers("learning-rates", float),
@@ -108,13 +107,11 @@ def probe_command(
     inputs: InputArguments,
     task: Annotated[
         ProbeTask,
-        typer.Option(
-            help="What is predicted: labels of utterances, characters by CTC, or acoustic units of single frames."
-        ),
+        typer.Option(help="What is predicted: labels of utterances, or characters by CTC."),
     ] = "labels",
     test: Annotated[
         list[str] | None,
-        typer.Option(metavar="INPUT", help="ctc, frames: utterances to score, of other recordings. May be repeated."),
+        typer.Option(metavar="INPUT", help="ctc: utterances to score, of other recordings. May be repeated."),
     ] = None,
     *,
     options: dict[str, Any],
@@ -145,12 +142,11 @@ def _run(
     overwrite: bool,
     as_json: bool,
 ) -> None:
-    from nestmodel import load_network, run_ctc_probe, run_frame_probe, run_probe
+    from nestmodel import load_network, run_ctc_probe, run_probe
 
     tasks: dict[ProbeTask, tuple[Callable[..., Any], Callable[[Any, Path | None], None]]] = {
         "labels": (run_probe, print_label_summary),
         "ctc": (run_ctc_probe, print_ctc_summary),
-        "frames": (run_frame_probe, print_frame_summary),
     }
     run, print_summary = tasks[task]
     sides = [inputs, settings.pop("test")] if "test" in settings else [inputs]
@@ -176,7 +172,6 @@ def _check_task(task: ProbeTask, given: Collection[str]) -> None:
     """
     known = {other: {field.name for field in fields(config)} for other, config in _CONFIGS.items()}
     known["ctc"].add("test")
-    known["frames"].add("test")
     for name in given:
         if name not in known[task]:
             tasks = " or ".join(other for other, names in known.items() if name in names)

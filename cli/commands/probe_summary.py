@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from ..output import console, rejected_text
 
 if TYPE_CHECKING:
-    from nestmodel import CtcProbeReport, ErrorRate, Estimate, FrameProbeReport, ProbeReport, ProbeScore
+    from nestmodel import CtcProbeReport, ErrorRate, Estimate, ProbeReport, ProbeScore
 
 
 def print_label_summary(report: "ProbeReport", output: Path | None) -> None:
@@ -49,11 +49,6 @@ def print_ctc_summary(report: "CtcProbeReport", output: Path | None) -> None:
         out.print(
             f"CER, trained minus {_name(difference.baseline)}: {_percent(difference.characters)} percentage points"
         )
-    if report.layers:
-        layers = Table("features", "layer", "CER, %", "WER, %")
-        for score in report.layers:
-            layers.add_row(_name(score.name), str(score.layer), _percent(score.characters), _percent(score.words))
-        out.print(layers)
     out.print(
         f"{report.num_training} training utterances, {report.num_held_out} held out, {report.num_test} test "
         f"utterances; {len(report.alphabet)} characters (95 % intervals)"
@@ -62,23 +57,6 @@ def print_ctc_summary(report: "CtcProbeReport", output: Path | None) -> None:
         out.print(f"text: {example.reference}")
         for name, text in example.hypotheses.items():
             out.print(f"  {_name(name)}: {text}")
-    _print_rejects(report.left_out, output)
-
-
-def print_frame_summary(report: "FrameProbeReport", output: Path | None) -> None:
-    """Prints the accuracy of frames by layer and contestant."""
-    from rich.table import Table
-
-    out = console()
-    table = Table("features", "layer", "accuracy, %", "PNMI of clusters", "purity of clusters")
-    for score in report.layers:
-        clusters = (f"{score.clusters.normalised_information:.3f}", f"{score.clusters.purity:.3f}")
-        table.add_row(_name(score.contestant), str(score.layer), _percent(score.accuracy), *clusters)
-    out.print(table)
-    out.print(
-        f"{report.num_units} units, most frequent: {_percent(report.chance)} %; {report.num_training_frames} "
-        f"training frames, {report.num_test_frames} test frames of {report.num_test} utterances (95 % intervals)"
-    )
     _print_rejects(report.left_out, output)
 
 

@@ -17,8 +17,6 @@ the same input, so the difference was learned. `log_mel`: log-mel frames without
 
 BASELINES: tuple[Contestant, ...] = ("untrained", "log_mel")
 
-FrameUnits = Literal["mfcc", "characters"]
-
 
 @with_field_docs
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -82,16 +80,6 @@ class CtcProbeConfig:
 
     None keeps the utterances of a recording together."""
 
-    hidden: int | None = None
-    """Width of a hidden layer of the heads.
-
-    A ReLU layer before the linear map. None has no hidden layer."""
-
-    each_layer: bool = False
-    """Score each layer as well, by heads of its own.
-
-    The heads of the learned weighting of all layers are scored in any case."""
-
     labels_per_frame: int | None = None
     """Labels predicted from each encoder frame.
 
@@ -141,7 +129,6 @@ class CtcProbeConfig:
 
         rates, seeds = self.learning_rates, self.probe_seeds
         check(0.0 < self.held_out < 1.0, "held_out", "a share between 0 and 1")
-        check(self.hidden is None or self.hidden >= 1, "hidden", "1 or more")
         check(self.labels_per_frame is None or self.labels_per_frame >= 1, "labels_per_frame", "1 or more")
         check(len(rates) == len(set(rates)) > 0 and min(rates) > 0, "learning_rates", "different positive numbers")
         is_valid = len(set(self.baselines)) == len(self.baselines) and set(self.baselines) <= set(BASELINES)
@@ -149,57 +136,4 @@ class CtcProbeConfig:
         check(self.max_epochs >= 1, "max_epochs", "1 or more")
         check(self.patience >= 1, "patience", "1 or more")
         check(len(seeds) == len(set(seeds)) > 0, "probe_seeds", "different seeds")
-        check_batch_seconds(self.max_batch_seconds)
-
-
-@with_field_docs
-@dataclass(frozen=True, kw_only=True, slots=True)
-class FrameProbeConfig:
-    """The units of a frame probe, and how its classifiers are trained: the same for every layer and contestant."""
-
-    units: FrameUnits = "mfcc"
-    """Units of MFCCs, or characters by alignment of the texts.
-
-    `mfcc` predicts k-means clusters of MFCCs, `characters` predicts the characters of a forced alignment."""
-
-    num_units: int = 100
-    """Number of k-means clusters, and of units of MFCCs.
-
-    The clusters are of the features of each layer, which are compared with the units."""
-
-    held_out: float = 0.1
-    """Share of the training utterances that ends the training of a classifier, in (0, 1)."""
-
-    group_by: str | None = None
-    """Keep utterances with the same value of this field, such as speaker, on one side of the split.
-
-    None keeps the utterances of a recording together."""
-
-    max_epochs: int = 10
-    """Maximum number of epochs.
-
-    The learning rate falls linearly to 0 over these passes over the training frames."""
-
-    patience: int = 3
-    """Epochs without improvement.
-
-    Training ends when the held-out accuracy has not improved for this number of epochs."""
-
-    seed: int = 0
-    """Seed of the split and of the untrained encoder.
-
-    It also seeds the units and the classifiers."""
-
-    max_batch_seconds: float = 120.0
-    """Maximum audio per batch in seconds, padding included."""
-
-    device: str = "auto"
-    """Device such as cpu or cuda:1; auto takes a GPU if there is one.
-
-    Classifiers are trained on the CPU."""
-
-    def __post_init__(self) -> None:
-        require(0.0 < self.held_out < 1.0, "held_out", self.held_out, "a share between 0 and 1")
-        for name, least in (("num_units", 2), ("max_epochs", 1), ("patience", 1)):
-            require(getattr(self, name) >= least, name, getattr(self, name), f"{least} or more")
         check_batch_seconds(self.max_batch_seconds)

@@ -138,7 +138,7 @@ def test_probe_of_content_prints_error_rates_and_an_example(tmp_path: Path, caps
     for name, seeds in (("train", range(24)), ("test", range(50, 60))):
         write_manifest(tmp_path, name, seeds)
     inputs = ["model.ckpt", str(tmp_path / "train.json"), "--test", str(tmp_path / "test.json"), "--device", "cpu"]
-    options = ["--learning-rates", "0.1", "--max-epochs", "2", "--probe-seeds", "3", "--each-layer", "--hidden", "8"]
+    options = ["--learning-rates", "0.1", "--max-epochs", "2", "--probe-seeds", "3"]
     assert main(["probe", *inputs, "--task", "ctc", *options, "-o", str(tmp_path / "ctc")]) == 0
     out = capsys.readouterr().out
     for text in (

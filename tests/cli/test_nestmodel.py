@@ -176,7 +176,6 @@ def test_a_mistake_of_configuration_is_exit_code_2_before_anything_is_written(
     [
         ({"Checkpoints": {"keep": 0}}, "Checkpoints.keep is 0: give at least 1"),
         ({"Checkpoints": {"monitor": "val_los"}}, "Checkpoints.monitor is 'val_los', which is not logged: take one of"),
-        ({"Checkpoints": {}, "FeatureScores": {}}, "FeatureScores needs held-out audio: give data.val_corpus"),
     ],
 )
 def test_a_mistake_in_the_settings_of_a_callback_is_one_line_before_anything_is_written(

@@ -18,7 +18,7 @@ from nestcli.commands.preflight import PreflightTrainer
 from nestcli.program import Command, Program
 from nestdata import ConfigError, MixConfig, PlanConfig
 from nestguard import GuardError
-from nestmodel import CtcProbeConfig, FrameProbeConfig, ProbeConfig, WeightsError
+from nestmodel import CtcProbeConfig, ProbeConfig, WeightsError
 
 PROGRAMS = {"nestdata": nestdata_program.PROGRAM, "nestmodel": nestmodel_program.PROGRAM}
 # Commands whose arguments Typer parses, not Lightning.
@@ -92,7 +92,7 @@ def test_the_flags_of_all_commands_are_deliberate() -> None:
         ],
         "probe": [
             *("--baselines", "--context", "--device", "--each-layer", "--group-by", "--held-out"),
-            *("--held-out-where", "--hidden", "--json", "--label", "--labels-per-frame"),
+            *("--held-out-where", "--json", "--label", "--labels-per-frame"),
             *("--learning-rates", "--max-batch-seconds", "--max-epochs", "--num-units", "--output -o", "--overwrite"),
             *("--patience", "--probe-seeds", "--seed", "--task", "--test", "--train-per-class", "--units"),
             *("INPUT", "MODEL"),
@@ -121,7 +121,7 @@ def test_a_setting_of_the_plan_is_in_the_table_or_only_in_files() -> None:
     assert {field.name for field in fields(PlanConfig)} - keys == only_in_files
 
 
-@pytest.mark.parametrize("config", [ProbeConfig, CtcProbeConfig, FrameProbeConfig])
+@pytest.mark.parametrize("config", [ProbeConfig, CtcProbeConfig])
 def test_the_options_of_a_probe_are_the_fields_of_its_configurations(config: type[Any]) -> None:
     """Options of some tasks are None by default, and their help names the tasks and defaults."""
     found = parameters("probe")
@@ -129,10 +129,9 @@ def test_the_options_of_a_probe_are_the_fields_of_its_configurations(config: typ
         option = found["--" + field.name.replace("_", "-")]
         shared = ("seed", "max_batch_seconds", "device")
         assert option.default == (field.default if field.name in shared else None), field.name
-    assert found["--hidden"].help == "ctc: width of a hidden layer of the heads. [default: none, a linear map]"
-    assert found["--max-epochs"].help == "ctc, frames: maximum number of epochs. [default: ctc 30, frames 10]"
+    assert found["--max-epochs"].help == "ctc: maximum number of epochs. [default: 30]"
     assert found["--learning-rates"].help.endswith(" [default: 0.005,0.02,0.08]")
-    assert found["--held-out"].help.endswith(" [default: labels 0.25, ctc 0.1, frames 0.1]")
+    assert found["--held-out"].help.endswith(" [default: labels 0.25, ctc 0.1]")
 
 
 def test_the_help_of_mix_prob_gives_its_default() -> None:

@@ -1,1 +1,1 @@
-"""The tasks of `nestmodel probe`: labels of utterances, characters by CTC, units of single frames."""
+"""The tasks of `nestmodel probe`: labels of utterances, characters by CTC."""

@@ -64,10 +64,6 @@ class FeatureCache:
         _, num_layers, dim = self._frames.shape
         return num_layers, dim
 
-    def layer(self, layer: int) -> "FeatureCache":
-        """Returns a cache of one layer, which reads the same file."""
-        return FeatureCache(self._frames[:, layer : layer + 1], self._spans)
-
     @classmethod
     def write(cls, path: Path, utterances: Iterable[Utterance]) -> "FeatureCache":
         """Writes the features of utterances to a file. Values beyond the range of float16 are clipped."""

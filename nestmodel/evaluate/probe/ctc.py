@@ -1,11 +1,9 @@
 """Runs the content probe: a small CTC head on frozen features recognises characters.
 
 Source: SUPERB, arXiv:2105.01051: a frozen encoder, a learned weighted sum of its layers, a small head. The head is that
-of SUPERB's phoneme recognition, one linear map with CTC; its speech recognition has a BLSTM of two layers. A hidden
-layer before the linear map, and single layers of the encoders instead of their sum, can be asked for. Differs:
-characters instead of phonemes; each dimension of each layer is standardised; several labels per frame if
-frames are longer than 40 ms (those of SUPERB's encoders last 20 ms); the epoch is selected by a part of the training
-utterances.
+of SUPERB's phoneme recognition, one linear map with CTC; its speech recognition has a BLSTM of two layers. Differs:
+characters instead of phonemes; each dimension of each layer is standardised; several labels per frame if frames are
+longer than 40 ms (those of SUPERB's encoders last 20 ms); the epoch is selected by a part of the training utterances.
 
 Every contestant has the same texts, split, head, learning rates to choose from, and stopping rule. Features are
 computed once and cached on disk. Heads are trained on the CPU.
@@ -113,13 +111,7 @@ class CtcProbe:
         training, test = run.sides["training"], run.sides["test"]
         labels_per_frame = config.labels_per_frame or default_labels_per_frame(frame_rate_hz(model))
         contestants: list[Contestant] = ["trained", *config.baselines]
-        single_layers: list[tuple[Contestant, int]] = [
-            (name, layer)
-            for name in contestants
-            if config.each_layer and name != "log_mel"  # log-mels are one layer, which is scored already
-            for layer in range(model.config.encoder.num_layers + 1)
-        ]
-        num_heads = (len(contestants) + len(single_layers)) * len(config.learning_rates) * len(config.probe_seeds)
+        num_heads = len(contestants) * len(config.learning_rates) * len(config.probe_seeds)
         num_encoded = len(contestants) * (len(training.utterances) + len(test.utterances))
         run.work.total = num_encoded + num_heads * len(training.utterances)
         with run.cached(training, test, contestants) as caches:
@@ -130,11 +122,8 @@ class CtcProbe:
             check_enough(len(learned), len(scored))
             heads = HeadTask.of(learned, labels_per_frame=labels_per_frame, held_out=config.held_out, seed=config.seed)
             contest = _Contest(run=run, config=config, heads=heads, test=scored)
-            found = {name: contest.recognise(name, None, caches[name]) for name in contestants}
-            layers = {(name, layer): contest.recognise(name, layer, caches[name]) for name, layer in single_layers}
-        recognitions = {str(name): recognition for name, recognition in found.items()}
-        recognitions |= {f"{name}_layer_{layer}": recognition for (name, layer), recognition in layers.items()}
-        lines = _hypothesis_lines(scored, recognitions, config)
+            found = {name: contest.recognise(name, caches[name]) for name in contestants}
+        lines = _hypothesis_lines(scored, found, config)
         (run.directory / "hypotheses.jsonl").write_text(lines, encoding="utf-8")
         known_texts = {utterance.target for utterance in training.utterances}
         return CtcProbeReport(
@@ -151,15 +140,6 @@ class CtcProbe:
             num_known_texts=sum(utterance.target in known_texts for utterance in scored),
             contestants=[recognition.score for recognition in found.values()],
             differences=[_difference(found["trained"], found[name], config.seed) for name in config.baselines],
-            layers=[recognition.score for recognition in layers.values()],
-            layer_differences=[
-                _difference(
-                    recognition, found["log_mel"] if baseline == "log_mel" else layers[baseline, layer], config.seed
-                )
-                for (name, layer), recognition in layers.items()
-                if name == "trained"
-                for baseline in config.baselines
-            ],
             examples=_examples(scored, found, config.seed),
             left_out=run.left_out,
         )
@@ -191,14 +171,9 @@ class _Contest:
     heads: HeadTask
     test: list[ProbeUtterance]
 
-    def recognise(self, name: Contestant, layer: int | None, caches: Caches) -> _Recognition:
-        """Selects the learning rate of a contestant, trains its heads, and counts their errors on the test utterances.
-
-        The heads read a single layer, or all layers if `layer` is None.
-        """
+    def recognise(self, name: Contestant, caches: Caches) -> _Recognition:
+        """Chooses the learning rate of a contestant, trains its heads, and counts their errors on the test corpus."""
         config = self.config
-        if layer is not None:
-            caches = Caches(training=caches.training.layer(layer), test=caches.test.layer(layer))
         # All seeds choose the learning rate: with a low one, some heads write next to nothing, depending on the seed.
         candidates = {
             rate: [self._fit(caches, rate, seed) for seed in config.probe_seeds] for rate in config.learning_rates
@@ -213,7 +188,6 @@ class _Contest:
         seeds = zip(config.probe_seeds, heads, characters, words, strict=True)
         score = ContestantScore(
             name=name,
-            layer=layer,
             num_parameters=sum(values.numel() for values in heads[0].head.parameters()),
             learning_rate=learning_rate,
             held_out_error_rates=held_out,
@@ -225,10 +199,7 @@ class _Contest:
 
     def _fit(self, caches: Caches, learning_rate: float, seed: int) -> TrainedHead:
         rule = StoppingRule(max_epochs=self.config.max_epochs, patience=self.config.patience)
-        hidden = self.config.hidden
-        trained = fit_head(
-            caches.training, self.heads, learning_rate=learning_rate, rule=rule, seed=seed, hidden=hidden
-        )
+        trained = fit_head(caches.training, self.heads, learning_rate=learning_rate, rule=rule, seed=seed)
         self.run.work.finish(len(self.run.sides["training"].utterances))
         return trained
 
@@ -252,7 +223,6 @@ def _difference(trained: _Recognition, other: _Recognition, seed: int) -> Differ
     pairs = zip(trained.characters, other.characters, strict=True)
     return Difference(
         baseline=other.score.name,
-        layer=trained.score.layer,
         characters=error_difference(reduce(add, trained.characters), reduce(add, other.characters), seed),
         words=error_difference(reduce(add, trained.words), reduce(add, other.words), seed),
         characters_by_seed=[error_difference(one, another, seed) for one, another in pairs],
@@ -271,7 +241,9 @@ def _examples(test: Sequence[ProbeUtterance], found: dict[Contestant, _Recogniti
     ]
 
 
-def _hypothesis_lines(test: Sequence[ProbeUtterance], found: dict[str, _Recognition], config: CtcProbeConfig) -> str:
+def _hypothesis_lines(
+    test: Sequence[ProbeUtterance], found: dict[Contestant, _Recognition], config: CtcProbeConfig
+) -> str:
     """Returns one JSON line per test utterance: its id, group and text, and its transcripts by features and seed."""
     lines = []
     for i, utterance in enumerate(test):

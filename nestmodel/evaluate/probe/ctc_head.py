@@ -1,7 +1,5 @@
 """A CTC head on frozen features: learned weights of the layers, one linear map, greedy decoding; and its training.
 
-A hidden layer may stand before the linear map.
-
 Heads are trained by the rule of `training`, with epochs in a keyed order; the held-out error is the character error
 rate.
 
@@ -92,7 +90,6 @@ class CtcHead(nn.Module):
         num_labels: Number of characters and the blank.
         labels_per_frame: Number of labels that are predicted from each frame.
         seed: Determines the initial weights of the head. The layers have equal weights at first.
-        hidden: Width of a hidden layer with ReLU before the linear map; None has no hidden layer.
     """
 
     mean: Tensor
@@ -105,7 +102,6 @@ class CtcHead(nn.Module):
         num_labels: int,
         labels_per_frame: int,
         seed: int,
-        hidden: int | None = None,
     ) -> None:
         super().__init__()
         self.num_labels, self.labels_per_frame = num_labels, labels_per_frame
@@ -114,8 +110,7 @@ class CtcHead(nn.Module):
         self.layer_scores = nn.Parameter(torch.zeros(mean.shape[0]))
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(derive_key(seed, "probe ctc weights"))
-            self.hidden = None if hidden is None else nn.Linear(mean.shape[1], hidden)
-            self.linear = nn.Linear(hidden or mean.shape[1], num_labels * labels_per_frame)
+            self.linear = nn.Linear(mean.shape[1], num_labels * labels_per_frame)
 
     @property
     def layer_weights(self) -> Float[Tensor, " layers"]:
@@ -126,20 +121,12 @@ class CtcHead(nn.Module):
         """Returns log probabilities, `labels_per_frame` rows for each frame, in the order of time."""
         standardised = (layers - self.mean) * self.scale
         features = torch.einsum("fld,l->fd", standardised, self.layer_weights)
-        if self.hidden is not None:
-            features = F.relu(self.hidden(features))
         logits: Tensor = self.linear(features)
         return logits.view(-1, self.num_labels).log_softmax(dim=1)
 
 
 def fit_head(
-    cache: FeatureCache,
-    task: HeadTask,
-    *,
-    learning_rate: float,
-    rule: StoppingRule,
-    seed: int,
-    hidden: int | None = None,
+    cache: FeatureCache, task: HeadTask, *, learning_rate: float, rule: StoppingRule, seed: int
 ) -> TrainedHead:
     """Trains a head until the error rate of the held-out utterances no longer improves.
 
@@ -149,10 +136,9 @@ def fit_head(
         learning_rate: Of Adam, at the first step.
         rule: When the training ends.
         seed: Determines the initial weights and the order of the utterances.
-        hidden: Width of the hidden layer of the head; None has none.
     """
     training, held_out = task.rows
-    head = CtcHead(*cache.statistics(training), len(task.alphabet), task.labels_per_frame, seed, hidden)
+    head = CtcHead(*cache.statistics(training), len(task.alphabet), task.labels_per_frame, seed)
     references = [task.texts[row] for row in held_out]
 
     def losses(epoch: int) -> Iterator[Tensor]:

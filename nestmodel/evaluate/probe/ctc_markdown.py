@@ -14,7 +14,7 @@ from nestmodel.evaluate.text import NORMALISATION
 
 def markdown(report: CtcProbeReport) -> str:
     """Returns the content of `report.md`."""
-    parts = (_results(report), _layers(report), _training(report), _texts(report), _examples(report))
+    parts = (_results(report), _training(report), _texts(report), _examples(report))
     return "\n".join(line for part in parts for line in part) + "\n"
 
 
@@ -22,8 +22,7 @@ def _results(report: CtcProbeReport) -> Iterator[str]:
     yield f"# Content probe of {report.model or 'a model'}"
     yield ""
     yield (
-        f"A {_head_name(report.config)} on frozen features, with learned weights of the layers and greedy decoding. "
-        "Error rates on "
+        "A linear CTC head on frozen features, with learned weights of the layers and greedy decoding. Error rates on "
         f"{report.num_test} test utterances in %, with 95 % bootstrap intervals over {report.intervals_over}. The "
         f"errors of all heads are added up; their seeds: {', '.join(map(str, report.config.probe_seeds))}."
     )
@@ -45,38 +44,6 @@ def _results(report: CtcProbeReport) -> Iterator[str]:
             f"{', '.join(map(contestant_name, at_an_edge))}. Give rates beyond it with `--learning-rates`."
         )
         yield ""
-
-
-def _head_name(config: CtcProbeConfig) -> str:
-    return "linear CTC head" if config.hidden is None else f"CTC head with a hidden layer of {config.hidden}"
-
-
-def _layers(report: CtcProbeReport) -> Iterator[str]:
-    if not report.layers:
-        return
-    yield "## Single layers"
-    yield ""
-    yield "Heads of the same kind that read one layer. Layer 0 is the input of the first block."
-    yield ""
-    yield from table(
-        "features | layer | CER | WER | CER by seed | learning rate",
-        (
-            f"{contestant_name(score.name)} | {score.layer} | {_rates(score)} | {_by_seed(score)} | "
-            f"{score.learning_rate:g}"
-            for score in report.layers
-        ),
-    )
-    if not report.layer_differences:
-        return
-    yield "Trained minus the same layer of the untrained encoder, and minus log-mels, in percentage points:"
-    yield ""
-    yield from table(
-        "baseline | layer | CER | WER",
-        (
-            f"{contestant_name(difference.baseline)} | {difference.layer} | {_rates(difference)}"
-            for difference in report.layer_differences
-        ),
-    )
 
 
 def _training(report: CtcProbeReport) -> Iterator[str]:

@@ -38,9 +38,6 @@ class ContestantScore:
     """Result of one feature set."""
 
     name: Contestant
-    layer: int | None
-    """The single layer that the heads read; None if they read all layers with learned weights."""
-
     num_parameters: int
     """Number of parameters of a head."""
 
@@ -60,10 +57,6 @@ class Difference:
     """Error rate of the trained encoder minus that of a baseline, on the same utterances; below 0 it is better."""
 
     baseline: Contestant
-    layer: int | None
-    """The single layer of the trained encoder, which is compared with the same layer of an untrained one; None if all
-    layers are compared. Log-mels have one layer."""
-
     characters: Estimate
     words: Estimate
     characters_by_seed: list[Estimate]
@@ -106,12 +99,6 @@ class CtcProbeReport:
 
     contestants: list[ContestantScore]
     differences: list[Difference]
-    layers: list[ContestantScore]
-    """Results of single layers, if they were asked for."""
-
-    layer_differences: list[Difference]
-    """Differences of single layers."""
-
     examples: list[Example]
     left_out: dict[str, dict[str, int]] = field(default_factory=dict)
     """Number of unusable utterances by reason, of the training and of the test corpus."""

@@ -14,6 +14,7 @@ The split depends on ids, labels and seed only, not on the order of the manifest
 `probe`.
 """
 
+import importlib.util
 import json
 import warnings
 from collections import Counter
@@ -25,12 +26,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nestdata import AudioInputs, Corpus, derive_key
-from nestmodel.errors import ProbeError
+from nestmodel.errors import ConfigError, ProbeError
 from nestmodel.evaluate.features.batch import log_mel_function
 from nestmodel.evaluate.features.encode import Utterance
 from nestmodel.evaluate.features.inputs import OnProgress, cut_labels
 from nestmodel.evaluate.features.rejects import RejectLog
-from nestmodel.evaluate.frame_units import check_sklearn
 from nestmodel.evaluate.probe.contestants import CONTESTANTS, frame_features
 from nestmodel.evaluate.probe.label_report import ProbeReport, ProbeScore, draw_probe
 from nestmodel.evaluate.probe.run import ProbeRun, run_task
@@ -83,7 +83,8 @@ def run_probe(
         OutputError: `output` exists and may not be replaced, or cannot be written.
         NestError: An input cannot be read.
     """
-    check_sklearn()
+    if importlib.util.find_spec("sklearn") is None:
+        raise ConfigError("a probe of labels needs scikit-learn: pip install 'nest-pretrain[probe]'.")
     probe = LabelProbe(config)
     sides: dict[SideName, AudioInputs] = {"training": inputs}
     return run_task(probe, model, sides, output, overwrite=overwrite, model_name=model_name, on_progress=on_progress)

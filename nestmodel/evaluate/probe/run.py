@@ -2,7 +2,7 @@
 
 The inputs are opened, their usable utterances are listed, the task scores the contestants, and the report is written
 into a directory that appears when it is complete. A task is a `Probe`: it says which utterances it uses, what is
-predicted from their features, and how its report is written. The modules `labels`, `ctc` and `frames` have one each.
+predicted from their features, and how its report is written. The modules `labels` and `ctc` have one each.
 """
 
 import tempfile
@@ -20,11 +20,11 @@ from nestmodel.evaluate.features.inputs import OnProgress, open_inputs
 from nestmodel.evaluate.features.rejects import RejectLog
 from nestmodel.evaluate.probe.contestants import CONTESTANTS, Caches, FeatureCache, frame_features
 from nestmodel.evaluate.probe.utterances import ProbeUtterance, SideName, check_disjoint, check_enough
-from nestmodel.evaluate.probe_config import Contestant, CtcProbeConfig, FrameProbeConfig, ProbeConfig
+from nestmodel.evaluate.probe_config import Contestant, CtcProbeConfig, ProbeConfig
 from nestmodel.nn.network import NestNetwork
 
 Report = TypeVar("Report")
-Settings = ProbeConfig | CtcProbeConfig | FrameProbeConfig
+Settings = ProbeConfig | CtcProbeConfig
 
 _REJECTED: dict[SideName, str] = {"training": "rejected.jsonl", "test": "rejected_test.jsonl"}
 

@@ -75,9 +75,9 @@ class Checkpoints(Checkpoint):
     one, all ranks exit with `EXIT_NOT_SAVED`. An older checkpoint is removed only after a newer one is written.
     `last.ckpt` is a link to the newest.
 
-    With `monitor`, `best.ckpt` is the checkpoint with the best value of that metric: of those of a validation after the
-    step of a checkpoint, and of those of `FeatureScores`. It is a second name of the file, and stays when the first one
-    is removed. A resumed run goes on from the best one of the start before.
+    With `monitor`, `best.ckpt` is the checkpoint with the best value of that metric in a validation after its step. It
+    is a second name of the file, and stays when the first one is removed. A resumed run goes on from the best one
+    of the start before.
 
     Args:
         every_n_steps: Optimizer steps between two checkpoints.
@@ -113,9 +113,6 @@ class Checkpoints(Checkpoint):
         self.directory = directory
         self.monitor = monitor
         self.mode: Mode = mode
-        self.held: set[int] = set()
-        """Steps whose checkpoints are not removed for now."""
-
         self._best = None if monitor is None else BestCheckpoint(monitor, mode)
         self._saved_step = -1
         self._copier = StateCopier()
@@ -155,7 +152,7 @@ class Checkpoints(Checkpoint):
         is_saved = step == self._saved_step and trainer.state.fn == TrainerFn.FITTING and not trainer.sanity_checking
         if self._best is not None and is_saved and trainer.is_global_zero:
             metrics = {name: float(value) for name, value in trainer.callback_metrics.items()}
-            self.offer_best(trainer, step, self.path_of(trainer, step), metrics)
+            self._offer_best(trainer, step, metrics)
             nestguard.current().beat(nestguard.Phase.LOADING, step, 0)
 
     def on_train_batch_end(
@@ -208,7 +205,7 @@ class Checkpoints(Checkpoint):
         if not trainer.is_global_zero:
             return
         nestguard.current().beat(nestguard.Phase.CHECKPOINT, step - 1)
-        self.wait(trainer)
+        self._wait(trainer)
         self._warn_of_skipped()
         self._start(trainer, step)
 
@@ -222,7 +219,7 @@ class Checkpoints(Checkpoint):
         error: Exception | None = None
         try:
             self.save(trainer)
-            self.wait(trainer)
+            self._wait(trainer)
         except Exception as raised:  # the other ranks must not wait for this one
             error = raised
         is_lost = self._failed is not None and self._failed[0] == trainer.global_step
@@ -246,63 +243,48 @@ class Checkpoints(Checkpoint):
             # Lightning kills the rank that started the others as soon as one of them exits with another code than 0.
             raise NotSaved(0 if is_started_by_lightning() else EXIT_NOT_SAVED)
 
-    def offer_best(self, trainer: pl.Trainer, step: int, path: Path, metrics: Mapping[str, float]) -> None:
-        """Keeps the checkpoint of a step as `best.ckpt` if its monitored metric is better than all before, on rank 0.
-
-        Args:
-            trainer: Of the run.
-            step: Step of the checkpoint.
-            path: The checkpoint, which may still be being written. Nothing happens if it could not be written.
-            metrics: Metrics of that step by name. Nothing happens if the monitored one is not among them.
-
-        Raises:
-            Exception: The last checkpoint could not be written, for another reason than the disk.
-        """
+    def _offer_best(self, trainer: pl.Trainer, step: int, metrics: Mapping[str, float]) -> None:
+        """Keeps the checkpoint of a step as `best.ckpt` if its monitored metric is the best so far, on rank 0."""
         if self._best is None or self.monitor is None or self.monitor not in metrics:
             return
-        self.wait(trainer)
+        self._wait(trainer)
         try:
-            if path.exists():
+            if (path := self._path_of(trainer, step)).exists():
                 self._best.offer(path, self._directory_of(trainer), step, metrics[self.monitor])
         except (OSError, OutputError) as error:
             self._warn_of_best(error)
 
-    def path_of(self, trainer: pl.Trainer, step: int) -> Path:
-        """Returns where the checkpoint of a step is written."""
+    def _path_of(self, trainer: pl.Trainer, step: int) -> Path:
         return self._directory_of(trainer) / checkpoint_name(step)
 
-    def prune(self, trainer: pl.Trainer) -> None:
-        """Removes old checkpoints that are no longer held. None may be in the middle of being written."""
-        self._prune(self._directory_of(trainer), trainer.global_step)
-
-    def wait(self, trainer: pl.Trainer) -> None:
+    def _wait(self, trainer: pl.Trainer, say_why: Callable[[_Writing], None] | None = None) -> None:
         """Waits until no checkpoint is being written.
+
+        Args:
+            trainer: Of the run.
+            say_why: Called if this takes longer than a moment; by default, the path is named.
 
         Raises:
             Exception: The last one could not be written, for another reason than the disk.
         """
-        self._wait(trainer, lambda writing: rank_zero_info(f"waiting until {writing.path} is written."))
-
-    def _wait(self, trainer: pl.Trainer, say_why: Callable[[_Writing], None]) -> None:
-        """Waits like `wait`; calls `say_why` if this takes longer than a moment."""
         if self._writing is None:
             return
         outcome = self._writing.outcome
         if not outcome.done():
             nestguard.current().beat(nestguard.Phase.CHECKPOINT, trainer.global_step - 1)
             if not wait([outcome], _SILENT_WAIT_S).done:
-                say_why(self._writing)
+                (say_why or _say_path)(self._writing)
                 wait([outcome])
         self._report()
 
     def _start(self, trainer: pl.Trainer, step: int) -> None:
-        path = self.path_of(trainer, step)
+        path = self._path_of(trainer, step)
         checkpoint = dump_checkpoint(trainer)
         copied = self._copy(checkpoint, step)
         write = partial(self._write, copied or StateCopy(checkpoint, ()), path, step)
         self._writing = _Writing(step, path, _run_in_thread(write))
         if copied is None:
-            self.wait(trainer)
+            self._wait(trainer)
             self._warn_of_skipped()
 
     def _copy(self, checkpoint: dict[str, Any], step: int) -> StateCopy | None:
@@ -389,8 +371,12 @@ class Checkpoints(Checkpoint):
         # Checkpoints of later steps belong to a run that was resumed from an earlier step. They are not removed.
         for found in [checkpoint for checkpoint in find_checkpoints(directory) if checkpoint.step <= step][self.keep :]:
             is_chosen = self.keep_every_n_steps is not None and found.step % self.keep_every_n_steps == 0
-            if not is_chosen and found.step not in self.held:
+            if not is_chosen:
                 found.path.unlink(missing_ok=True)
+
+
+def _say_path(writing: _Writing) -> None:
+    rank_zero_info(f"waiting until {writing.path} is written.")
 
 
 def _run_in_thread(write: Callable[[], _Outcome]) -> Future[_Outcome]:

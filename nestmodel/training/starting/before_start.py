@@ -4,7 +4,6 @@ An error that one rank raises leaves the others waiting: the stall guard would e
 asks a scheduler to start the run again.
 """
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -36,7 +35,6 @@ def check_run(
     *,
     stage: str,
     ckpt_path: Path | None = None,
-    scores: Sequence[str] = (),
 ) -> None:
     """Makes every check of a run's settings. Call it before the ranks connect to each other.
 
@@ -46,7 +44,6 @@ def check_run(
         trainer: Trainer of the run.
         stage: `fit` or `validate`.
         ckpt_path: Checkpoint that the run resumes from.
-        scores: Names of the metrics of `FeatureScores`.
 
     Raises:
         ConfigError: Settings contradict each other, or those of the checkpoint.
@@ -66,7 +63,7 @@ def check_run(
     check_training_limits(trainer, plan.steps_per_epoch)
     _warn_of_late_stages(plan, num_steps_of_run(trainer, plan.steps_per_epoch))
     validates = data.val_dataset is not None
-    check_monitors(trainer, model.config, steps_per_epoch=plan.steps_per_epoch, validates=validates, scores=scores)
+    check_monitors(trainer, model.config, steps_per_epoch=plan.steps_per_epoch, validates=validates)
     stored = None if ckpt_path is None else stored_settings(ckpt_path)
     if ckpt_path is not None and stored is not None:
         form = run_form(model.config, model.kernels, trainer, plan.config, stored=stored_form(stored))

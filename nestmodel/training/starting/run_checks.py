@@ -5,7 +5,6 @@ make the same checks for those who call `Trainer.fit` themselves.
 """
 
 import os
-from collections.abc import Sequence
 from typing import Any, cast
 
 import pytorch_lightning as pl
@@ -120,9 +119,7 @@ def check_accumulation(trainer: pl.Trainer, plan: BatchPlan) -> int:
     return microbatches_per_rank
 
 
-def check_monitors(
-    trainer: pl.Trainer, config: NestConfig, *, steps_per_epoch: int, validates: bool, scores: Sequence[str]
-) -> None:
+def check_monitors(trainer: pl.Trainer, config: NestConfig, *, steps_per_epoch: int, validates: bool) -> None:
     """Checks that the metrics by which the best checkpoints are kept will be logged, for steps that have checkpoints.
 
     Args:
@@ -130,7 +127,6 @@ def check_monitors(
         config: Settings of the model.
         steps_per_epoch: Steps of an epoch of the plan.
         validates: Whether there is a validation corpus.
-        scores: Names of the metrics of `FeatureScores`.
 
     Raises:
         ConfigError: They will not.
@@ -140,15 +136,9 @@ def check_monitors(
     of_validation += [f"val_{name}_{context}" for context in others for name in CONTEXT_METRICS]
     savers = [callback for callback in trainer.checkpoint_callbacks if isinstance(callback, Checkpoints)]
     for saver in (saver for saver in savers if saver.monitor is not None):
-        if saver.monitor in scores:
-            _check_monitored_score(saver, is_first=saver is savers[0])
-            continue
         if saver.monitor not in of_validation:
-            known = ", ".join([*of_validation, *scores])
-            without = "" if scores else "; those without labels need nestmodel.FeatureScores in trainer.callbacks"
-            raise ConfigError(
-                f"Checkpoints.monitor is {saver.monitor!r}, which is not logged: take one of {known}{without}."
-            )
+            known = ", ".join(of_validation)
+            raise ConfigError(f"Checkpoints.monitor is {saver.monitor!r}, which is not logged: take one of {known}.")
         if not validates or trainer.limit_val_batches == 0:
             raise ConfigError(
                 f"Checkpoints.monitor is {saver.monitor}, but there is no validation: give data.val_corpus, "
@@ -160,16 +150,3 @@ def check_monitors(
                 f"(there is one every {saver.every_n_steps} steps). Set trainer.val_check_interval to a multiple of "
                 "Checkpoints.every_n_steps, and trainer.check_val_every_n_epoch to null."
             )
-
-
-def _check_monitored_score(saver: Checkpoints, *, is_first: bool) -> None:
-    if saver.mode == "min":
-        raise ConfigError(
-            f"Checkpoints.monitor is {saver.monitor}, whose larger values are better, but its mode is min: set "
-            "Checkpoints.mode to max."
-        )
-    if not is_first:
-        raise ConfigError(
-            f"Checkpoints.monitor is {saver.monitor}, but FeatureScores scores the checkpoints of the first "
-            "Checkpoints in trainer.callbacks only: name this one first."
-        )

@@ -103,49 +103,6 @@ def test_the_untrained_encoder_has_initial_weights(model: NestNetwork, folder: P
     }
 
 
-def test_single_layers_are_scored_beside_all_layers(
-    model: NestNetwork, folder: Path, report: CtcProbeReport, tmp_path: Path
-) -> None:
-    assert (report.layers, report.layer_differences) == ([], [])
-    found = probe(model, folder, replace(SHORT, each_layer=True), output=tmp_path / "out")
-    plain = probe(model, folder, SHORT)
-    assert (found.contestants, found.differences) == (plain.contestants, plain.differences)
-    assert [(score.name, score.layer) for score in found.layers] == [
-        *(("trained", 0), ("trained", 1), ("trained", 2), ("untrained", 0), ("untrained", 1), ("untrained", 2))
-    ]
-    assert {tuple(score.seeds[0].layer_weights) for score in found.layers} == {(1.0,)}
-    assert len({score.characters for score in found.layers}) > 1
-    rates = {(score.name, score.layer): score.characters.rate for score in [*found.contestants, *found.layers]}
-    for difference in found.layer_differences:
-        other = rates[difference.baseline, None if difference.baseline == "log_mel" else difference.layer]
-        assert difference.characters.value == pytest.approx(rates["trained", difference.layer] - other)
-    assert [(difference.layer, difference.baseline) for difference in found.layer_differences] == [
-        (layer, baseline) for layer in range(3) for baseline in ("untrained", "log_mel")
-    ]
-    written = json.loads((tmp_path / "out" / "probe.json").read_text())
-    assert written["layers"][4]["characters"] == found.layers[4].characters._asdict()
-    assert written["layer_differences"][3]["characters"] == found.layer_differences[3].characters._asdict()
-    line = json.loads((tmp_path / "out" / "hypotheses.jsonl").read_text().splitlines()[0])
-    assert {"trained_layer_0", "untrained_layer_2"} <= line.keys()
-    assert "| untrained | 2 | " in (tmp_path / "out" / "report.md").read_text()
-
-
-def test_a_hidden_layer_recognises_what_no_linear_map_does(model: NestNetwork, folder: Path) -> None:
-    """The sum of both inputs tells nothing; whether they differ does, and only a hidden layer finds it."""
-    head = CtcHead(torch.zeros(1, 2), torch.ones(1, 2), num_labels=2, labels_per_frame=1, seed=0, hidden=8)
-    inputs = torch.tensor([[0.0, 0], [0, 1], [1, 0], [1, 1]]).unsqueeze(1)
-    optimizer = torch.optim.Adam(head.parameters(), lr=0.1)
-    for _ in range(200):
-        loss = torch.nn.functional.nll_loss(head(inputs), torch.tensor([0, 1, 1, 0]))
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-    assert head(inputs).argmax(dim=1).tolist() == [0, 1, 1, 0]
-    found = probe(model, folder, replace(SHORT, hidden=8))
-    assert found.score("log_mel").num_parameters == 1 + (640 + 1) * 8 + (8 + 1) * 2 * 6
-    assert "A CTC head with a hidden layer of 8 on frozen features" in markdown(found)
-
-
 @pytest.mark.parametrize("baselines", [(), ("log_mel",)])
 def test_the_score_of_an_encoder_does_not_depend_on_its_baselines(
     baselines: tuple[Literal["log_mel"], ...], model: NestNetwork, folder: Path, report: CtcProbeReport
@@ -259,7 +216,6 @@ def test_unusable_input_is_refused(model: NestNetwork, folder: Path, rows: Rows,
         ({"held_out": 1.0}, "held_out is 1.0: expected a share between 0 and 1"),
         ({"baselines": ("trained",)}, "baselines is .*: expected each at most once of untrained, log_mel"),
         ({"baselines": ("log_mel", "log_mel")}, "baselines is"),
-        ({"hidden": 0}, "hidden is 0: expected 1 or more"),
         ({"labels_per_frame": 0}, "labels_per_frame is 0: expected 1 or more"),
         ({"learning_rates": ()}, r"learning_rates is \(\): expected different positive numbers"),
         ({"learning_rates": (0.1, 0.0)}, "learning_rates is"),

@@ -1,11 +1,17 @@
 import errno
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
+import pytorch_lightning as pl
+import torch
 
+from nestmodel import Checkpoints
 from nestmodel.training.saving.best_checkpoint import BestCheckpoint
 from nestmodel.training.saving.checkpoint_files import checkpoint_name
+from tests.conftest import MessyCorpora
+from tests.training import fit
 
 
 def written(directory: Path, step: int) -> Path:
@@ -106,3 +112,23 @@ def test_a_copy_that_fails_leaves_the_best_checkpoint_before(tmp_path: Path, mon
     assert not list(tmp_path.glob("*.partial"))
     best.offer(written(tmp_path, 3), tmp_path, 3, 1.5)
     assert best_of(tmp_path) == "state of step 3"
+
+
+def test_the_best_checkpoint_of_a_validation_is_kept(messy_corpora: MessyCorpora, tmp_path: Path) -> None:
+    saver = Checkpoints(every_n_steps=1, keep=1, directory=tmp_path / "saved", monitor="val_loss")
+    losses: list[float] = []
+
+    class Losses(pl.Callback):
+        def on_validation_end(self, trainer: pl.Trainer, _module: pl.LightningModule) -> None:
+            losses.append(float(trainer.callback_metrics["val_loss"]))
+
+    settings: dict[str, Any] = {
+        "limit_val_batches": 1.0,
+        "val_check_interval": 1,
+        "check_val_every_n_epoch": None,
+        "callbacks": [Losses(), saver],
+    }
+    fit(messy_corpora, tmp_path, max_steps=3, enable_checkpointing=True, **settings)
+    assert torch.load(tmp_path / "saved" / "best.ckpt", weights_only=False)["global_step"] == 1 + losses.index(
+        min(losses)
+    )
