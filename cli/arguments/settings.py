@@ -194,8 +194,6 @@ SETTINGS = (
     Setting("timeout_s", CHECKS, "Seconds that ranks wait in a check.", 300.0, commands=_PREFLIGHT),
     Setting("feeding_seconds", CHECKS, "Seconds per number of workers; 0 skips it.", 2.0, commands=_PREFLIGHT),
     Setting("store_seconds", CHECKS, "Seconds to measure the object store.", 2.0, commands=_PREFLIGHT),
-    Setting("price_per_1000_requests", CHECKS, "Price of 1,000 requests to the store.", commands=_PREFLIGHT),
-    Setting("price_per_gb", CHECKS, "Price of 1 GB that leaves the store.", commands=_PREFLIGHT),
     Setting("json", CHECKS, "Print the result as JSON.", kind="switch", commands=_PREFLIGHT),
 )
 

@@ -46,8 +46,6 @@ class PreflightTrainer(Trainer):
         timeout_s: float = _DEFAULTS.timeout_s,
         feeding_seconds: float = _DEFAULTS.feeding_seconds,
         store_seconds: float = _DEFAULTS.store_seconds,
-        price_per_1000_requests: float | None = _DEFAULTS.price_per_1000_requests,
-        price_per_gb: float | None = _DEFAULTS.price_per_gb,
         find_budget: bool = False,
         memory_limit: str | None = _BUDGET.memory_limit,
         memory_margin: float = _BUDGET.memory_margin,
@@ -64,8 +62,6 @@ class PreflightTrainer(Trainer):
             timeout_s: Seconds that ranks wait for each other in each check, and for one step with find_budget.
             feeding_seconds: Seconds for which each number of loader workers is measured; 0 skips this check.
             store_seconds: Seconds of each of the two measurements of the object store; 0 skips them.
-            price_per_1000_requests: Price of 1,000 requests to the object store, to compute the cost of the run.
-            price_per_gb: Price of 1 GB that leaves the object store.
             find_budget: Instead of the checks, find the largest data.plan.max_batch_seconds that fits, and the best.
             memory_limit: Memory of one rank with find_budget, such as 8GiB; required on a CPU.
             memory_margin: Share of the memory that find_budget leaves free.
@@ -87,8 +83,6 @@ class PreflightTrainer(Trainer):
             timeout_s=timeout_s,
             feeding_seconds=feeding_seconds,
             store_seconds=store_seconds,
-            price_per_1000_requests=price_per_1000_requests,
-            price_per_gb=price_per_gb,
         )
         self.exit_code = int(run_preflight(model, datamodule, self, config, show).has_failed)
 

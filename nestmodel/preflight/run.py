@@ -37,7 +37,6 @@ from nestmodel.preflight.report import CheckReport, CheckResult, PreflightReport
 from nestmodel.preflight.settings import compare_settings, rank_settings_or_error
 from nestmodel.preflight.shards import check_shards
 from nestmodel.preflight.stores.check import check_object_store
-from nestmodel.preflight.stores.costs import Prices
 from nestmodel.training.data import NestDataModule
 from nestmodel.training.lightning_private import launched_processes, set_process_group_timeout
 from nestmodel.training.module import NestModel
@@ -66,16 +65,9 @@ class PreflightConfig:
     """How long the object store of the speech is measured, in seconds, with single and with parallel requests; 0
     leaves the measurement out."""
 
-    price_per_1000_requests: float | None = None
-    """Price of 1,000 requests to the object store, in any currency."""
-
-    price_per_gb: float | None = None
-    """Price of 10^9 bytes that leave the object store."""
-
     def __post_init__(self) -> None:
-        for name in ("store_seconds", "price_per_1000_requests", "price_per_gb"):
-            if (getattr(self, name) or 0.0) < 0:
-                raise ConfigError(f"preflight.{name} is {getattr(self, name):g}: give 0 or a positive number.")
+        if self.store_seconds < 0:
+            raise ConfigError(f"preflight.store_seconds is {self.store_seconds:g}: give 0 or a positive number.")
         if self.feeding_seconds < 0:
             raise ConfigError(
                 f"preflight.feeding_seconds is {self.feeding_seconds:g}: give a number of seconds, or 0 for none."
@@ -188,10 +180,9 @@ class _Preflight:
             is_blocked = name == "reading" and bool(figures.get("unreachable_shards"))
             yield name, self._check_on_all_ranks(name, _blocked if is_blocked else check)
         yield "feeding", self._check_feeding()
-        prices = Prices(per_1000_requests=config.price_per_1000_requests, per_gb=config.price_per_gb)
         measure_s = 0.0 if figures.get("unreachable_shards") else config.store_seconds
         step_rate = figures.get("step_audio_s_per_s")
-        check = lambda: check_object_store(data, trainer, prices, measure_s, step_rate)  # noqa: E731
+        check = lambda: check_object_store(data, trainer, measure_s, step_rate)  # noqa: E731
         yield "store", self._check_on_all_ranks("store", check)
         yield "collectives", self._check_collectives()
 

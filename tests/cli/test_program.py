@@ -102,7 +102,7 @@ def test_the_flags_of_all_commands_are_deliberate() -> None:
     }
     assert list(signature(PreflightTrainer.preflight).parameters) == [
         *("self", "model", "datamodule", "num_batches", "timeout_s", "feeding_seconds", "store_seconds"),
-        *("price_per_1000_requests", "price_per_gb", "find_budget", "memory_limit", "memory_margin", "json"),
+        *("find_budget", "memory_limit", "memory_margin", "json"),
         *("ckpt_path", "weights_only"),
     ]
 

@@ -5,12 +5,11 @@ from typing import cast
 import pytorch_lightning as pl
 
 from nestdata import Storage, StorageConfig
-from nestmodel.errors import ConfigError
 from nestmodel.preflight.measure.loader_speed import MARGIN
 from nestmodel.preflight.measure.memory import gigabytes
 from nestmodel.preflight.measure.store_speed import AT_ONCE, RequestRate, measure_requests, remote_members
 from nestmodel.preflight.report import CheckResult, Status
-from nestmodel.preflight.stores.costs import Prices, StoreUse, noise_use, rounded, speech_use
+from nestmodel.preflight.stores.use import StoreUse, noise_use, rounded, speech_use
 from nestmodel.training.callbacks.stall_guard import StallGuard
 from nestmodel.training.data import NestDataModule
 
@@ -22,7 +21,7 @@ _LAST_TRY_S = 30.0
 
 
 def check_object_store(
-    data: NestDataModule, trainer: pl.Trainer, prices: Prices, measure_s: float, step_rate: float | None
+    data: NestDataModule, trainer: pl.Trainer, measure_s: float, step_rate: float | None
 ) -> CheckResult:
     """Measures the store of the speech, and counts what a run takes from it.
 
@@ -31,24 +30,20 @@ def check_object_store(
     Args:
         data: The data of the run.
         trainer: The trainer, configured as for the run.
-        prices: Prices of the store.
         measure_s: Duration of each of the two measurements, in seconds; 0 leaves them out.
         step_rate: Seconds of audio that steps of this rank take in a second; None if unknown.
 
     Raises:
-        ConfigError: Prices are given, but all audio is local.
         StorageError: The store does not deliver a member.
     """
     dataset = data.train_dataset
     speech = speech_use(dataset.corpus, dataset.plan)
     noise = noise_use(data.noise.corpus, data.config.mix, dataset.plan, dataset.corpus)
     if not speech.requests and not noise.requests:
-        if prices != Prices():
-            raise ConfigError("prices of an object store are given, but all audio is local. Leave them out.")
         return CheckResult(status="skipped", value="all audio is local")
     epoch = speech + noise
     figures = {"requests_per_epoch": epoch.requests, "bytes_per_epoch": epoch.num_bytes}
-    notes = _use_notes(speech, noise, prices, _num_epochs(data, trainer))
+    notes = _use_notes(speech, noise, _num_epochs(data, trainer))
     warnings = [*_noise_warning(noise), *_patience_warning(data, trainer)]
     value = "not measured"
     if measure_s and speech.requests:
@@ -97,14 +92,14 @@ def _num_epochs(data: NestDataModule, trainer: pl.Trainer) -> float | None:
     return min(limits, default=None)  # Lightning ends at the first limit that is reached
 
 
-def _use_notes(speech: StoreUse, noise: StoreUse, prices: Prices, num_epochs: float | None) -> list[str]:
-    notes = [f"an epoch takes {speech.text(prices)} for speech"]
+def _use_notes(speech: StoreUse, noise: StoreUse, num_epochs: float | None) -> list[str]:
+    notes = [f"an epoch takes {speech.text()} for speech"]
     if noise.requests:
-        notes[0] += f", and {noise.text(prices)} for noise"
+        notes[0] += f", and {noise.text()} for noise"
     if num_epochs is not None:
         epochs = "epoch" if num_epochs == 1 else "epochs"
         total = (speech + noise) * num_epochs
-        notes.append(f"the run of {rounded(num_epochs, 3)} {epochs} takes {total.text(prices)}, on all ranks together")
+        notes.append(f"the run of {rounded(num_epochs, 3)} {epochs} takes {total.text()}, on all ranks together")
     return notes
 
 

@@ -14,7 +14,7 @@ import pytorch_lightning as pl
 import torch
 from pytorch_lightning.utilities import rank_zero_warn
 
-from nestmodel.config import EncoderConfig, FeatureConfig, MaskConfig, NestConfig, QuantizerConfig
+from nestmodel.config import NestConfig
 from nestmodel.errors import ConfigError, WeightsError
 from nestmodel.formats.hub import is_on_hub
 from nestmodel.formats.model_file import open_model_file
@@ -38,18 +38,6 @@ _MAX_CHANGES_SHOWN = 8
 _MAX_DIGITS = 18
 
 _KERNELS = "model.kernels"
-_EARLIER = {
-    "model.config.encoder.dropout_source": repr("generator"),
-    "model.config.features.normalize": repr(FeatureConfig.normalize),
-    **{
-        f"model.config.encoder.{name}": repr(getattr(EncoderConfig, name))
-        for name in ("att_context_size", "att_context_probs", "att_context_style", "conv_context_size")
-    },
-    "model.config.encoder.causal_downsampling": repr(False),
-    "model.config.quantizer.normalize": repr(QuantizerConfig.normalize),
-    "model.config.masking.target_shift": repr(MaskConfig.target_shift),
-}
-"""Values of settings in runs from before the setting existed."""
 
 
 @runtime_checkable
@@ -195,7 +183,7 @@ def check_unchanged(before: Settings, now: Settings, *, step: int, warns: bool =
     end a run for good. Mixture stages may change if they start at the step of the checkpoint or later.
 
     Args:
-        before: Settings in the checkpoint. Settings that older versions did not store may be absent.
+        before: Settings in the checkpoint.
         now: Settings of the run.
         step: Optimizer steps that the run of the checkpoint has made.
         warns: Whether to warn of another form.
@@ -203,7 +191,6 @@ def check_unchanged(before: Settings, now: Settings, *, step: int, warns: bool =
     Raises:
         ConfigError: Some settings differ; the message names them with both values.
     """
-    before = {**{name: value for name, value in _EARLIER.items() if name in now}, **before}
     changed = changed_settings(before, now)
     if now.get("trainer.deterministic") != "True":
         for _, old, new in (change for change in changed if warns and change[0] == _KERNELS):

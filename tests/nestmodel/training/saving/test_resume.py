@@ -9,14 +9,12 @@ import torch
 
 from nestdata import AudioNoiseBatch, MixConfig, MixtureStage, PlanConfig
 from nestmodel import Checkpoints, ConfigError, NestDataModule, NestModel
-from nestmodel.nn.gpu.forms import PLAIN
 from nestmodel.training.saving.checkpoint_files import find_checkpoints
 from nestmodel.training.saving.resume import (
     changed_settings,
     check_same_step,
     check_unchanged,
     flatten_settings,
-    run_settings,
 )
 from nestmodel.training.starting.before_start import check_run
 from tests.conftest import MessyCorpora
@@ -195,29 +193,6 @@ def test_a_change_in_the_past_is_refused_and_a_stage_after_the_end_warned_of_bef
     past = weighted_data(messy_corpora, MixtureStage(from_step=1))
     with pytest.raises(ConfigError, match=r"from step 1 on has changed .*the checkpoint has made 2 steps"):
         check_run(NestModel(tiny_config()), past, trainer(tmp_path, max_steps=5), stage="fit", ckpt_path=path)
-
-
-def test_a_run_from_before_dropout_had_a_source_goes_on_with_the_generator_only(tmp_path: Path) -> None:
-    drawn = run_settings(tiny_config(dropout_source="generator"), trainer(tmp_path), form=PLAIN)
-    earlier = {name: value for name, value in drawn.items() if not name.endswith("dropout_source")}
-    check_unchanged(earlier, drawn, step=0)
-    now = run_settings(tiny_config(), trainer(tmp_path), form=PLAIN)
-    with pytest.raises(ConfigError, match=r"model\.config\.encoder\.dropout_source: 'generator' -> 'position'"):
-        check_unchanged(earlier, now, step=0)
-
-
-def test_a_run_from_before_streaming_encoders_goes_on_with_the_defaults_only(tmp_path: Path) -> None:
-    of_encoder = ("att_context_size", "att_context_probs", "att_context_style", "conv_context_size")
-    of_others = ("features.normalize", "quantizer.normalize", "masking.target_shift")
-    added = {f"model.config.encoder.{name}" for name in (*of_encoder, "causal_downsampling")}
-    added |= {f"model.config.{name}" for name in of_others}
-    now = run_settings(tiny_config(), trainer(tmp_path), form=PLAIN)
-    earlier = {name: value for name, value in now.items() if name not in added}
-    assert len(earlier) == len(now) - len(added)
-    check_unchanged(earlier, now, step=0)
-    changed = run_settings(tiny_config(att_context_size=((8, 2),)), trainer(tmp_path), form=PLAIN)
-    with pytest.raises(ConfigError, match=r"encoder\.att_context_size: \(\(-1, -1\),\) -> \(\(8, 2\),\)"):
-        check_unchanged(earlier, changed, step=0)
 
 
 @pytest.mark.usefixtures("gloo")

@@ -8,7 +8,7 @@ import pytest
 from nestdata import Address, BatchPlan, Corpora, Corpus, MixConfig, PlanConfig
 from nestmodel.preflight.measure.store_speed import remote_member, remote_members
 from nestmodel.preflight.stores.check import check_object_store
-from nestmodel.preflight.stores.costs import Prices, StoreUse, noise_use, rounded, speech_use
+from nestmodel.preflight.stores.use import StoreUse, noise_use, rounded, speech_use
 from tests.addressed import addressed_copy
 from tests.conftest import MessyCorpora
 from tests.training import messy_data, trainer
@@ -90,17 +90,6 @@ def test_noise_takes_one_request_for_each_cut_that_receives_noise() -> None:
     assert noise_use(None, mix, plan, corpora).requests == 0.0
 
 
-def test_the_cost_is_that_of_requests_and_of_bytes() -> None:
-    use = StoreUse(requests=36e6, num_bytes=7.2e12)
-    assert use.cost(Prices()) is None
-    assert use.cost(Prices(per_1000_requests=0.0004)) == pytest.approx(14.4)
-    assert use.cost(Prices(per_gb=0.09)) == pytest.approx(648.0)
-    both = Prices(per_1000_requests=0.0004, per_gb=0.09)
-    assert use.text(both) == "36,000,000 requests, 7200.0 GB, 662.40 at the given prices"
-    assert (use * 1e-6).text(Prices(per_1000_requests=0.0004)) == "36 requests, 7.2 MB, 0.000014 at the given prices"
-    assert use.text(Prices()) == "36,000,000 requests, 7200.0 GB"
-
-
 def test_members_are_drawn_from_stores_only_and_end_if_there_are_none() -> None:
     mixed = [RemoteCorpus([2, 4]), LocalCorpus([50, 60], "b")]
     members = remote_members(Corpora(mixed), seed=0)
@@ -128,7 +117,7 @@ def test_the_run_ends_at_its_first_limit_and_its_noise_counts(
         for path in (messy_corpora.speech, messy_corpora.noise)
     ]
     data = messy_data(MessyCorpora(*corpora, Path(), Path()))
-    result = check_object_store(data, trainer(tmp_path, **limits), Prices(per_1000_requests=1.0), 0.0, None)
+    result = check_object_store(data, trainer(tmp_path, **limits), 0.0, None)
     plan, corpus = data.train_dataset.plan, data.train_dataset.corpus
     speech = speech_use(corpus, plan)
     noise = noise_use(data.noise.corpus, data.config.mix, plan, corpus)
@@ -142,4 +131,4 @@ def test_the_run_ends_at_its_first_limit_and_its_noise_counts(
         assert notes == []
     else:
         total = (speech + noise) * share
-        assert notes[0].endswith(f" takes {total.text(Prices(per_1000_requests=1.0))}, on all ranks together")
+        assert notes[0].endswith(f" takes {total.text()}, on all ranks together")

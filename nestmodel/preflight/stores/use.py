@@ -1,4 +1,4 @@
-"""Requests and bytes that a run takes from object stores, and their price. This module reads no audio."""
+"""Requests and bytes that a run takes from object stores. This module reads no audio."""
 
 import random
 from collections.abc import Sequence
@@ -14,15 +14,6 @@ _SAMPLE = 2000
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Prices:
-    """Prices of an object store, in any currency; None if not given."""
-
-    per_1000_requests: float | None = None
-    per_gb: float | None = None
-    """Price of 10^9 bytes that leave the store."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class StoreUse:
     """Requests and bytes of an epoch, retries and repeated requests excluded."""
 
@@ -35,18 +26,9 @@ class StoreUse:
     def __mul__(self, factor: float) -> "StoreUse":
         return StoreUse(requests=factor * self.requests, num_bytes=factor * self.num_bytes)
 
-    def text(self, prices: Prices) -> str:
-        """Returns requests, bytes and, if prices are given, their cost."""
-        parts = [f"{self.requests:,.0f} requests, {gigabytes(self.num_bytes)}"]
-        if (cost := self.cost(prices)) is not None:
-            parts.append(f"{cost:,.2f} at the given prices" if cost >= 1 else f"{rounded(cost, 2)} at the given prices")
-        return ", ".join(parts)
-
-    def cost(self, prices: Prices) -> float | None:
-        """Returns the cost in the currency of the prices; None without prices."""
-        if prices.per_1000_requests is None and prices.per_gb is None:
-            return None
-        return self.requests / 1000 * (prices.per_1000_requests or 0.0) + self.num_bytes / 1e9 * (prices.per_gb or 0.0)
+    def text(self) -> str:
+        """Returns requests and bytes."""
+        return f"{self.requests:,.0f} requests, {gigabytes(self.num_bytes)}"
 
 
 def rounded(number: float, digits: int) -> str:
