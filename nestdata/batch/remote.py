@@ -6,7 +6,7 @@ Only corpora with audio in object stores use it; local audio, in tars as well, i
 import logging
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -49,15 +49,15 @@ class RemoteConfig:
     max_requests: int = 32
     """Requests of one loading process at the same time."""
 
-    ahead_bytes: int = 64_000_000
-    """Bytes that a loading process holds or requests while it reads ahead. The microbatch that it loads may take up to
-    256 MiB, and always one member."""
+    ahead_bytes: int = 256_000_000
+    """Bytes that a loading process holds or requests for the microbatch that it loads and the next ones. One member may
+    exceed them."""
 
     cache_dir: Path | None = None
     """Folder of the cache, on a disk of the node; the ranks of a node share it. None: no cache."""
 
     cache_bytes: int = 0
-    """Limit for the content of the cache, for all ranks of a node together."""
+    """Bytes of the corpora that the cache keeps, for all ranks of a node together."""
 
     def __post_init__(self) -> None:
         require(self.patience_s > 0, "remote.patience_s", self.patience_s, "a positive number of seconds")
@@ -74,9 +74,6 @@ class RemoteStats:
     wait_s: float = 0.0
     """Seconds for which the loading process waited for bytes."""
 
-    retries: int = 0
-    """Repeated requests."""
-
     bytes_fetched: int = 0
     """Bytes read from stores, some of them for later batches."""
 
@@ -89,20 +86,9 @@ class RemoteStats:
     def __add__(self, other: "RemoteStats") -> "RemoteStats":
         return RemoteStats(
             wait_s=self.wait_s + other.wait_s,
-            retries=self.retries + other.retries,
             bytes_fetched=self.bytes_fetched + other.bytes_fetched,
             cache_hits=self.cache_hits + other.cache_hits,
             cache_failure=self.cache_failure or other.cache_failure,
-        )
-
-    def since(self, before: "RemoteStats") -> "RemoteStats":
-        """Returns the difference to an earlier count."""
-        return RemoteStats(
-            wait_s=self.wait_s - before.wait_s,
-            retries=self.retries - before.retries,
-            bytes_fetched=self.bytes_fetched - before.bytes_fetched,
-            cache_hits=self.cache_hits - before.cache_hits,
-            cache_failure=self.cache_failure,
         )
 
 
@@ -238,7 +224,7 @@ class _ReaderOfProcess:
                 patience_s=config.patience_s, max_requests=config.max_requests, first_contact_s=first_contact_s
             )
         )
-        self.cache = None if config.cache_dir is None else PinnedCache(config.cache_dir, config.cache_bytes)
+        self.cache = None if config.cache_dir is None else PinnedCache(config.cache_dir)
         self.ahead = ReadAhead(self._fetch, num_threads=config.max_requests, max_bytes=config.ahead_bytes)
         self._shares = shares
         self._known: dict[Index, list[Request]] = {}
@@ -261,16 +247,19 @@ class _ReaderOfProcess:
         return Request(address, self.cache is not None and is_pinned(address, self._shares[corpus.path]))
 
     def new_stats(self) -> RemoteStats:
-        counted = self.storage.stats
         total = RemoteStats(
             wait_s=self.ahead.waited_s,
-            retries=counted.retries,
-            bytes_fetched=counted.bytes_read,
+            bytes_fetched=self.storage.stats.bytes_read,
             cache_hits=self._num_hits,
             cache_failure="" if self.cache is None else self.cache.failure,
         )
         before, self._reported = self._reported, total
-        return total.since(before)
+        return replace(
+            total,
+            wait_s=total.wait_s - before.wait_s,
+            bytes_fetched=total.bytes_fetched - before.bytes_fetched,
+            cache_hits=total.cache_hits - before.cache_hits,
+        )
 
     def _fetch(self, request: Request) -> bytes | None:
         """Returns the intact bytes of a request, from the cache or the store; None if the store does not have them."""
