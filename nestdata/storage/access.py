@@ -7,9 +7,9 @@ from pathlib import Path
 
 from nestdata.errors import StorageError
 from nestdata.redaction import redacted_url
-from nestdata.storage import local
 from nestdata.storage.config import MIB, StorageConfig
 from nestdata.storage.info import ObjectInfo, StorageStats
+from nestdata.storage.local import delete_file, file_info, list_files, open_file, read_file_range, write_file
 from nestdata.storage.location import is_url
 from nestdata.storage.remote import RemoteObjects
 from nestdata.storage.stream import PartStream
@@ -50,7 +50,7 @@ class Storage:
         """Returns size and ETag of an object (a HEAD request), or the size of a file."""
         if is_url(location):
             return self._remote.info(location)
-        return local.info(_local_path(location))
+        return file_info(_local_path(location))
 
     def read(self, location: str) -> bytes:
         """Returns a whole object, read in parts."""
@@ -78,7 +78,7 @@ class Storage:
         if is_url(location):
             content = self._remote.read_range(location, offset, length, etag=etag, size=size)
         else:
-            content = local.read_range(_local_path(location), offset, length, size=size)
+            content = read_file_range(_local_path(location), offset, length, size=size)
         thread = threading.get_ident()
         self._bytes_read[thread] = self._bytes_read.get(thread, 0) + length
         return content
@@ -96,7 +96,7 @@ class Storage:
                 local files.
         """
         if not is_url(location):
-            return local.open_stream(_local_path(location), offset)
+            return open_file(_local_path(location), offset)
         known = info or self._remote.info(location)
 
         def fetch(start: int, length: int) -> bytes:
@@ -112,7 +112,7 @@ class Storage:
         """
         if is_url(folder):
             return self._remote.list_objects(folder)
-        return local.list_files(_local_path(folder))
+        return list_files(_local_path(folder))
 
     def write(self, location: str, source: bytes | Path) -> ObjectInfo:
         """Writes an object or file, which appears complete or not at all and replaces an existing one.
@@ -123,14 +123,14 @@ class Storage:
         """
         if is_url(location):
             return self._remote.write(location, source)
-        return local.write(_local_path(location), source)
+        return write_file(_local_path(location), source)
 
     def delete(self, location: str) -> None:
         """Deletes an object or file. One that does not exist counts as deleted."""
         if is_url(location):
             self._remote.delete(location)
         else:
-            local.delete(_local_path(location))
+            delete_file(_local_path(location))
 
 
 _of_process = Storage()

@@ -16,13 +16,13 @@ from nestdata.storage.config import MIB
 from nestdata.storage.info import ObjectInfo
 
 
-def info(path: str) -> ObjectInfo:
+def file_info(path: str) -> ObjectInfo:
     """Returns the size of a file."""
     with _storage_errors(path):
         return ObjectInfo(path, _size_of_file(path, os.stat(path)), None)
 
 
-def read_range(path: str, offset: int, length: int, *, size: int | None) -> bytes:
+def read_file_range(path: str, offset: int, length: int, *, size: int | None) -> bytes:
     """Returns a range of a file."""
     with _storage_errors(path):
         # A pipe is opened without waiting for its writer, and then refused.
@@ -36,7 +36,7 @@ def read_range(path: str, offset: int, length: int, *, size: int | None) -> byte
             os.close(descriptor)
 
 
-def open_stream(path: str, offset: int) -> io.BufferedReader:
+def open_file(path: str, offset: int) -> io.BufferedReader:
     """Opens a file for sequential reading."""
     with _storage_errors(path):
         file: io.BufferedReader = io.BufferedReader(io.FileIO(path), buffer_size=MIB)
@@ -49,10 +49,10 @@ def list_files(folder: str) -> Iterator[ObjectInfo]:
     with _storage_errors(folder):
         found = sorted(_files_below(folder))
     for path in found:
-        yield info(path)
+        yield file_info(path)
 
 
-def write(path: str, source: bytes | Path) -> ObjectInfo:
+def write_file(path: str, source: bytes | Path) -> ObjectInfo:
     """Writes a file beside its target, and renames it."""
     with _storage_errors(path):
         target = Path(path)
@@ -67,10 +67,10 @@ def write(path: str, source: bytes | Path) -> ObjectInfo:
             partial.replace(target)
         finally:
             partial.unlink(missing_ok=True)
-    return info(path)
+    return file_info(path)
 
 
-def delete(path: str) -> None:
+def delete_file(path: str) -> None:
     """Deletes a file. One that does not exist counts as deleted."""
     with _storage_errors(path):
         Path(path).unlink(missing_ok=True)
