@@ -68,7 +68,6 @@ class BatchLoader(DataLoader[AudioNoiseBatch]):
         self.num_slots = _PREFETCH_FACTOR * num_workers + _SLOTS_OF_CONSUMER if num_slots is None else num_slots
         self._start_method = start_method
         self._slot_bytes = dataset.bytes_of_largest_batch
-        self._remote = dataset.remote
         self._num_ahead = 0 if dataset.remote is None else NUM_AHEAD
         self._ring: SlotRing | None = None
 
@@ -82,8 +81,6 @@ class BatchLoader(DataLoader[AudioNoiseBatch]):
             self.bad_cuts.add(len(batch.sample_id) + len(batch.bad_cuts), batch.bad_cuts)
             for mix in batch.mixes:
                 self.bad_noise.add(mix.num_reads, mix.bad_noise)
-            if self._remote is not None and batch.remote is not None:
-                self._remote.note_delivered(batch.remote)
             yield batch
 
     def _from_this_process(self) -> Iterator[AudioNoiseBatch]:

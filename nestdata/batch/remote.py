@@ -3,10 +3,9 @@
 Only corpora with audio in object stores use it; local audio, in tars as well, is read where it is decoded.
 """
 
-import logging
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,8 +22,6 @@ from nestdata.field_docs import with_field_docs
 from nestdata.redaction import redacted
 from nestdata.storage import Storage, StorageConfig, is_url
 
-_log = logging.getLogger(__name__)
-
 NUM_AHEAD = 8
 """Number of next microbatches that a loading process knows; `ahead_bytes` limits what it fetches of them."""
 
@@ -32,9 +29,6 @@ NUM_AHEAD = 8
 _MAX_KNOWN_REQUESTS = 1024
 
 Index = tuple[int, int]
-
-_was_reached = False
-"""Whether stores have delivered a batch in this run. New loader workers then wait for them with full patience."""
 
 
 @with_field_docs
@@ -80,15 +74,11 @@ class RemoteStats:
     cache_hits: int = 0
     """Cuts read from the cache."""
 
-    cache_failure: str = ""
-    """Why the cache is no longer written; empty while it works."""
-
     def __add__(self, other: "RemoteStats") -> "RemoteStats":
         return RemoteStats(
             wait_s=self.wait_s + other.wait_s,
             bytes_fetched=self.bytes_fetched + other.bytes_fetched,
             cache_hits=self.cache_hits + other.cache_hits,
-            cache_failure=self.cache_failure or other.cache_failure,
         )
 
 
@@ -127,7 +117,6 @@ class RemoteReader:
         self._repeats = tuple(repeats)
         self._cuts_of = cuts_of
         self._process: _ReaderOfProcess | None = None
-        self._has_warned = False
 
     @staticmethod
     def is_needed(speech: Corpora, noise: Corpus | None) -> bool:
@@ -170,14 +159,6 @@ class RemoteReader:
         """Returns what was counted in this process since the last call."""
         return self._started().new_stats()
 
-    def note_delivered(self, stats: RemoteStats) -> None:
-        """Notes in the rank that a batch has arrived. Logs once if the cache of a process has failed."""
-        global _was_reached
-        _was_reached = True
-        if stats.cache_failure and not self._has_warned:
-            self._has_warned = True
-            _log.warning("%s", stats.cache_failure)
-
     def _requests(self, index: Index) -> list[Request]:
         process, cuts = self._started(), self._cuts_of(index)
         found = [process.request(*self._speech.locate(cut)) for cut in cuts.speech]
@@ -201,12 +182,7 @@ class RemoteReader:
         return self._process
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_process": None, "_was_reached": _was_reached}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        global _was_reached
-        _was_reached = state.pop("_was_reached") or _was_reached
-        self.__dict__.update(state)
+        return {**self.__dict__, "_process": None}
 
 
 class _ReaderOfProcess:
@@ -218,11 +194,10 @@ class _ReaderOfProcess:
     """
 
     def __init__(self, config: RemoteConfig, shares: Mapping[Path, float]) -> None:
-        first_contact_s = config.patience_s if _was_reached else StorageConfig().first_contact_s
+        patience_s = config.patience_s
+        # New loader workers are started during a run as well, and then wait for the store as long as the others.
         self.storage = Storage(
-            StorageConfig(
-                patience_s=config.patience_s, max_requests=config.max_requests, first_contact_s=first_contact_s
-            )
+            StorageConfig(patience_s=patience_s, first_contact_s=patience_s, max_requests=config.max_requests)
         )
         self.cache = None if config.cache_dir is None else PinnedCache(config.cache_dir)
         self.ahead = ReadAhead(self._fetch, num_threads=config.max_requests, max_bytes=config.ahead_bytes)
@@ -233,7 +208,7 @@ class _ReaderOfProcess:
 
         self._num_hits = 0
         self._hits_lock = threading.Lock()
-        self._reported = RemoteStats()
+        self._reported: tuple[float, int, int] = (0.0, 0, 0)
 
     def begin(self, index: Index, upcoming: Iterable[Index], requests_of: Callable[[Index], list[Request]]) -> None:
         indices = [index, *upcoming]
@@ -247,19 +222,10 @@ class _ReaderOfProcess:
         return Request(address, self.cache is not None and is_pinned(address, self._shares[corpus.path]))
 
     def new_stats(self) -> RemoteStats:
-        total = RemoteStats(
-            wait_s=self.ahead.waited_s,
-            bytes_fetched=self.storage.stats.bytes_read,
-            cache_hits=self._num_hits,
-            cache_failure="" if self.cache is None else self.cache.failure,
-        )
-        before, self._reported = self._reported, total
-        return replace(
-            total,
-            wait_s=total.wait_s - before.wait_s,
-            bytes_fetched=total.bytes_fetched - before.bytes_fetched,
-            cache_hits=total.cache_hits - before.cache_hits,
-        )
+        before = self._reported
+        self._reported = (self.ahead.waited_s, self.storage.stats.bytes_read, self._num_hits)
+        wait_s, bytes_fetched, cache_hits = (now - then for now, then in zip(self._reported, before, strict=True))
+        return RemoteStats(wait_s=wait_s, bytes_fetched=int(bytes_fetched), cache_hits=int(cache_hits))
 
     def _fetch(self, request: Request) -> bytes | None:
         """Returns the intact bytes of a request, from the cache or the store; None if the store does not have them."""

@@ -12,6 +12,7 @@ used. If the corpus has checksums, the bytes are compared with them as well.
 
 import contextlib
 import errno
+import logging
 import os
 import stat
 import struct
@@ -25,6 +26,8 @@ from zlib import crc32
 from nestdata.corpus.addresses import Address
 from nestdata.corpus.corpora import Corpora
 from nestdata.corpus.corpus import Corpus
+
+_log = logging.getLogger(__name__)
 
 _CHECKSUM = struct.Struct("<I")
 # Bounds the time to open a corpus of any size.
@@ -114,6 +117,7 @@ class PinnedCache:
             f"{self._directory}: the cache cannot be written ({error.strerror or error}). The run goes on and reads "
             "from the store what is not in the cache. Free some space, or lower data.remote.cache_bytes."
         )
+        _log.warning("%s", self.failure)
 
 
 def is_pinned(address: Address, share: float) -> bool:
