@@ -262,5 +262,5 @@ def _dr_flac() -> Any:
         from miniaudio import ffi, lib
     except (ImportError, OSError):
         return None
-    names = ("open_memory", "read_pcm_frames_s16", "read_pcm_frames_f32", "close")
+    names = ("open_memory", "read_pcm_frames_f32", "close")
     return (ffi, lib) if all(hasattr(lib, f"ma_dr_flac_{name}") for name in names) else None

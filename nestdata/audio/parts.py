@@ -104,7 +104,7 @@ class JoinedAudio:
 
         Args:
             num_samples: Number of samples of each channel.
-            dtype: "float32" or "int16".
+            dtype: "float32".
             always_2d: Without effect.
         """
         del always_2d

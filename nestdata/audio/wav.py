@@ -78,15 +78,16 @@ class PlainWav:
 
         Args:
             num_samples: Number of samples of each channel.
-            dtype: "float32" or "int16".
+            dtype: "float32".
             always_2d: Without effect.
         """
         del always_2d
-        out = np.empty((max(0, min(num_samples, self.frames - self._position)), self.channels), dtype)
+        out = np.empty((max(0, min(num_samples, self.frames - self._position)), self.channels), np.float32)
         return out[: self.buffer_read_into(out, dtype)]
 
     def buffer_read_into(self, out: NDArray[Any], dtype: str) -> int:
         """Fills an array from its start with the next samples, and returns their number."""
+        del dtype
         wanted, bytes_per_sample = max(0, min(len(out), self.frames - self._position)), 2 * self.channels
         content = self._read(self._begin + self._position * bytes_per_sample, wanted * bytes_per_sample)
         # Fewer than wanted if the file was cut off after its header was read.
@@ -94,10 +95,7 @@ class PlainWav:
         found = found.reshape(-1, self.channels)
         self._position += len(found)
         target = out[: len(found)].reshape(found.shape)
-        if dtype == "int16":
-            target[:] = found
-        else:
-            np.multiply(found, np.float32(1 / 32768), out=target)
+        np.multiply(found, np.float32(1 / 32768), out=target)
         return len(found)
 
 

@@ -1,21 +1,20 @@
 """`AudioNoiseDataset`: loads the microbatch of any batch index as a pure function of its key."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from typing import SupportsIndex
+from typing import NamedTuple, SupportsIndex
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 from torch.utils.data import Dataset
 
 from nestdata.batch.augment import AugmentConfig, Chain
 from nestdata.batch.bad_audio import BadAudioConfig
 from nestdata.batch.batch import AudioNoiseBatch, BatchIndex, MicrobatchKey
 from nestdata.batch.loader import BatchIndices, BatchLoader, StartMethod
-from nestdata.batch.memory import BatchMemory, aligned
+from nestdata.batch.memory import batch_arrays, bytes_of_batch
 from nestdata.batch.mix import Mix, SpeakerNoiseMixer
 from nestdata.batch.noise import NoiseSampler, NoiseSpan
 from nestdata.batch.remote import CutsOf, RemoteConfig, RemoteReader
@@ -25,6 +24,19 @@ from nestdata.corpus.roles import warn_of_noise, warn_of_validation
 from nestdata.errors import ConfigError
 from nestdata.plan.batch_plan import BatchPlan
 from nestdata.stateless_rng import StatelessRng
+
+
+class _CutKey(NamedTuple):
+    """What the random numbers of a cut depend on."""
+
+    seed: int
+    step: int
+    microbatch: int
+    position: int
+
+    def rng(self, purpose: str) -> StatelessRng:
+        """Returns fresh random numbers."""
+        return StatelessRng(self.seed, purpose, *self[1:])
 
 
 class AudioNoiseDataset(Dataset[AudioNoiseBatch]):
@@ -101,46 +113,47 @@ class AudioNoiseDataset(Dataset[AudioNoiseBatch]):
     def load(
         self,
         index: BatchIndex | tuple[int, int] | SupportsIndex,
-        memory: BatchMemory | None = None,
+        memory: NDArray[np.uint8] | None = None,
         upcoming: Sequence[tuple[int, int]] = (),
     ) -> AudioNoiseBatch:
-        """Does the work of `dataset[index]`, with the arrays of the batch in given memory.
+        """Does the work of `dataset[index]`, with the tensors of the batch in given memory.
 
         Args:
             index: As for `dataset[index]`.
-            memory: Memory for the arrays of the batch; new arrays by default.
+            memory: Bytes for the tensors, `bytes_of_largest_batch` or more; new tensors by default.
             upcoming: Indices of the next batches of this process, in order, whose remote audio is requested ahead.
         """
-        rows = self._rows(index, memory, upcoming)
-        shape = rows.samples.shape
-        noise, noisy = rows.memory.zeros(shape, np.float32), rows.memory.empty(shape, np.float32)
-        for i in range(len(rows)):
-            rows.load_next()
+        step, microbatch = BatchIndex.of(index)
+        if self.remote is not None:
+            self.remote.begin((step, microbatch), upcoming)
+        indices = self.plan.indices(step, microbatch).tolist()
+        keys = self._cut_keys(step, microbatch, len(indices))
+        arrays = batch_arrays(len(indices), self.plan.padded_samples(step), memory)
+        clean, noise, noisy = arrays["audio"], arrays["noise"], arrays["noisy_audio"]
+        rows = SpeechRows(
+            self.corpus,
+            self.plan,
+            BatchIndex(step, microbatch),
+            clean,
+            short_audio=self.short_audio,
+            remote=self.remote,
+        )
+        for i, key in enumerate(keys):
+            rows.load_next(indices[i])
             # Copied while the samples are still in the processor's cache.
-            noisy[i] = rows.samples[i]
+            noisy[i] = clean[i]
             if self._speech_chain:
-                self._augment(rows, i, noisy[i])
-        mixes = []
-        for i, mix in enumerate(self._mixes(rows, noise)):
-            for start, number in mix.segments:
-                noisy[i, start : start + number] += noise[i, start : start + number]
-            if self._mixture_chain:
-                number = len(rows.speech[i].samples)
-                noisy[i, :number] = self._mixture_chain(noisy[i, :number], *self._seed_and_counters(rows.key, i))
-            mixes.append(mix)
-        lengths = np.array([len(cut.samples) for cut in rows.speech])
-        is_mixed = np.array([mix.mode != "none" for mix in mixes])
+                self._augment(rows, key, noisy[i])
+        mixes = [self._mix(rows, key, noise[i], noisy[i]) for i, key in enumerate(keys)]
+        rows.heartbeat.note_cuts(())  # no cut is being loaded
+        arrays["audio_len"][:] = arrays["noisy_audio_len"][:] = [len(cut.samples) for cut in rows.speech]
+        arrays["noise_len"][:] = arrays["audio_len"] * [mix.mode != "none" for mix in mixes]
         return AudioNoiseBatch(
-            audio=torch.from_numpy(rows.samples),
-            audio_len=_tensor(lengths, rows.memory),
-            noise=torch.from_numpy(noise),
-            noise_len=_tensor(lengths * is_mixed, rows.memory),
-            noisy_audio=torch.from_numpy(noisy),
-            noisy_audio_len=_tensor(lengths, rows.memory),
+            **{name: torch.from_numpy(array) for name, array in arrays.items()},
             sample_id=[cut.cut_id for cut in rows.speech],
             mixes=mixes,
             bad_cuts=rows.bad_cuts,
-            key=rows.key,
+            key=MicrobatchKey(self.plan.epoch(step), step, microbatch),
             sampling_rate=self.corpus.sampling_rate,
             remote=None if self.remote is None else self.remote.new_stats(),
         )
@@ -164,7 +177,7 @@ class AudioNoiseDataset(Dataset[AudioNoiseBatch]):
         pin_memory: bool = False,
         start_method: StartMethod | None = None,
         num_slots: int | None = None,
-    ) -> BatchLoader[AudioNoiseBatch]:
+    ) -> BatchLoader:
         """Returns a loader of the batches at the given indices, in their order.
 
         Workers fill batches in place in shared memory. A batch may be kept: its memory is used for another batch only
@@ -196,97 +209,61 @@ class AudioNoiseDataset(Dataset[AudioNoiseBatch]):
         return BatchLoader(
             self,
             batch_indices,
-            load=self.load,
-            slot_bytes=self._slot_bytes(),
-            limits=self.bad_audio,
             num_workers=num_workers,
             pin_memory=pin_memory,
             start_method=start_method,
             num_slots=num_slots,
-            remote=self.remote,
         )
 
-    def _rows(
-        self,
-        index: BatchIndex | tuple[int, int] | SupportsIndex,
-        memory: BatchMemory | None,
-        upcoming: Sequence[tuple[int, int]],
-    ) -> SpeechRows:
-        step, microbatch = BatchIndex.of(index)
-        if self.remote is not None:
-            self.remote.begin((step, microbatch), upcoming)
-        return SpeechRows(
-            self.corpus,
-            self.plan,
-            self._key(step, microbatch),
-            short_audio=self.short_audio,
-            memory=memory or BatchMemory(),
-            remote=self.remote,
-        )
+    @property
+    def bytes_of_largest_batch(self) -> int:
+        """Number of bytes that the tensors of the largest batch take in shared memory."""
+        return max(bytes_of_batch(bucket.cuts_per_microbatch, bucket.padded_samples) for bucket in self.plan.buckets)
 
-    def _key(self, step: int, microbatch: int) -> MicrobatchKey:
-        return MicrobatchKey(self.plan.epoch(step), step, microbatch)
+    def _cut_keys(self, step: int, microbatch: int, num_cuts: int) -> list[_CutKey]:
+        return [_CutKey(self.plan.config.seed, step, microbatch, position) for position in range(num_cuts)]
 
     def _cuts_of(self, index: tuple[int, int]) -> CutsOf:
         """Returns the speech of a microbatch, and its noise unless a draw has to be repeated."""
-        key, speech = self._key(*index), self.plan.indices(*index).tolist()
+        speech = self.plan.indices(*index).tolist()
         noise = []
         if self.mixer is not None and self.noise.corpus is not None:
-            for position in range(len(speech)):
-                seed, *counters = self._seed_and_counters(key, position)
-                if self.mixer.mixes_noise(StatelessRng(seed, "mix", *counters)):
-                    noise.append(self.noise.first_index(StatelessRng(seed, "noise", *counters)))
+            for key in self._cut_keys(*index, len(speech)):
+                if self.mixer.mixes_noise(key.rng("mix")):
+                    noise.append(self.noise.first_index(key.rng("noise")))
         return CutsOf(speech, [each for each in noise if each is not None])
 
-    def _augment(self, rows: SpeechRows, position: int, noisy: NDArray[np.float32]) -> None:
+    def _augment(self, rows: SpeechRows, key: _CutKey, noisy: NDArray[np.float32]) -> None:
         """Applies the transforms of speech to the noisy signal of a cut, or to both signals.
 
         Other cuts receive the changed speech as interference.
         """
-        cut = rows.speech[position]
-        changed = self._speech_chain(cut.samples, *self._seed_and_counters(rows.key, position))
+        cut = rows.speech[key.position]
+        changed = self._speech_chain(cut.samples, *key)
         noisy[: len(changed)] = changed
         if self.augment.speech_on == "both":
-            rows.samples[position, : len(changed)] = changed
-        rows.speech[position] = cut._replace(samples=changed)
+            rows.samples[key.position, : len(changed)] = changed
+        rows.speech[key.position] = cut._replace(samples=changed)
 
-    def _mixes(self, rows: SpeechRows, noise: NDArray[np.float32]) -> Iterator[Mix]:
-        """Writes the interference of each cut to its row of `noise`, and then yields its record."""
-        for position, out in enumerate(noise):
-            if self.mixer is None:
-                yield Mix(mode="none")
-                continue
-            seed, *counters = self._seed_and_counters(rows.key, position)
-            draw_noise = partial(self._draw_noise, rows, position)
-            yield self.mixer(position, rows.speech, StatelessRng(seed, "mix", *counters), draw_noise, out)
-        rows.heartbeat.note_cuts(())  # no cut is being loaded
+    def _mix(self, rows: SpeechRows, key: _CutKey, noise: NDArray[np.float32], noisy: NDArray[np.float32]) -> Mix:
+        """Writes the interference of a cut to `noise`, adds it to `noisy`, and returns its record."""
+        mix = Mix(mode="none")
+        if self.mixer is not None:
+            draw_noise = partial(self._draw_noise, rows, key)
+            mix = self.mixer(key.position, rows.speech, key.rng("mix"), draw_noise, noise)
+        for start, number in mix.segments:
+            noisy[start : start + number] += noise[start : start + number]
+        if self._mixture_chain:
+            number = len(rows.speech[key.position].samples)
+            noisy[:number] = self._mixture_chain(noisy[:number], *key)
+        return mix
 
-    def _draw_noise(self, rows: SpeechRows, position: int, num_samples: int) -> NoiseSpan:
-        seed, *counters = self._seed_and_counters(rows.key, position)
+    def _draw_noise(self, rows: SpeechRows, key: _CutKey, num_samples: int) -> NoiseSpan:
         span = self.noise.draw(
             num_samples,
-            StatelessRng(seed, "noise", *counters),
+            key.rng("noise"),
             on_cut=rows.heartbeat.note_cut,
             content_of=None if self.remote is None else self.remote.noise,
             store=None if self.remote is None else self.remote.storage,
         )
-        return replace(span, samples=self._noise_chain(span.samples, seed, *counters)) if self._noise_chain else span
-
-    def _seed_and_counters(self, key: MicrobatchKey, position: int) -> tuple[int, int, int, int]:
-        """Returns what the random numbers of a cut depend on."""
-        return self.plan.config.seed, key.step, key.microbatch, position
-
-    def _slot_bytes(self) -> int:
-        """Returns the memory that the arrays of the largest batch take."""
-        sizes = []
-        for bucket in self.plan.buckets:
-            num_cuts = bucket.cuts_per_microbatch
-            sizes.append(3 * aligned(4 * num_cuts * bucket.padded_samples) + 3 * aligned(8 * num_cuts))
-        return max(sizes)
-
-
-def _tensor(values: NDArray[np.int64], memory: BatchMemory) -> Tensor:
-    """Returns a copy of an array in the memory of a batch."""
-    array = memory.empty(values.shape, values.dtype)
-    array[...] = values
-    return torch.from_numpy(array)
+        return replace(span, samples=self._noise_chain(span.samples, *key)) if self._noise_chain else span

@@ -4,29 +4,26 @@ import atexit
 import logging
 import pickle
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from functools import partial
 from itertools import islice
 from multiprocessing.reduction import ForkingPickler
-from typing import Any, Generic, Literal
+from typing import Any, Literal, NamedTuple
 
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 import nestguard
 from nestdata import fork_server
-from nestdata.batch.bad_audio import BadAudioConfig, BadAudioCounter
-from nestdata.batch.batch import Batch, BatchIndex
-from nestdata.batch.memory import BatchMemory, FilledSlot, SlotRing
-from nestdata.batch.remote import NUM_AHEAD, RemoteReader
+from nestdata.batch.bad_audio import BadAudioCounter
+from nestdata.batch.batch import AudioNoiseBatch, BatchIndex
+from nestdata.batch.memory import FilledSlot, SlotRing
+from nestdata.batch.remote import NUM_AHEAD
 from nestdata.batch.worker import END_SIGNAL, StartWorker, check_workers, end_workers, start_fork_server
 from nestdata.errors import NestError
 from nestdata.plan.batch_plan import BatchPlan
 
 StartMethod = Literal["fork", "forkserver", "spawn"]
 BatchIndices = Iterable[BatchIndex | tuple[int, int]]
-Load = Callable[[tuple[int, int], BatchMemory | None, Sequence[tuple[int, int]]], Batch]
-"""Takes (step, microbatch), memory for the batch or None, and the next indices of the process if audio is remote."""
-
 
 _log = logging.getLogger(__name__)
 
@@ -37,33 +34,25 @@ _PREFETCH_FACTOR = 2
 _SLOTS_OF_CONSUMER = 4
 
 
-class BatchLoader(DataLoader[Batch], Generic[Batch]):
+class BatchLoader(DataLoader[AudioNoiseBatch]):
     """Yields the batches at given indices, in their order; `AudioNoiseDataset.loader` explains the other options.
 
     Counts unusable audio as batches arrive, that is in one process and in the order of training.
 
     Args:
-        dataset: The dataset, which the workers receive.
+        dataset: The `AudioNoiseDataset`, which the workers receive.
         batch_indices: The (step, microbatch) of every batch.
-        load: Returns the batch of an index, with its arrays in given memory; a method of the dataset.
-        slot_bytes: Memory that the arrays of the largest batch take.
-        limits: Tolerance for unusable audio.
-        remote: The reader of remote audio that `load` uses; None if there is no remote audio.
     """
 
     def __init__(
         self,
-        dataset: Dataset[Any],
+        dataset: Any,
         batch_indices: BatchIndices,
         *,
-        load: Load[Batch],
-        slot_bytes: int,
-        limits: BadAudioConfig,
         num_workers: int = 0,
         pin_memory: bool = False,
         start_method: StartMethod | None = None,
         num_slots: int | None = None,
-        remote: RemoteReader | None = None,
     ) -> None:
         super().__init__(
             dataset,
@@ -73,14 +62,13 @@ class BatchLoader(DataLoader[Batch], Generic[Batch]):
             pin_memory=pin_memory,
             multiprocessing_context=start_method if num_workers else None,
         )
+        limits = dataset.bad_audio
         self.bad_cuts = BadAudioCounter("speech", limits.max_share, limits.min_count)
         self.bad_noise = BadAudioCounter("noise", limits.max_noise_share, limits.min_count)
         self.num_slots = _PREFETCH_FACTOR * num_workers + _SLOTS_OF_CONSUMER if num_slots is None else num_slots
-        self._load = load
-        self._slot_bytes = slot_bytes
         self._start_method = start_method
-        self._remote = remote
-        self._num_ahead = 0 if remote is None else NUM_AHEAD
+        self._slot_bytes = dataset.bytes_of_largest_batch
+        self._num_ahead = 0 if dataset.remote is None else NUM_AHEAD
         self._ring: SlotRing | None = None
 
     @property
@@ -88,32 +76,30 @@ class BatchLoader(DataLoader[Batch], Generic[Batch]):
         """Size of the memory that is shared with workers, in bytes; pages are used from the first batch on them."""
         return self.num_slots * self._slot_bytes if self.num_workers else 0
 
-    def __iter__(self) -> Iterator[Batch]:  # type: ignore[override]  # a generator is sufficient here
+    def __iter__(self) -> Iterator[AudioNoiseBatch]:  # type: ignore[override]  # a generator is sufficient here
         for batch in self._from_workers() if self.num_workers else self._from_this_process():
             self.bad_cuts.add(len(batch.sample_id) + len(batch.bad_cuts), batch.bad_cuts)
             for mix in batch.mixes:
                 self.bad_noise.add(mix.num_reads, mix.bad_noise)
-            if self._remote is not None and batch.remote is not None:
-                self._remote.note_delivered(batch.remote)
             yield batch
 
-    def _from_this_process(self) -> Iterator[Batch]:
+    def _from_this_process(self) -> Iterator[AudioNoiseBatch]:
         return iter(
             DataLoader(
-                _BatchSource(self._load, None),
+                _BatchSource(self.dataset, None),
                 batch_size=None,
                 sampler=_SlotSampler(self.sampler, None, num_ahead=self._num_ahead),
                 pin_memory=self.pin_memory,
             )
         )
 
-    def _from_workers(self) -> Iterator[Batch]:
+    def _from_workers(self) -> Iterator[AudioNoiseBatch]:
         ring = (self._ring or self._new_ring()) if self.num_slots else None
         self._ring = None
         sampler = _SlotSampler(self.sampler, ring, num_ahead=self._num_ahead, num_workers=self.num_workers)
         context = self._new_context()
         workers = DataLoader(
-            _BatchSource(self._load, ring),
+            _BatchSource(self.dataset, ring),
             batch_size=None,
             sampler=sampler,
             num_workers=self.num_workers,
@@ -186,10 +172,18 @@ class BatchLoader(DataLoader[Batch], Generic[Batch]):
         return ring
 
 
-_Upcoming = tuple[tuple[int, int], ...]
+class _Task(NamedTuple):
+    """A batch to load."""
+
+    batch_index: BatchIndex | tuple[int, int]
+    slot: int | None
+    """Slot that its worker fills, if there is one."""
+
+    upcoming: tuple[BatchIndex | tuple[int, int], ...]
+    """Next indices of this worker."""
 
 
-class _SlotSampler(Sampler[tuple[int, int, int | None, _Upcoming]]):
+class _SlotSampler(Sampler[_Task]):
     """Adds to every batch index the slot that its worker fills, and the next indices of this worker.
 
     Args:
@@ -207,31 +201,29 @@ class _SlotSampler(Sampler[tuple[int, int, int | None, _Upcoming]]):
         self._ring = ring
         self._num_ahead = num_ahead
         self._num_workers = max(1, num_workers)
+        self._has_warned = False
 
-    def __iter__(self) -> Iterator[tuple[int, int, int | None, _Upcoming]]:
-        is_warned = False
-        for (step, microbatch), upcoming in self._with_upcoming():
-            slot = self._ring.acquire() if self._ring else None
-            if slot is not None:
-                self.slots_of_workers.add(slot)
-            elif self._ring and not is_warned:
-                is_warned = True
-                _log.warning(
-                    "All %d slots of shared memory hold batches that are still in use, so further batches are copied. "
-                    "Drop batches that are no longer needed, or raise num_slots of the loader.",
-                    self._ring.num_slots,
-                )
-            yield step, microbatch, slot, upcoming
-
-    def _with_upcoming(self) -> Iterator[tuple[tuple[int, int], _Upcoming]]:
-        """Yields every index with the next ones of its worker."""
+    def __iter__(self) -> Iterator[_Task]:
         indices = iter(self._batch_indices)
         known = deque(islice(indices, 1 + self._num_ahead * self._num_workers))
         while known:
             index = known.popleft()
-            ahead = islice(known, self._num_workers - 1, None, self._num_workers)
-            yield index, tuple((step, microbatch) for step, microbatch in ahead)
+            upcoming = tuple(islice(known, self._num_workers - 1, None, self._num_workers))
+            yield _Task(index, self._new_slot(), upcoming)
             known.extend(islice(indices, 1))
+
+    def _new_slot(self) -> int | None:
+        slot = self._ring.acquire() if self._ring else None
+        if slot is not None:
+            self.slots_of_workers.add(slot)
+        elif self._ring and not self._has_warned:
+            self._has_warned = True
+            _log.warning(
+                "All %d slots of shared memory hold batches that are still in use, so further batches are copied. "
+                "Drop batches that are no longer needed, or raise num_slots of the loader.",
+                self._ring.num_slots,
+            )
+        return slot
 
     def __len__(self) -> int:
         return len(self._batch_indices)
@@ -240,31 +232,35 @@ class _SlotSampler(Sampler[tuple[int, int, int | None, _Upcoming]]):
 class _BatchSource(Dataset[Any]):
     """Loads batches in the process that needs them or in a worker."""
 
-    def __init__(self, load: Load[Any], ring: SlotRing | None) -> None:
-        self._load = load
+    def __init__(self, dataset: Any, ring: SlotRing | None) -> None:
+        self._dataset = dataset
         self._ring = ring
 
-    def __getitem__(self, index: tuple[int, int, int | None, _Upcoming]) -> Any:
-        step, microbatch, slot, upcoming = index
-        if self._ring is None or slot is None:
-            return self._load((step, microbatch), None, upcoming)
-        memory = self._ring.bytes_of(slot)
-        return FilledSlot.of(self._load((step, microbatch), BatchMemory(memory), upcoming), slot, memory)
+    def __getitem__(self, task: _Task) -> AudioNoiseBatch | FilledSlot:
+        memory = None if self._ring is None or task.slot is None else self._ring.bytes_of(task.slot)
+        batch: AudioNoiseBatch = self._dataset.load(task.batch_index, memory, task.upcoming)
+        return batch if task.slot is None else FilledSlot.of(batch, task.slot)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _received_source, (bytes(ForkingPickler.dumps(self._load)), self._ring)
+        return _received_source, (bytes(ForkingPickler.dumps(self._dataset)), self._ring)
 
 
-def _received_source(load: bytes, ring: SlotRing | None) -> _BatchSource:
-    """Opens the corpora in a worker; an error is raised with its first batch, because it could not report it before."""
+class _Unreadable:
+    """Stands for a dataset that a worker cannot open: it raises the error with the first batch, not before."""
+
+    def __init__(self, error: NestError) -> None:
+        self._error = error
+
+    def load(self, *_: Any) -> AudioNoiseBatch:
+        raise self._error
+
+
+def _received_source(dataset: bytes, ring: SlotRing | None) -> _BatchSource:
+    """Opens the corpora in a worker."""
     try:
-        return _BatchSource(pickle.loads(load), ring)
+        return _BatchSource(pickle.loads(dataset), ring)
     except NestError as error:
-        return _BatchSource(partial(_fail, error), ring)
-
-
-def _fail(error: NestError, *_: Any) -> Any:
-    raise error
+        return _BatchSource(_Unreadable(error), ring)
 
 
 def microbatches(

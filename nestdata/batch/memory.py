@@ -1,8 +1,8 @@
 """Memory for the arrays of one batch, and its shared form: a ring of slots that loader workers fill in place.
 
 The memory of a ring is laid out once and mapped by the rank and by its loader workers. A worker fills a slot, and only
-the positions of the arrays travel through the queue. The rank alone decides which slot is free: a slot is used again
-when no tensor refers to it any more.
+the shape of the batch travels through the queue. The rank alone decides which slot is free: a slot is used again when
+no tensor refers to it any more.
 
 The memory belongs to a file without a name, so that nothing is left behind when every process is killed.
 """
@@ -12,59 +12,69 @@ import mmap
 import os
 import tempfile
 import weakref
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from multiprocessing.reduction import DupFd
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import DTypeLike, NDArray
+from numpy.typing import NDArray
 from torch import Tensor
 
-from nestdata.batch.batch import Microbatch
+from nestdata.batch.batch import AudioNoiseBatch
 
 # Every array starts at a multiple of this number of bytes, the size of a cache line.
 _ALIGNMENT = 64
+_SIGNALS = ("audio", "noise", "noisy_audio")
 
 
-class BatchMemory:
-    """Allocates the arrays of one batch: in a slot as long as they fit, otherwise as new arrays.
+class _Place(NamedTuple):
+    """Where a tensor of a batch is in its slot."""
+
+    start: int
+    end: int
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+
+
+def _layout(num_cuts: int, num_samples: int) -> dict[str, _Place]:
+    """Returns the places of the tensors of a batch, by field."""
+    places, start = {}, 0
+    for name in (*_SIGNALS, *(f"{signal}_len" for signal in _SIGNALS)):
+        shape, dtype = ((num_cuts, num_samples), np.float32) if name in _SIGNALS else ((num_cuts,), np.int64)
+        place = _Place(start, start + math.prod(shape) * np.dtype(dtype).itemsize, shape, np.dtype(dtype))
+        start = _aligned(place.end)
+        places[name] = place
+    return places
+
+
+def _aligned(num_bytes: int) -> int:
+    return -(-num_bytes // _ALIGNMENT) * _ALIGNMENT
+
+
+def bytes_of_batch(num_cuts: int, num_samples: int) -> int:
+    """Returns the number of bytes that a batch takes in a slot."""
+    return max(_aligned(place.end) for place in _layout(num_cuts, num_samples).values())
+
+
+def batch_arrays(num_cuts: int, num_samples: int, slot: NDArray[np.uint8] | None = None) -> dict[str, NDArray[Any]]:
+    """Returns arrays for the tensors of a batch, by field: zeros for `noise`, others of undefined content.
 
     Args:
-        slot: The bytes of the slot, shape (bytes,); without one, every array is new.
+        num_cuts: Number of cuts.
+        num_samples: Length to which they are padded.
+        slot: The bytes of the slot that holds the arrays, shape (bytes,); by default, the arrays are new.
     """
-
-    def __init__(self, slot: NDArray[np.uint8] | None = None) -> None:
-        self._slot = slot
-        self._used = 0
-
-    def empty(self, shape: int | tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
-        """Returns an array of undefined content."""
-        array = self._take(shape, np.dtype(dtype))
-        return np.empty(shape, dtype) if array is None else array
-
-    def zeros(self, shape: int | tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
-        """Returns an array of zeros."""
-        array = self._take(shape, np.dtype(dtype))
-        if array is None:
-            return np.zeros(shape, dtype)  # the system zeroes new memory when it is first used
-        array.fill(0)
-        return array
-
-    def _take(self, shape: int | tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any] | None:
-        if self._slot is None:
-            return None
-        end = self._used + math.prod(np.atleast_1d(shape).tolist()) * dtype.itemsize
-        if end > len(self._slot):
-            return None
-        array = self._slot[self._used : end].view(dtype).reshape(shape)
-        self._used = aligned(end)
-        return array
-
-
-def aligned(num_bytes: int) -> int:
-    """Returns the number of bytes that an array of `num_bytes` takes in a slot."""
-    return -(-num_bytes // _ALIGNMENT) * _ALIGNMENT
+    places = _layout(num_cuts, num_samples)
+    if slot is None:
+        # The system zeroes new memory when it is first used.
+        return {
+            name: (np.zeros if name == "noise" else np.empty)(place.shape, place.dtype)
+            for name, place in places.items()
+        }
+    arrays = {name: slot[at.start : at.end].view(at.dtype).reshape(at.shape) for name, at in places.items()}
+    arrays["noise"].fill(0)
+    return arrays
 
 
 class SlotRing:
@@ -135,46 +145,28 @@ class SlotRing:
 
 
 @dataclass(frozen=True)
-class _View:
-    """A tensor in a slot."""
-
-    first_byte: int
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-
-    def open(self, memory: Tensor) -> Tensor:
-        """Returns the tensor on the memory of its slot."""
-        num_bytes = self.dtype.itemsize * math.prod(self.shape)
-        return memory[self.first_byte : self.first_byte + num_bytes].view(self.dtype).view(self.shape)
-
-
-@dataclass(frozen=True)
 class FilledSlot:
-    """A batch as it travels from a worker to its rank: the positions of its tensors in the slot, and everything else.
-
-    A tensor that did not fit into the slot travels as it is.
-    """
+    """A batch as it travels from a worker to its rank: the slot with its tensors, and everything else."""
 
     slot: int
-    kind: type[Microbatch]
-    fields: dict[str, Any]
+    shape: tuple[int, int]
+    metadata: dict[str, Any]
 
     @classmethod
-    def of(cls, batch: Microbatch, slot: int, memory: NDArray[np.uint8]) -> "FilledSlot":
-        """Returns what travels of a batch whose tensors are in the memory of a slot."""
-        values = {field.name: getattr(batch, field.name) for field in fields(batch)}
-        start = memory.ctypes.data
-        for name, tensor in batch.tensors().items():
-            first_byte = tensor.data_ptr() - start
-            if 0 <= first_byte < len(memory) and tensor.is_contiguous():
-                values[name] = _View(first_byte, tuple(tensor.shape), tensor.dtype)
-        return cls(slot, type(batch), values)
+    def of(cls, batch: AudioNoiseBatch, slot: int) -> "FilledSlot":
+        """Returns what travels of a batch whose tensors are in a slot."""
+        num_cuts, num_samples = batch.audio.shape
+        return cls(slot, (num_cuts, num_samples), batch.metadata())
 
-    def open(self, ring: SlotRing) -> Any:
+    def open(self, ring: SlotRing) -> AudioNoiseBatch:
         """Returns the batch with tensors on the memory of its slot."""
         memory = ring.tensor(self.slot)
-        opened = {name: value.open(memory) for name, value in self.fields.items() if isinstance(value, _View)}
-        return self.kind(**{**self.fields, **opened})
+        tensors = {
+            name: memory[at.start : at.end].view(torch.float32 if name in _SIGNALS else torch.int64).view(at.shape)
+            for name, at in _layout(*self.shape).items()
+        }
+        fields: dict[str, Any] = {**tensors, **self.metadata}
+        return AudioNoiseBatch(**fields)
 
 
 def _attach(file: Any, num_slots: int, slot_bytes: int) -> SlotRing:

@@ -3,7 +3,6 @@
 Only corpora with audio in object stores use it; local audio, in tars as well, is read where it is decoded.
 """
 
-import logging
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,8 +22,6 @@ from nestdata.field_docs import with_field_docs
 from nestdata.redaction import redacted
 from nestdata.storage import Storage, StorageConfig, is_url
 
-_log = logging.getLogger(__name__)
-
 NUM_AHEAD = 8
 """Number of next microbatches that a loading process knows; `ahead_bytes` limits what it fetches of them."""
 
@@ -32,9 +29,6 @@ NUM_AHEAD = 8
 _MAX_KNOWN_REQUESTS = 1024
 
 Index = tuple[int, int]
-
-_was_reached = False
-"""Whether stores have delivered a batch in this run. New loader workers then wait for them with full patience."""
 
 
 @with_field_docs
@@ -49,15 +43,15 @@ class RemoteConfig:
     max_requests: int = 32
     """Requests of one loading process at the same time."""
 
-    ahead_bytes: int = 64_000_000
-    """Bytes that a loading process holds or requests while it reads ahead. The microbatch that it loads may take up to
-    256 MiB, and always one member."""
+    ahead_bytes: int = 256_000_000
+    """Bytes that a loading process holds or requests for the microbatch that it loads and the next ones. One member may
+    exceed them."""
 
     cache_dir: Path | None = None
     """Folder of the cache, on a disk of the node; the ranks of a node share it. None: no cache."""
 
     cache_bytes: int = 0
-    """Limit for the content of the cache, for all ranks of a node together."""
+    """Bytes of the corpora that the cache keeps, for all ranks of a node together."""
 
     def __post_init__(self) -> None:
         require(self.patience_s > 0, "remote.patience_s", self.patience_s, "a positive number of seconds")
@@ -74,35 +68,17 @@ class RemoteStats:
     wait_s: float = 0.0
     """Seconds for which the loading process waited for bytes."""
 
-    retries: int = 0
-    """Repeated requests."""
-
     bytes_fetched: int = 0
     """Bytes read from stores, some of them for later batches."""
 
     cache_hits: int = 0
     """Cuts read from the cache."""
 
-    cache_failure: str = ""
-    """Why the cache is no longer written; empty while it works."""
-
     def __add__(self, other: "RemoteStats") -> "RemoteStats":
         return RemoteStats(
             wait_s=self.wait_s + other.wait_s,
-            retries=self.retries + other.retries,
             bytes_fetched=self.bytes_fetched + other.bytes_fetched,
             cache_hits=self.cache_hits + other.cache_hits,
-            cache_failure=self.cache_failure or other.cache_failure,
-        )
-
-    def since(self, before: "RemoteStats") -> "RemoteStats":
-        """Returns the difference to an earlier count."""
-        return RemoteStats(
-            wait_s=self.wait_s - before.wait_s,
-            retries=self.retries - before.retries,
-            bytes_fetched=self.bytes_fetched - before.bytes_fetched,
-            cache_hits=self.cache_hits - before.cache_hits,
-            cache_failure=self.cache_failure,
         )
 
 
@@ -141,7 +117,6 @@ class RemoteReader:
         self._repeats = tuple(repeats)
         self._cuts_of = cuts_of
         self._process: _ReaderOfProcess | None = None
-        self._has_warned = False
 
     @staticmethod
     def is_needed(speech: Corpora, noise: Corpus | None) -> bool:
@@ -184,14 +159,6 @@ class RemoteReader:
         """Returns what was counted in this process since the last call."""
         return self._started().new_stats()
 
-    def note_delivered(self, stats: RemoteStats) -> None:
-        """Notes in the rank that a batch has arrived. Logs once if the cache of a process has failed."""
-        global _was_reached
-        _was_reached = True
-        if stats.cache_failure and not self._has_warned:
-            self._has_warned = True
-            _log.warning("%s", stats.cache_failure)
-
     def _requests(self, index: Index) -> list[Request]:
         process, cuts = self._started(), self._cuts_of(index)
         found = [process.request(*self._speech.locate(cut)) for cut in cuts.speech]
@@ -215,12 +182,7 @@ class RemoteReader:
         return self._process
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_process": None, "_was_reached": _was_reached}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        global _was_reached
-        _was_reached = state.pop("_was_reached") or _was_reached
-        self.__dict__.update(state)
+        return {**self.__dict__, "_process": None}
 
 
 class _ReaderOfProcess:
@@ -232,13 +194,12 @@ class _ReaderOfProcess:
     """
 
     def __init__(self, config: RemoteConfig, shares: Mapping[Path, float]) -> None:
-        first_contact_s = config.patience_s if _was_reached else StorageConfig().first_contact_s
+        patience_s = config.patience_s
+        # New loader workers are started during a run as well, and then wait for the store as long as the others.
         self.storage = Storage(
-            StorageConfig(
-                patience_s=config.patience_s, max_requests=config.max_requests, first_contact_s=first_contact_s
-            )
+            StorageConfig(patience_s=patience_s, first_contact_s=patience_s, max_requests=config.max_requests)
         )
-        self.cache = None if config.cache_dir is None else PinnedCache(config.cache_dir, config.cache_bytes)
+        self.cache = None if config.cache_dir is None else PinnedCache(config.cache_dir)
         self.ahead = ReadAhead(self._fetch, num_threads=config.max_requests, max_bytes=config.ahead_bytes)
         self._shares = shares
         self._known: dict[Index, list[Request]] = {}
@@ -247,7 +208,7 @@ class _ReaderOfProcess:
 
         self._num_hits = 0
         self._hits_lock = threading.Lock()
-        self._reported = RemoteStats()
+        self._reported: tuple[float, int, int] = (0.0, 0, 0)
 
     def begin(self, index: Index, upcoming: Iterable[Index], requests_of: Callable[[Index], list[Request]]) -> None:
         indices = [index, *upcoming]
@@ -261,16 +222,10 @@ class _ReaderOfProcess:
         return Request(address, self.cache is not None and is_pinned(address, self._shares[corpus.path]))
 
     def new_stats(self) -> RemoteStats:
-        counted = self.storage.stats
-        total = RemoteStats(
-            wait_s=self.ahead.waited_s,
-            retries=counted.retries,
-            bytes_fetched=counted.bytes_read,
-            cache_hits=self._num_hits,
-            cache_failure="" if self.cache is None else self.cache.failure,
-        )
-        before, self._reported = self._reported, total
-        return total.since(before)
+        before = self._reported
+        self._reported = (self.ahead.waited_s, self.storage.stats.bytes_read, self._num_hits)
+        wait_s, bytes_fetched, cache_hits = (now - then for now, then in zip(self._reported, before, strict=True))
+        return RemoteStats(wait_s=wait_s, bytes_fetched=int(bytes_fetched), cache_hits=int(cache_hits))
 
     def _fetch(self, request: Request) -> bytes | None:
         """Returns the intact bytes of a request, from the cache or the store; None if the store does not have them."""

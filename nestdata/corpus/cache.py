@@ -4,8 +4,7 @@ Every cut is read about once an epoch, so a cache that evicts would drop nearly 
 Here, the share that fits is chosen by a hash, and stays: these members are pinned.
 
     CACHE/0a3/0a3f...     the bytes of a member, and in the last four bytes their crc32 combined with the address
-    CACHE/partial/        files that are being written, NAME.LENGTH.WRITER; a complete one is renamed
-    CACHE/used            number of bytes written, in decimal; counted again if it is missing, damaged or too large
+    CACHE/partial/        files that are being written, NAME.WRITER; a complete one is renamed
 
 Only regular files of the user are read, and links are not followed: what others put there is neither waited for nor
 used. If the corpus has checksums, the bytes are compared with them as well.
@@ -13,20 +12,22 @@ used. If the corpus has checksums, the bytes are compared with them as well.
 
 import contextlib
 import errno
-import fcntl
+import logging
 import os
 import stat
 import struct
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from hashlib import blake2b
 from pathlib import Path
 from zlib import crc32
 
-from nestdata.corpus.addresses import MAX_MEMBER_BYTES, Address
+from nestdata.corpus.addresses import Address
 from nestdata.corpus.corpora import Corpora
 from nestdata.corpus.corpus import Corpus
+
+_log = logging.getLogger(__name__)
 
 _CHECKSUM = struct.Struct("<I")
 # Bounds the time to open a corpus of any size.
@@ -46,18 +47,16 @@ class PinnedCache:
 
     Args:
         directory: On a disk of this node; created if it is missing.
-        max_bytes: Limit for the content of all files, over all processes that use the directory.
     """
 
     failure: str = ""
     """Why nothing more is written; empty while the cache works."""
 
-    def __init__(self, directory: Path, max_bytes: int) -> None:
+    def __init__(self, directory: Path) -> None:
         self._directory = Path(directory)
-        self._max_bytes = max_bytes
-        self._has_counted = False
+        self._partial = self._directory / "partial"
         try:
-            (self._directory / "partial").mkdir(parents=True, exist_ok=True)
+            self._partial.mkdir(parents=True, exist_ok=True)
             self._remove_stale()
         except OSError as error:
             self._give_up(error)
@@ -78,28 +77,23 @@ class PinnedCache:
         return None
 
     def put(self, address: Address, content: bytes) -> None:
-        """Adds the bytes at an address, if there is room for them and the disk takes them."""
+        """Adds the bytes at an address, if the disk takes them."""
         path = self._path(address)
-        # The length tells `_remove_stale` what was reserved for a file whose writer was killed.
-        name = f"{path.name}.{len(content)}.{os.getpid()}-{threading.get_ident()}"
-        partial = self._directory / "partial" / name
+        partial = self._partial / f"{path.name}.{os.getpid()}-{threading.get_ident()}"
         try:
-            if self.failure or path.exists() or not self._reserve(len(content)):
+            if self.failure or path.exists():
                 return
+            for folder in (self._partial, path.parent):
+                folder.mkdir(parents=True, exist_ok=True)
             try:
                 partial.unlink(missing_ok=True)  # of a killed process with the same numbers
                 with open(partial, "xb") as file:
                     file.write(content + _trailer(address, crc32(content)))
-                path.parent.mkdir(exist_ok=True)
                 partial.rename(path)
             except OSError:
                 with contextlib.suppress(OSError):
                     partial.unlink()
-                self._reserve(-len(content))
                 raise
-        except FileNotFoundError:  # somebody has cleared the directory
-            with contextlib.suppress(OSError):
-                (self._directory / "partial").mkdir(parents=True, exist_ok=True)
         except OSError as error:
             self._give_up(error)
 
@@ -107,54 +101,23 @@ class PinnedCache:
         """Removes the bytes at an address; does nothing if the cache does not hold them."""
         with contextlib.suppress(OSError):
             self._path(address).unlink()
-            self._reserve(-address.length)
 
     def _path(self, address: Address) -> Path:
         name = f"{_hash_of(address):032x}"
         return self._directory / name[:3] / name
 
-    def _reserve(self, num_bytes: int) -> bool:
-        """Adds to the number of bytes used by all processes; returns False, and adds nothing, beyond the limit."""
-        with self._locked_counter() as file:
-            digits = os.pread(file, 32, 0)
-            # After a power failure, a file may hold zero bytes.
-            is_counted = digits.isdigit()
-            # Processes do not write more than the limit; it may have been lowered, so this is counted only once.
-            if is_counted and int(digits) > self._max_bytes and not self._has_counted:
-                is_counted, self._has_counted = False, True
-            used = (int(digits) if is_counted else self._count()) + num_bytes
-            if num_bytes > 0 and used > self._max_bytes:
-                return False
-            # Of fixed length, so that it is overwritten in place even if the disk is full.
-            os.pwrite(file, b"%032d" % max(0, used), 0)
-            return True
-
-    def _count(self) -> int:
-        """Returns the number of bytes of the content of all files."""
-        sizes = (path.lstat().st_size for path in self._directory.glob(f"{'[0-9a-f]' * 3}/*"))
-        return sum(max(0, size - _CHECKSUM.size) for size in sizes)
-
-    @contextlib.contextmanager
-    def _locked_counter(self) -> Iterator[int]:
-        file = os.open(self._directory / "used", os.O_RDWR | os.O_CREAT | _OPEN, 0o666)
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX)
-            yield file
-        finally:
-            os.close(file)  # also unlocks it
-
     def _remove_stale(self) -> None:
-        for path in (self._directory / "partial").iterdir():
-            with contextlib.suppress(OSError, ValueError, IndexError):
+        for path in self._partial.iterdir():
+            with contextlib.suppress(OSError):
                 if time.time() - path.lstat().st_mtime > _STALE_S:
                     path.unlink()
-                    self._reserve(-min(int(path.name.split(".")[1]), MAX_MEMBER_BYTES))
 
     def _give_up(self, error: OSError) -> None:
         self.failure = (
             f"{self._directory}: the cache cannot be written ({error.strerror or error}). The run goes on and reads "
             "from the store what is not in the cache. Free some space, or lower data.remote.cache_bytes."
         )
+        _log.warning("%s", self.failure)
 
 
 def is_pinned(address: Address, share: float) -> bool:

@@ -1,8 +1,9 @@
 """Bytes by location: local files and object stores (S3, GCS, Azure, HTTP) behind one interface.
 
 A location is an absolute local path or a URL, always a plain `str`. `Storage` reads ranges, whole objects and streams,
-lists, writes and deletes. Transient failures are repeated with patience; every other failure is a `StorageError` whose
-`kind` says what the caller can do about it. Object stores need the extra `remote`, which is imported at first use.
+lists, writes and deletes. The client of object stores repeats requests that fail for a transient reason; every other
+failure is a `StorageError` whose `kind` says what the caller can do about it. Object stores need the extra `remote`,
+which is imported at first use.
 """
 
 from nestdata.storage.access import Storage, storage
@@ -11,9 +12,11 @@ from nestdata.storage.environment import StoreEnvironment
 from nestdata.storage.info import FileVersion, ObjectInfo
 from nestdata.storage.location import SCHEMES, common_folder, has_scheme, is_url, join, name_of, parent
 from nestdata.storage.stream import SizedStream
+from nestdata.storage.threads import DaemonPool
 
 __all__ = [
     "SCHEMES",
+    "DaemonPool",
     "FileVersion",
     "ObjectInfo",
     "SizedStream",

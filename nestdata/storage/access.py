@@ -1,19 +1,15 @@
 """`Storage`: one interface to the bytes of local files and of objects in stores."""
 
 import io
-import os
 import threading
-import weakref
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 
 from nestdata.errors import StorageError
 from nestdata.redaction import redacted_url
 from nestdata.storage.config import MIB, StorageConfig
-from nestdata.storage.failures import classify_system_error
-from nestdata.storage.info import ObjectInfo, StatsCounter, StorageStats
-from nestdata.storage.local import LocalFiles
+from nestdata.storage.info import ObjectInfo, StorageStats
+from nestdata.storage.local import delete_file, file_info, list_files, open_file, read_file_range, write_file
 from nestdata.storage.location import is_url
 from nestdata.storage.remote import RemoteObjects
 from nestdata.storage.stream import PartStream
@@ -37,10 +33,9 @@ class Storage:
             config: Patience and limits. Default: `StorageConfig()`.
         """
         self.config = config or StorageConfig()
-        self._stats = StatsCounter()
-        self._local = LocalFiles(self.config, self._stats)
-        self._remote = RemoteObjects(self.config, self._stats)
-        _storages.add(self)
+        self._remote = RemoteObjects(self.config)
+        # By thread: a lock might be held by another thread while this process is forked.
+        self._bytes_read: dict[int, int] = {}
 
     def __reduce__(self) -> tuple[type["Storage"], tuple[StorageConfig]]:
         """Pickles the configuration only."""
@@ -48,14 +43,14 @@ class Storage:
 
     @property
     def stats(self) -> StorageStats:
-        """Counters since this object was made."""
-        return self._stats.total()
+        """What was read since this object was made."""
+        return StorageStats(sum(list(self._bytes_read.values())))
 
     def info(self, location: str) -> ObjectInfo:
         """Returns size and ETag of an object (a HEAD request), or the size of a file."""
         if is_url(location):
             return self._remote.info(location)
-        return self._local.info(_local_path(location))
+        return file_info(_local_path(location))
 
     def read(self, location: str) -> bytes:
         """Returns a whole object, read in parts."""
@@ -81,8 +76,12 @@ class Storage:
         if length == 0:
             return b""
         if is_url(location):
-            return self._remote.read_range(location, offset, length, etag=etag, size=size)
-        return self._local.read_range(_local_path(location), offset, length, size=size)
+            content = self._remote.read_range(location, offset, length, etag=etag, size=size)
+        else:
+            content = read_file_range(_local_path(location), offset, length, size=size)
+        thread = threading.get_ident()
+        self._bytes_read[thread] = self._bytes_read.get(thread, 0) + length
+        return content
 
     def open_stream(self, location: str, *, offset: int = 0, info: ObjectInfo | None = None) -> io.BufferedReader:
         """Opens an object or file for sequential reading.
@@ -97,10 +96,13 @@ class Storage:
                 local files.
         """
         if not is_url(location):
-            return _opened(_local_path(location), offset)
-        info = info or self._remote.info(location)
-        fetch = partial(_fetch, self._remote, info)
-        raw = PartStream(fetch, name=location, size=info.size, offset=offset, config=self.config)
+            return open_file(_local_path(location), offset)
+        known = info or self._remote.info(location)
+
+        def fetch(start: int, length: int) -> bytes:
+            return self.read_range(location, start, length, etag=known.etag, size=known.size)
+
+        raw = PartStream(fetch, name=location, size=known.size, offset=offset, config=self.config)
         return io.BufferedReader(raw, buffer_size=MIB)
 
     def list_objects(self, folder: str) -> Iterator[ObjectInfo]:
@@ -110,7 +112,7 @@ class Storage:
         """
         if is_url(folder):
             return self._remote.list_objects(folder)
-        return self._local.list_objects(_local_path(folder))
+        return list_files(_local_path(folder))
 
     def write(self, location: str, source: bytes | Path) -> ObjectInfo:
         """Writes an object or file, which appears complete or not at all and replaces an existing one.
@@ -121,47 +123,22 @@ class Storage:
         """
         if is_url(location):
             return self._remote.write(location, source)
-        return self._local.write(_local_path(location), source)
+        return write_file(_local_path(location), source)
 
     def delete(self, location: str) -> None:
         """Deletes an object or file. One that does not exist counts as deleted."""
         if is_url(location):
             self._remote.delete(location)
         else:
-            self._local.delete(_local_path(location))
-
-    def replace_locks(self) -> None:
-        """Makes this object usable in a forked child, whose copies of locks may be held by threads of the parent."""
-        self._stats.replace_lock()
-        self._local.replace_lock()
+            delete_file(_local_path(location))
 
 
-_storages: "weakref.WeakSet[Storage]" = weakref.WeakSet()
-_of_process: Storage | None = None
-_of_process_lock = threading.Lock()
+_of_process = Storage()
 
 
 def storage() -> Storage:
     """Returns the `Storage` of this process with the default configuration."""
-    global _of_process
-    if _of_process is None:
-        with _of_process_lock:
-            _of_process = _of_process or Storage()
     return _of_process
-
-
-def _after_fork_in_child() -> None:
-    global _of_process_lock
-    _of_process_lock = threading.Lock()
-    for instance in _storages:
-        instance.replace_locks()
-
-
-os.register_at_fork(after_in_child=_after_fork_in_child)
-
-
-def _fetch(remote: RemoteObjects, info: ObjectInfo, offset: int, length: int, stop: threading.Event) -> bytes:
-    return remote.read_range(info.location, offset, length, etag=info.etag, size=info.size, stop=stop)
 
 
 def _local_path(location: str) -> str:
@@ -170,13 +147,3 @@ def _local_path(location: str) -> str:
             "invalid", f"{redacted_url(location)}: expected an absolute path or a URL (s3://, gs://, az://, https://)."
         )
     return location
-
-
-def _opened(path: str, offset: int) -> io.BufferedReader:
-    try:
-        file: io.BufferedReader = io.BufferedReader(io.FileIO(path), buffer_size=MIB)
-    except OSError as error:
-        failure = classify_system_error(error)
-        raise StorageError.because(failure.kind, f"{path}: {failure.reason}. {failure.cure}".rstrip()) from None
-    file.seek(offset)
-    return file

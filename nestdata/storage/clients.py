@@ -1,25 +1,36 @@
-"""Clients of object stores, made by obstore: one a bucket and process, with the credentials of the environment.
+"""Clients of object stores, made by obstore, with the credentials of the environment, and the errors of their requests.
 
 The threads of obstore do not survive a fork, and a forked child that uses it hangs. Therefore a child that was forked
 after its parent had begun to use one raises instead.
 """
 
 import os
-import threading
 from datetime import timedelta
 from functools import cache
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from nestdata.errors import ConfigError, StorageError
+from nestdata.redaction import redacted
 from nestdata.storage.config import StorageConfig
 from nestdata.storage.location import ObjectAddress
-from nestdata.storage.patience import LONGEST_PAUSE_S, SHORTEST_PAUSE_S
 
 if TYPE_CHECKING:
     from obstore.store import ClientConfig, ObjectStore, RetryConfig
 
-_WRITE_TIMEOUT_S = 180
+_REQUEST_TIMEOUT_S = 180
+_FIRST_PAUSE_S = 0.1
+_LONGEST_PAUSE_S = 15.0
+
+_PREFIXES = {"s3": "AWS", "gs": "GOOGLE", "az": "AZURE"}
+"""Of the environment variables, by scheme."""
+
+_KEYS = {
+    "s3": "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
+    "gs": "GOOGLE_APPLICATION_CREDENTIALS",
+    "az": "AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY",
+}
+"""Environment variables with the keys, by scheme."""
 
 _is_used = False
 _was_forked_after_use = False
@@ -36,7 +47,7 @@ os.register_at_fork(after_in_child=_after_fork_in_child)
 def check_not_forked(location: str) -> None:
     """Notes that this process uses object stores; refuses them if it was forked after its parent had used one.
 
-    The first request counts as use, before there is a client: another thread may fork while this one holds a lock.
+    The first request counts as use, before there is a client: another thread may fork meanwhile.
 
     Raises:
         StorageError: "invalid": this is such a process.
@@ -70,75 +81,46 @@ def import_obstore() -> ModuleType:
     return obstore
 
 
-class Client:
-    """The connections to one bucket."""
+def make_store(address: ObjectAddress, config: StorageConfig, *, patience_s: float, is_upload: bool) -> "ObjectStore":
+    """Returns a client of one bucket, which repeats requests by itself.
 
-    def __init__(self, address: ObjectAddress, config: StorageConfig) -> None:
-        self._address = address
-        self._config = config
-        self._lock = threading.Lock()
-        self._reading: ObjectStore | None = None
-        self._patient: ObjectStore | None = None
-        self.was_reached = False
-        """Whether the server has answered a request."""
+    Args:
+        address: Of any object in the bucket.
+        config: The time limits.
+        patience_s: Seconds for which a request is repeated.
+        is_upload: Whether the client is for uploads, of which a part may take longer than the limit for a stall.
 
-    @property
-    def reading(self) -> "ObjectStore":
-        """Tries each request once, because `Patience` repeats them.
-
-        Raises:
-            ConfigError: The extra `remote` is not installed.
-        """
-        if self._reading is None:
-            with self._lock:
-                self._reading = self._reading or _make_store(self._address, self._config, is_patient=False)
-        return self._reading
-
-    @property
-    def patient(self) -> "ObjectStore":
-        """Repeats requests itself: for uploads and listings, which make many requests each.
-
-        Raises:
-            ConfigError: The extra `remote` is not installed.
-        """
-        with self._lock:
-            self._patient = self._patient or _make_store(self._address, self._config, is_patient=True)
-            return self._patient
-
-
-class Clients:
-    """The clients of this process, by bucket. Thread-safe."""
-
-    def __init__(self, config: StorageConfig) -> None:
-        self._config = config
-        self._lock = threading.Lock()
-        self._clients: dict[tuple[str, str], Client] = {}
-
-    def get(self, address: ObjectAddress) -> Client:
-        """Returns the client of a bucket."""
-        key = (address.scheme, address.bucket)
-        client = self._clients.get(key)
-        if client is None:
-            with self._lock:
-                client = self._clients.get(key) or Client(address, self._config)
-                self._clients[key] = client
-        return client
-
-    def renew(self, address: ObjectAddress, old: Client) -> None:
-        """Replaces a client whose credentials were refused, unless another thread has done so already."""
-        with self._lock:
-            key = (address.scheme, address.bucket)
-            if self._clients.get(key) is old:
-                self._clients[key] = Client(address, self._config)
-                self._clients[key].was_reached = old.was_reached
-
-
-def _make_store(address: ObjectAddress, config: StorageConfig, *, is_patient: bool) -> "ObjectStore":
+    Raises:
+        ConfigError: The extra `remote` is not installed.
+        StorageError: "invalid": The endpoint has an http URL, which is not allowed.
+    """
     import_obstore()
     from obstore.store import AzureStore, GCSStore, HTTPStore, S3Store
 
-    options: Any = {"client_options": _client_options(address, config, is_patient=is_patient)}
-    options["retry_config"] = _retries(config) if is_patient else {"max_retries": 0}
+    is_http_allowed = _is_http_allowed(address.scheme)
+    endpoint = os.environ.get("AWS_ENDPOINT_URL") or os.environ.get("AWS_ENDPOINT", "")
+    if address.scheme == "s3" and endpoint.startswith("http://") and not is_http_allowed:
+        raise StorageError.because(
+            "invalid",
+            f"s3://{address.bucket}: the endpoint {redacted(endpoint)} is not encrypted. Set AWS_ALLOW_HTTP=true, or "
+            "give an https endpoint.",
+        )
+    client: ClientConfig = {
+        "connect_timeout": timedelta(seconds=config.connect_timeout_s),
+        "timeout": timedelta(seconds=max(_REQUEST_TIMEOUT_S, 2 * config.stall_timeout_s)),
+        "allow_http": is_http_allowed,
+        "pool_max_idle_per_host": str(config.max_requests),
+        "user_agent": "nestdata",
+    }
+    if not is_upload:
+        client["read_timeout"] = timedelta(seconds=config.stall_timeout_s)
+    longest, first = timedelta(seconds=_LONGEST_PAUSE_S), timedelta(seconds=_FIRST_PAUSE_S)
+    retries: RetryConfig = {
+        "max_retries": 10_000,
+        "retry_timeout": timedelta(seconds=patience_s),
+        "backoff": {"init_backoff": first, "max_backoff": longest, "base": 3},
+    }
+    options: Any = {"client_options": client, "retry_config": retries}
     if address.scheme == "s3":
         return S3Store(address.bucket, **options)
     if address.scheme == "gs":
@@ -148,35 +130,55 @@ def _make_store(address: ObjectAddress, config: StorageConfig, *, is_patient: bo
     return HTTPStore(f"{address.scheme}://{address.bucket}", **options)
 
 
-def _client_options(address: ObjectAddress, config: StorageConfig, *, is_patient: bool) -> "ClientConfig":
-    options: ClientConfig = {
-        "connect_timeout": timedelta(seconds=config.connect_timeout_s),
-        "allow_http": address.scheme == "http" or _is_http_allowed(address.scheme),
-        "pool_max_idle_per_host": str(config.max_requests),
-        "user_agent": "nestdata",
-    }
-    if is_patient:
-        # A stall limit would also end an upload of one part that takes longer than it.
-        options["timeout"] = timedelta(seconds=_WRITE_TIMEOUT_S)
-    else:
-        options["read_timeout"] = timedelta(seconds=config.stall_timeout_s)
-        options["timeout"] = timedelta(seconds=max(_WRITE_TIMEOUT_S, 2 * config.stall_timeout_s))
-    return options
+def request_errors() -> tuple[type[Exception], ...]:
+    """Returns the exceptions that a failed request raises; all others are errors of this program."""
+    return (import_obstore().exceptions.BaseError, OSError, ValueError)
+
+
+def storage_error(error: Exception, location: str) -> StorageError:
+    """Returns the StorageError for an exception of obstore, whose class decides about the kind.
+
+    A request that fails for a transient reason was repeated before; so a failure without a class of its own is
+    "unavailable".
+    """
+    classes = import_obstore().exceptions
+    scheme = location.partition(":")[0].lower()
+    reason = f"{location}: {_first_line(error)}."
+    if isinstance(error, FileNotFoundError | classes.NotFoundError):
+        return StorageError.because("missing", f"{location}: no such object, or no such bucket.")
+    if isinstance(error, (classes.PermissionDeniedError, classes.UnauthenticatedError)):
+        return StorageError.because("denied", f"{reason} {_advice_on_keys(scheme)}".rstrip())
+    if isinstance(error, classes.NotSupportedError):
+        return StorageError.because("invalid", f"{location}: the server does not answer requests for a range of bytes.")
+    if isinstance(error, (ValueError, classes.InvalidPathError, classes.UnknownConfigurationKeyError)):
+        return StorageError.because("invalid", reason)
+    advice = f"Check the store, the endpoint and the network. {_advice_on_keys(scheme)}".rstrip()
+    return StorageError.because("unavailable", f"{reason} {advice}")
+
+
+def _first_line(error: Exception) -> str:
+    """Returns what obstore says, without the body of an answer, which may hold a session token."""
+    line = (str(error).splitlines() or [type(error).__name__])[0]
+    for start_of_body in "<{":
+        line = line.partition(start_of_body)[0]
+    return redacted(line).rstrip(" :.")
+
+
+def _advice_on_keys(scheme: str) -> str:
+    """Returns which variables to check, and how to use a profile of the AWS tools, which obstore does not read."""
+    if scheme not in _KEYS:
+        return ""
+    advice = f"Check {_KEYS[scheme]} in the environment."
+    if scheme == "s3" and "AWS_ACCESS_KEY_ID" not in os.environ:
+        if "AWS_PROFILE" in os.environ or os.path.exists(os.path.expanduser("~/.aws/credentials")):
+            advice += (
+                " Profiles of AWS and the file ~/.aws/credentials are not read: run "
+                '`eval "$(aws configure export-credentials --format env)"`.'
+            )
+    return advice
 
 
 def _is_http_allowed(scheme: str) -> bool:
     """Returns what the environment says, because obstore forgets that when other options are given."""
-    prefix = {"s3": "AWS", "gs": "GOOGLE", "az": "AZURE"}.get(scheme)
-    return os.environ.get(f"{prefix}_ALLOW_HTTP", "").strip().lower() in ("1", "true", "yes", "on")
-
-
-def _retries(config: StorageConfig) -> "RetryConfig":
-    return {
-        "max_retries": 10_000,
-        "retry_timeout": timedelta(seconds=config.patience_s),
-        "backoff": {
-            "init_backoff": timedelta(seconds=SHORTEST_PAUSE_S),
-            "max_backoff": timedelta(seconds=LONGEST_PAUSE_S),
-            "base": 3,
-        },
-    }
+    allowed = os.environ.get(f"{_PREFIXES.get(scheme)}_ALLOW_HTTP", "").strip().lower() in ("1", "true", "yes", "on")
+    return scheme == "http" or allowed

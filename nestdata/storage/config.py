@@ -11,18 +11,15 @@ MIB = 1 << 20
 @with_field_docs
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StorageConfig:
-    """Patience, timeouts and limits for reading and writing."""
+    """Patience, timeouts and limits for reading and writing objects of stores."""
 
     patience_s: float = 300.0
-    """Seconds for which a request is repeated that fails for a transient reason, before `StorageError` is raised."""
+    """Seconds for which a request to an object store is repeated that fails for a transient reason, before
+    `StorageError` is raised."""
 
     first_contact_s: float = 30.0
-    """The same for a server that has not answered this process yet and cannot be reached, because a wrong host name or
-    port is then the likeliest reason. At most `patience_s` counts."""
-
-    local_patience_s: float = 60.0
-    """The same for local files. A file system repeats requests itself before it reports an error, which may take
-    minutes already. At most `patience_s` counts."""
+    """The same for a store that has not answered this process yet, because a wrong host name or port is then the
+    likeliest reason. At most `patience_s` counts."""
 
     max_requests: int = 32
     """Requests to object stores that are under way at the same time; further threads wait."""
@@ -40,11 +37,8 @@ class StorageConfig:
     """Parts that a stream requests beyond the one that is being read, so a stream needs up to
     `part_bytes * (parts_ahead + 1)` bytes of memory."""
 
-    max_open_files: int = 32
-    """Local files that are kept open for reading ranges."""
-
     def __post_init__(self) -> None:
-        require_at_least(0, "storage", self, "patience_s", "first_contact_s", "local_patience_s", "parts_ahead")
-        require_at_least(1, "storage", self, "max_requests", "max_open_files", "part_bytes")
+        require_at_least(0, "storage", self, "patience_s", "first_contact_s", "parts_ahead")
+        require_at_least(1, "storage", self, "max_requests", "part_bytes")
         for name in ("connect_timeout_s", "stall_timeout_s"):
             require(getattr(self, name) > 0, f"storage.{name}", getattr(self, name), "more than 0 seconds")

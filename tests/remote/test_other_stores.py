@@ -50,7 +50,7 @@ def test_uploads_to_google_cloud_storage(
     with gcs_uploads(s3) as environment:
         for name, value in environment.items():
             monkeypatch.setenv(name, value)
-        monkeypatch.setattr("nestdata.storage.access._of_process", None)
+        monkeypatch.setattr("nestdata.storage.access._of_process", Storage())
         large = CONTENT * 4  # two parts of an upload
         store = Storage(SMALL_PARTS)
         for content in (large, b"ab", b""):
@@ -77,7 +77,7 @@ def test_azure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         check_reading("az://speech")
         with pytest.raises(StorageError, match="no such bucket") as caught:
             storage.info("az://no-container/a.bin")
-        assert caught.value.kind == "denied"
+        assert caught.value.kind == "missing"
         monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_KEY", "d3Jvbmc=")
         with pytest.raises(StorageError, match="Check AZURE_STORAGE_ACCOUNT_NAME") as caught:
             Storage(SMALL_PARTS).info("az://speech/a.bin")

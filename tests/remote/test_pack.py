@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from nestdata import Corpus, OutputError, PrepareConfig, StorageError, prepare_corpus, verify_corpus
-from nestdata.storage import storage
+from nestdata.storage import Storage, storage
 from tests.cli.commands import run
 from tests.nestdata.pack.packing import DEMO, SHARD_HOURS, pack, samples_by_id, shar_of
 from tests.remote.conftest import Access
@@ -27,7 +27,7 @@ def new_clients(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     """Lets `storage()` read the environment again; called once before each test."""
 
     def forget() -> None:
-        monkeypatch.setattr("nestdata.storage.access._of_process", None)
+        monkeypatch.setattr("nestdata.storage.access._of_process", Storage())
 
     forget()
     return forget

@@ -163,7 +163,7 @@ def _delivered(
     """Returns the audio-seconds a second that arrive from a loader after the start of its workers."""
     is_over = Event()
     until_over = takewhile(lambda _: not is_over.is_set(), indices)  # so that the loader ends in the usual way
-    loader: BatchLoader[Any] = data.loader_of(
+    loader: BatchLoader = data.loader_of(
         data.train_dataset, until_over, on_gpu=on_gpu(trainer), num_workers=num_workers
     )
     processes = max(1, num_workers)

@@ -77,7 +77,6 @@ class Throughput(pl.Callback):
             return {}
         return {
             "remote_wait": counted.wait_s,
-            "remote_retries": counted.retries,
             "bytes_fetched": counted.bytes_fetched,
             "cache_hits": counted.cache_hits,
         }

@@ -9,36 +9,29 @@ import numpy as np
 import pytest
 import torch
 
-from nestdata.batch.memory import BatchMemory, SlotRing
+from nestdata.batch.memory import SlotRing, batch_arrays, bytes_of_batch
+
+FIELDS = ["audio", "noise", "noisy_audio", "audio_len", "noise_len", "noisy_audio_len"]
 
 
 def test_arrays_lie_one_after_the_other_in_the_slot_at_cache_lines() -> None:
-    slot = np.full(1024, 255, np.uint8)
-    memory = BatchMemory(slot)
-    first, second, third = memory.empty(3, np.int16), memory.zeros((2, 5), np.float32), memory.empty(0, np.int64)
-    first[:] = [1, 2, 3]
-    assert np.array_equal(slot[:6].view(np.int16), [1, 2, 3])
-    assert not slot[64 : 64 + 40].any()
-    assert (second.shape, second.dtype, second.ctypes.data - slot.ctypes.data) == ((2, 5), np.float32, 64)
-    assert (slot[6:64] == 255).all()
-    assert third.shape == (0,)
-
-
-@pytest.mark.parametrize("allocate", ["empty", "zeros"])
-def test_an_array_that_does_not_fit_into_the_slot_is_a_new_one(allocate: str) -> None:
-    slot = np.full(256, 255, np.uint8)
-    memory = BatchMemory(slot)
-    exact, more = getattr(memory, allocate)(64, np.float32), getattr(memory, allocate)(1, np.uint8)
-    exact[:], more[:] = 1.0, 7
-    assert np.shares_memory(exact, slot)
-    assert not np.shares_memory(more, slot)
-    assert (slot.view(np.float32) == 1.0).all()
+    num_bytes = bytes_of_batch(3, 5)
+    slot = np.full(num_bytes, 255, np.uint8)
+    arrays = batch_arrays(3, 5, slot)
+    assert list(arrays) == FIELDS
+    starts = {name: array.ctypes.data - slot.ctypes.data for name, array in arrays.items()}
+    assert list(starts.values()) == [0, 64, 128, 192, 256, 320]
+    assert num_bytes == 6 * 64
+    assert not slot[64 : 64 + 60].any()
+    assert (np.delete(slot, np.r_[64:124]) == 255).all()
+    assert {array.dtype for name, array in arrays.items() if name.endswith("_len")} == {np.dtype(np.int64)}
 
 
 def test_without_a_slot_every_array_is_new() -> None:
-    memory = BatchMemory()
-    assert memory.empty((2, 3), np.int16).shape == (2, 3)
-    assert not memory.zeros(1000, np.float32).any()
+    arrays = batch_arrays(2, 1000)
+    assert not arrays["noise"].any()
+    assert [array.shape for array in arrays.values()] == [(2, 1000)] * 3 + [(2,)] * 3
+    assert all(array.base is None for array in arrays.values())
 
 
 def test_every_slot_has_memory_of_its_own() -> None:

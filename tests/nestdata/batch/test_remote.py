@@ -2,7 +2,6 @@
 
 import itertools
 import pickle
-import re
 import shutil
 import threading
 import time
@@ -109,7 +108,7 @@ def test_batches_are_those_of_the_same_audio_in_files(
     assert [content(batch) for batch in batches] == expected
     counted = total(batches)
     assert counted.bytes_fetched > 100_000
-    assert (counted.retries, counted.cache_hits, counted.cache_failure) == (0, 0, "")
+    assert counted.cache_hits == 0
 
 
 def test_local_batches_have_no_remote_statistics(messy_corpora: MessyCorpora) -> None:
@@ -128,7 +127,7 @@ def test_the_bytes_of_the_next_batches_arrive_before_they_are_loaded(
     held = dataset.remote._started().ahead
     wanted = [request for index in ahead for request in dataset.remote._requests(index)]
     deadline = time.monotonic() + WAIT_S
-    while not all(held._entries[request].is_done for request in wanted) and time.monotonic() < deadline:
+    while not all(held._held[request].done() for request in wanted) and time.monotonic() < deadline:
         time.sleep(0.01)
     asked = web.requests.total()
     waited = held.waited_s
@@ -191,7 +190,6 @@ def test_a_server_that_is_away_for_a_while_changes_nothing_and_is_named_in_the_h
         watcher.join()
     assert [content(batch) for batch in batches] == expected
     assert str(waits_for[-1]).startswith(f"{web.url}/speech-")
-    assert total(batches).retries > 0
     assert total(batches).wait_s > 0
     reading = nestguard.read_heartbeat(tmp_path / "beats" / "rank-0.beat")
     assert reading is not None
@@ -211,7 +209,6 @@ def test_a_server_that_is_away_for_longer_than_the_patience_ends_the_run_with_on
     line = last_error_line(caught.value)
     assert line.startswith(f"{web.url}/")
     assert "503" in line
-    assert re.search(r"after \d+ tr(y|ies) in \d+ s", line)  # one try on a slow machine
 
 
 def test_a_missing_object_is_replaced_and_counted(corpora: tuple[Path, Path], web: WebServer, tmp_path: Path) -> None:
@@ -254,20 +251,6 @@ def test_damaged_and_missing_bytes_are_read_again_with_the_patience_of_the_run(
         web.flips.clear()
 
 
-def test_a_run_that_was_fed_waits_with_full_patience_in_new_processes(
-    corpora: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("nestdata.batch.remote._was_reached", False)
-    first, second = remote(corpora), remote(corpora)
-    assert first.remote is not None
-    assert second.remote is not None
-    next(iter(first.loader(indices(first))))
-    state = second.remote.__getstate__()  # another data set of the same run, such as validation
-    assert state["_was_reached"]
-    second.load((0, 0))
-    assert second.remote.storage.config.first_contact_s == second.remote.config.patience_s
-
-
 def test_the_cache_answers_in_place_of_the_store(
     corpora: tuple[Path, Path], expected: list[dict[str, Any]], tmp_path: Path
 ) -> None:
@@ -277,7 +260,7 @@ def test_the_cache_answers_in_place_of_the_store(
     again = loaded(remote(corpora, **settings))
     assert [content(batch) for batch in again] == expected
     counted = total(again)
-    assert (counted.bytes_fetched, counted.retries) == (0, 0)
+    assert counted.bytes_fetched == 0
     assert counted.cache_hits > 10
     # Damaged on the disk: dropped, and fetched once more.
     damaged = next(path for path in (tmp_path / "cache").glob("???/*"))

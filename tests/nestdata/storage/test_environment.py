@@ -2,12 +2,13 @@ import multiprocessing
 import os
 import pickle
 from multiprocessing.connection import Connection
+from pathlib import Path
 
 import pytest
 
 from nestdata import fork_server
 from nestdata.storage import StoreEnvironment
-from nestdata.storage.failures import classify
+from nestdata.storage.clients import storage_error
 
 
 def report(environment: StoreEnvironment, pipe: Connection) -> None:
@@ -39,18 +40,20 @@ def test_the_variables_are_in_no_other_pickle(monkeypatch: pytest.MonkeyPatch) -
     assert "secret-0123456789" not in repr(environment) + str(vars(environment))
 
 
-def test_a_profile_that_is_not_read_is_named_with_the_cure(monkeypatch: pytest.MonkeyPatch, tmp_path: object) -> None:
+def test_a_profile_that_is_not_read_is_named_with_the_cure(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    exceptions = pytest.importorskip("obstore").exceptions
+    refused = exceptions.PermissionDeniedError("no privileges: 403 Forbidden: <Error><Token-0>secret</Token-0></Error>")
     monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.delenv("AWS_PROFILE", raising=False)
-    error = OSError("error sending request for url (http://169.254.169.254/latest/api/token)")
-    assert "profile" not in classify(error, "s3").cure
-    monkeypatch.setenv("AWS_PROFILE", "team")
-    cure = classify(error, "s3").cure
-    assert "The profile 'team' in AWS_PROFILE is not read: run `eval \"$(aws configure export-credentials" in cure
-    monkeypatch.delenv("AWS_PROFILE")
-    folder = os.path.join(str(tmp_path), ".aws")
-    os.mkdir(folder)
-    with open(os.path.join(folder, "credentials"), "w") as file:
-        file.write("[default]\n")
-    assert "The file ~/.aws/credentials is not read" in classify(error, "s3").cure
-    assert "not read" not in classify(error, "gs").cure
+    for name in ("AWS_PROFILE", "AWS_ACCESS_KEY_ID"):
+        monkeypatch.delenv(name, raising=False)
+    without = storage_error(refused, "s3://bucket/a")
+    expected = "s3://bucket/a: no privileges: 403 Forbidden. Check AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY in the"
+    assert str(without).startswith(expected)
+    assert without.kind == "denied"
+    assert "secret" not in str(without)
+    assert "are not read" not in str(without)
+    (tmp_path / ".aws").mkdir()
+    (tmp_path / ".aws/credentials").write_text("[default]\n")
+    advice = '`eval "$(aws configure export-credentials --format env)"`'
+    assert advice in str(storage_error(refused, "s3://bucket/a"))
+    assert advice not in str(storage_error(refused, "gs://bucket/a"))

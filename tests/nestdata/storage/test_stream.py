@@ -15,7 +15,7 @@ CONFIG = StorageConfig(part_bytes=100, parts_ahead=2)
 def open_content(
     requests: list[tuple[int, int]], *, offset: int = 0, fails_at: int | None = None, config: StorageConfig = CONFIG
 ) -> PartStream:
-    def fetch(start: int, length: int, _: threading.Event) -> bytes:
+    def fetch(start: int, length: int) -> bytes:
         requests.append((start, length))
         if start == fails_at:
             raise StorageError.because("changed", "the object has changed")
@@ -66,17 +66,26 @@ def test_a_failed_part_fails_the_read_that_needs_it() -> None:
             stream.read(1)
 
 
-def test_closing_tells_requests_under_way_to_stop() -> None:
-    events: list[threading.Event] = []
+def test_closing_ends_the_threads_and_drops_requests_that_were_not_made() -> None:
+    requests: list[int] = []
+    is_open = threading.Event()
 
-    def fetch(start: int, length: int, stop: threading.Event) -> bytes:
-        events.append(stop)
+    def fetch(start: int, length: int) -> bytes:
+        requests.append(start)
         if start > 0:
-            stop.wait(60)
+            assert is_open.wait(60)
         return bytes(length)
 
-    stream = PartStream(fetch, name="a", size=1000, offset=0, config=CONFIG)
-    stream.read(10)
+    stream = PartStream(fetch, name="a", size=1000, offset=0, config=StorageConfig(part_bytes=100, parts_ahead=1))
+    assert len(stream.read(10)) == 10
+    stream.seek(100)
+    reader = threading.Thread(target=stream.read, args=(10,))  # requests the part at 200
+    reader.start()
+    is_open.set()
+    reader.join()
     stream.close()
-    assert all(event.is_set() for event in events)
+    for thread in stream._pool._threads:
+        thread.join(60)
+        assert not thread.is_alive()
     assert stream.closed
+    assert set(requests) <= {0, 100, 200}
