@@ -6,7 +6,7 @@ current directory and with `~` expanded. Differs: NeMo skips the first place for
 
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -55,6 +55,16 @@ class FileNames:
         lookups = ((folder, name) for name in islice(relative, _MAX_LOOKUPS) for folder in folders)
         base = next((folder for folder, name in lookups if os.path.exists(os.path.join(folder, name))), default)
         return cls(tuple(dict.fromkeys(folders)), base, os.path.expanduser("~"))
+
+    @classmethod
+    def beside(cls, folder: str, names: Callable[[], Iterable[str]]) -> "FileNames":
+        """Returns the names of a manifest in a folder; local ones may start from the current directory instead.
+
+        Args:
+            folder: Absolute path or URL.
+            names: Returns the names in the manifest, which is only asked for those of a local one.
+        """
+        return cls((folder,), folder) if is_url(folder) else cls.of(names(), (folder, os.getcwd()), folder)
 
     def file(self, name: str) -> File:
         """Returns the file with a name: an absolute or relative path, or a URL of any scheme."""

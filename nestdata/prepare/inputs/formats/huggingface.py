@@ -12,8 +12,10 @@ from typing import Any, ClassVar, NamedTuple
 
 from nestdata.errors import ConfigError, ManifestError, in_one_line
 from nestdata.prepare.inputs.audio import File
-from nestdata.prepare.inputs.entry import AUDIO_SUFFIXES, Entry, resolve
+from nestdata.prepare.inputs.entry import Entry, resolve
 from nestdata.prepare.inputs.format import Format, GivenInput, Opened
+from nestdata.prepare.inputs.formats.parquet import audio_suffix
+from nestdata.prepare.inputs.labels import row_labels
 
 _FILES_PER_FOLDER = 1000
 
@@ -31,7 +33,7 @@ class HuggingFaceDataset:
     """Absolute path of the data set."""
 
     version: int
-    """Modification time of the data set; see `_saved_version`."""
+    """Modification time of the data set in ns, which distinguishes it from an earlier one at the same path."""
 
     directory: str
     """The folder that relative paths start from: the current directory, as in the library."""
@@ -54,12 +56,12 @@ class HuggingFaceDataset:
         split = _open(self.folder, self.version)
         try:
             row = split.rows[item]
-            audio, labels = row.pop(split.audio), split.labels(row)
         except Exception as error:  # the readers of the library raise errors of many kinds
             raise ManifestError(
                 f"{self.where(number)}: cannot be read ({in_one_line(error)}). Check the files and copy them again."
             ) from error
-        yield Entry(self.where(number), f"{self.prefix}/{item}", self._locate(audio, item), labels=labels)
+        file = self._locate(row.pop(split.audio), item)
+        yield Entry(self.where(number), f"{self.prefix}/{item}", file, labels=row_labels(row, split.classes))
 
     def where(self, number: int) -> str:
         """Returns the path and the row number, counted from 0 as in the library."""
@@ -75,8 +77,7 @@ class HuggingFaceDataset:
             return File(f"{self.folder}/no audio in row {row}")
         if audio["bytes"] is None:
             return File(resolve(self.directory, audio["path"]))
-        suffix = os.path.splitext(audio["path"] or "")[1].lower()
-        name = f"{row // _FILES_PER_FOLDER:06d}/{row:09d}{suffix if suffix in AUDIO_SUFFIXES else '.wav'}"
+        name = f"{row // _FILES_PER_FOLDER:06d}/{row:09d}{audio_suffix(audio['path'])}"
         file = Path(self.extract_to, name)
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_bytes(audio["bytes"])
@@ -93,67 +94,39 @@ class _Split(NamedTuple):
     classes: dict[str, list[str]]
     """Class names of each column that stores classes as numbers."""
 
-    def labels(self, row: dict[str, Any]) -> dict[str, Any]:
-        """Returns the strings, numbers and class names of a row.
-
-        Skips dates, bytes, and unknown classes, which are stored as negative numbers.
-        """
-        labels = {}
-        for name, value in row.items():
-            if name in self.classes:
-                if value is not None and value >= 0:
-                    labels[name] = self.classes[name][value]
-            elif isinstance(value, str | int | float):
-                labels[name] = value
-        return labels
-
 
 def _detect(given: GivenInput) -> bool:
     if given.kind != "folder":
         return False
-    if isinstance(given.path, Path):
-        return _saved_version(given.path) is not None
-    return given.has_file("state.json") or given.has_file("dataset_dict.json")
+    return given.has_file("dataset_dict.json") or (given.has_file("state.json") and given.has_file("dataset_info.json"))
 
 
 def _open_saved(given: GivenInput) -> Opened:
-    if isinstance(given.path, str):
+    path = given.path
+    if isinstance(path, str):
         raise ManifestError(
-            f"{given.path if given.format else given.folder}: a data set that `save_to_disk` wrote is not read from a "
-            "URL. Copy it to a local folder, or give its Parquet files."
+            f"{path if given.format else given.folder}: a data set that `save_to_disk` wrote is not read from a URL. "
+            "Copy it to a local folder, or give its Parquet files."
         )
     given.check_folder()
-    path, version = given.path, _saved_version(given.path)
-    if version is None:
+    if given.has_file("dataset_dict.json"):
+        splits = sorted(child.name for child in path.iterdir() if child.is_dir())
+        raise ManifestError(
+            f"{path}: several splits of a data set. Give the folders of one or more: {', '.join(splits)}."
+        )
+    if not _detect(given):
         raise ManifestError(f"{path}: not one split of a data set that `save_to_disk` wrote. Save it again.")
-    folder, directory, folders = given.location, os.getcwd(), given.folders("audio")
+    folder, version, directory = given.location, (path / "state.json").stat().st_mtime_ns, os.getcwd()
 
     def opened(root: str) -> HuggingFaceDataset:
         _open(folder, version)  # raises an error now if it cannot be read
         prefix = os.path.relpath(folder, root) if folder != root else os.path.basename(folder)
-        return HuggingFaceDataset(path, folder, version, directory, prefix, *folders)
+        return HuggingFaceDataset(path, folder, version, directory, prefix, *given.folders("audio"))
 
     return folder, opened
 
 
 FORMAT = Format("huggingface", _detect, _open_saved)
-
-
-def _saved_version(path: Path) -> int | None:
-    """Returns the modification time, in ns, of one split as `save_to_disk` writes it; None for any other folder.
-
-    The time distinguishes a data set from an earlier one at the same path.
-
-    Raises:
-        ManifestError: The folder holds several splits.
-    """
-    if (path / "dataset_dict.json").is_file():
-        splits = sorted(child.name for child in path.iterdir() if child.is_dir())
-        raise ManifestError(
-            f"{path}: several splits of a data set. Give the folders of one or more: {', '.join(splits)}."
-        )
-    state = path / "state.json"
-    return state.stat().st_mtime_ns if (path / "dataset_info.json").is_file() and state.is_file() else None
 
 
 @lru_cache(maxsize=2)
@@ -169,7 +142,17 @@ def _open(folder: str, version: int) -> _Split:  # noqa: ARG001, the version is 
     shows_progress = not datasets.are_progress_bars_disabled()
     datasets.disable_progress_bars()
     try:
-        return _split_of(datasets.load_from_disk(folder), datasets, folder)
+        rows = datasets.load_from_disk(folder)
+        features = rows.features
+        audio = [name for name, feature in features.items() if isinstance(feature, datasets.Audio)]
+        if not audio:
+            raise ManifestError(f"{folder}: no audio column among {', '.join(features)}. Cast one to `Audio` and save.")
+        column = "audio" if "audio" in audio else audio[0]
+        classes = {name: kind.names for name, kind in features.items() if isinstance(kind, datasets.ClassLabel)}
+        plain = [name for name, kind in features.items() if isinstance(kind, datasets.Value | datasets.ClassLabel)]
+        # A data set can be saved with a format such as torch's; without one, values are Python's own.
+        rows = rows.with_format(None).select_columns([column, *plain])
+        return _Split(rows.cast_column(column, datasets.Audio(decode=False)), column, classes)
     except ManifestError:
         raise
     except Exception as error:  # the readers of the library raise errors of many kinds
@@ -179,16 +162,3 @@ def _open(folder: str, version: int) -> _Split:  # noqa: ARG001, the version is 
     finally:
         if shows_progress:
             datasets.enable_progress_bars()
-
-
-def _split_of(rows: Any, datasets: Any, folder: str) -> _Split:
-    features = rows.features
-    audio = [name for name, feature in features.items() if isinstance(feature, datasets.Audio)]
-    if not audio:
-        raise ManifestError(f"{folder}: no audio column among {', '.join(features)}. Cast one to `Audio` and save.")
-    column = "audio" if "audio" in audio else audio[0]
-    plain = [n for n, feature in features.items() if isinstance(feature, datasets.Value | datasets.ClassLabel)]
-    # A data set can be saved with a format such as torch's; without one, values are Python's own.
-    rows = rows.with_format(None).select_columns([column, *plain])
-    classes = {name: features[name].names for name in plain if isinstance(features[name], datasets.ClassLabel)}
-    return _Split(rows.cast_column(column, datasets.Audio(decode=False)), column, classes)

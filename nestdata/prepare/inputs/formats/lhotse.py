@@ -1,6 +1,7 @@
 """Lhotse's cuts and recordings: manifests of one JSON object per line, corpora, which have such lines, and objects."""
 
 import os
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -9,23 +10,25 @@ from typing import Any, ClassVar
 import orjson
 
 from nestdata.audio.channels import MIX_FIELD, Channel
-from nestdata.errors import ConfigError, ManifestError, in_one_line
+from nestdata.errors import ConfigError, ManifestError, StorageError, in_one_line
 from nestdata.prepare.inputs.audio import LhotseCut, Member, Unusable, unusable_command
 from nestdata.prepare.inputs.entry import Entry, seconds
-from nestdata.prepare.inputs.format import Format, GivenInput, Opened
-from nestdata.prepare.inputs.given import is_corpus, is_lhotse
-from nestdata.prepare.inputs.json_objects import ObjectSource
+from nestdata.prepare.inputs.format import Format, GivenInput, Opened, is_corpus, is_lhotse
 from nestdata.prepare.inputs.labels import label_text
-from nestdata.prepare.inputs.lines import check_manifest, parse_object
+from nestdata.prepare.inputs.lines import LineSource, check_manifest, parse_object
 from nestdata.prepare.inputs.names import FileNames
-from nestdata.prepare.inputs.pointer import member_at
-from nestdata.storage import is_url
+from nestdata.prepare.inputs.patterns import object_info
+from nestdata.prepare.inputs.tar import member_at
+from nestdata.storage import is_url, storage
 
 _CORPUS_FILES = ("meta.json", "index.npy", "cuts.jsonl")
+# Pointers of Lhotse 2 to members of tars, as `cuts.jsonl` has them as well. END is the header of the next sample, and
+# says nothing that the header at START does not.
+_POINTER = re.compile(r"(?P<tar>[^?]+)\?o=(?P<start>\d{1,18})&e=\d{1,18}")
 
 
 @dataclass(frozen=True, slots=True)
-class LhotseManifest(ObjectSource):
+class LhotseManifest(LineSource):
     """Lhotse MonoCuts or recordings; a recording becomes one cut."""
 
     path: Path | str
@@ -53,11 +56,16 @@ class LhotseManifest(ObjectSource):
             ) from error
         hint = ""
         for source in cut["recording"]["sources"]:
-            self._check_source(source, where)
-            if source["type"] == "file":
-                file = self.names.file(source["source"])
+            kind, location = source.get("type"), source.get("source")
+            if kind not in ("file", "url", "shar_ptr", "command") or not isinstance(location, str):
+                raise ManifestError(
+                    f"{where}: a source of type {kind!r}, which is not supported. Write the audio "
+                    "to files in Lhotse first, with `CutSet.save_audios`."
+                )
+            if kind == "file":
+                file = self.names.file(location)
                 source["source"], hint = file.location, file.hint
-                if is_url(source["source"]):
+                if is_url(file.location):
                     source["type"] = "url"
         found = self._located(cut, where)
         yield Entry(where, cut["id"], found if isinstance(found, Unusable) else LhotseCut(cut, found, hint=hint))
@@ -94,22 +102,21 @@ class LhotseManifest(ObjectSource):
         """Returns the member that the source of a cut points to; None if it is not a pointer into a tar."""
         source = next((source for source in cut["recording"]["sources"] if cut["channel"] in source["channels"]), None)
         if source is not None and source["type"] == "command":
-            return unusable_command(str(source["source"]))
+            return unusable_command(source["source"])
         if source is None or source["type"] != "shar_ptr":
             return None
-        return member_at(source["source"], self.names, where)
-
-    def _check_source(self, source: dict[str, Any], where: str) -> None:
-        kind, location = source.get("type"), source.get("source")
-        if kind not in ("file", "url", "shar_ptr", "command"):
+        parts = _POINTER.fullmatch(source["source"])
+        if parts is None:
             raise ManifestError(
-                f"{where}: a source of type {kind!r}, which is not supported. Write the audio to files in Lhotse "
-                "first, with `CutSet.save_audios`."
+                f"{where}: a source of type 'shar_ptr' at {source['source']!r}. Give TAR?o=START&e=END."
             )
-        elif not isinstance(location, str):
-            raise ManifestError(
-                f"{where}: a source of type {kind!r} at {location!r}. Give its path or URL as a string."
-            )
+        tar = self.names.file(parts["tar"]).location
+        try:
+            return member_at(tar, int(parts["start"]), object_info(tar) if is_url(tar) else storage().info(tar))
+        except StorageError as error:
+            if error.kind not in ("missing", "changed"):
+                raise
+            return Unusable(error.kind, str(error))
 
 
 class _ParsedLines:

@@ -11,6 +11,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
@@ -18,32 +19,45 @@ import orjson
 
 from nestdata.errors import ManifestError
 from nestdata.prepare.inputs.audio import Member, Unusable
-from nestdata.prepare.inputs.entry import (
-    AUDIO_KEYS,
-    AUDIO_SUFFIXES,
-    Entry,
-    cut_id_of,
-    seconds,
-    span_suffix,
-)
+from nestdata.prepare.inputs.entry import AUDIO_KEYS, AUDIO_SUFFIXES, Entry, cut_id_of, seconds, span_suffix
 from nestdata.prepare.inputs.format import Format, GivenInput, Opened
-from nestdata.prepare.inputs.formats.nemo_shards import find_tars
-from nestdata.prepare.inputs.grouping import grouped_lines
-from nestdata.prepare.inputs.json_objects import ObjectSource, spread_objects
-from nestdata.prepare.inputs.lines import ONE_PER_LINE, check_manifest, numbered_lines, parse_object
+from nestdata.prepare.inputs.lines import (
+    ONE_PER_LINE,
+    LineSource,
+    check_manifest,
+    numbered_lines,
+    parse_object,
+    spread_objects,
+)
 from nestdata.prepare.inputs.names import FileNames, entry_of_file
-from nestdata.prepare.inputs.patterns import check_shards
-from nestdata.prepare.inputs.shard import OpenShard, damage, entry_number, open_shard, shard_and_position, unsafe
-from nestdata.prepare.inputs.tar import TarError, plain_name, stem_and_suffix
-from nestdata.storage import join
+from nestdata.prepare.inputs.patterns import (
+    TAR,
+    check_shards,
+    expand,
+    folder_of,
+    numbered,
+    objects_below,
+    shard_number,
+)
+from nestdata.prepare.inputs.tar import (
+    OpenShard,
+    entry_number,
+    open_shard,
+    plain_name,
+    shard_and_position,
+    stem_and_suffix,
+)
+from nestdata.storage import is_url, join, name_of, parent
 
 _REPEAT = re.compile(r"(.+)-sub\d+(\.\w+)?")
 _SPAN_KEYS = frozenset({*AUDIO_KEYS, "offset", "duration"})
 _NOT_LABELS = _SPAN_KEYS | {"shard_id", "_skipme"}
+_NUMBERED_TAR = re.compile(r"(.*?)\d+(\D*)")
+_SHARDED_MANIFESTS = "sharded_manifests"
 
 
 @dataclass(frozen=True, slots=True)
-class NemoManifest(ObjectSource):
+class NemoManifest(LineSource):
     """Lines with `audio_filepath` or `audio_filename`, and optionally `offset`, `duration` and labels."""
 
     path: Path | str
@@ -59,9 +73,10 @@ class NemoManifest(ObjectSource):
             return
         name = _name_in(row, where)
         if "shard_id" in row or name[-4:].lower() in (".tar", ".tgz"):
+            shard = f"shard_id {row['shard_id']}" if "shard_id" in row else repr(name)
             raise ManifestError(
-                f"{where}: a line of a tarred data set ({_shard_in(row, name)}) in a manifest of files. Begin the "
-                "manifest with a line that has a shard_id, or give the archives with --tars PATTERN."
+                f"{where}: a line of a tarred data set ({shard}) in a manifest of files. Begin the manifest with a "
+                "line that has a shard_id, or give the archives with --tars PATTERN."
             )
         labels = {key: value for key, value in row.items() if key not in _SPAN_KEYS}
         span = seconds(row, "offset", where), seconds(row, "duration", where)
@@ -118,8 +133,6 @@ class NemoTarred:
     """Absolute path or URL that the names of members are relative to: the folder of the tars."""
 
     root: str
-    scratch: str
-    """Folder for temporary files, for a manifest whose lines are not in the order of the shards."""
 
     def items(self) -> Iterator[_Item]:
         """Yields the shards, in the order in which the manifest first names them.
@@ -133,8 +146,17 @@ class NemoTarred:
             return
         tars = dict(self.tars)
         manifest = self.manifests[0]
-        for shard, lines in grouped_lines(manifest, lambda *line: self._shard_of(tars, *line), self.scratch):
-            yield _Item(tars[shard], manifest, 0, lines)
+        order = [shard for shard, _ in groupby(self._shards_of_lines(tars), lambda pair: pair[0])]
+        runs = groupby(self._shards_of_lines(tars), lambda pair: pair[0])
+        if len(set(order)) == len(order):
+            for shard, run in runs:
+                yield _Item(tars[shard], manifest, 0, [line for _, line in run])
+            return
+        grouped: dict[int, list[tuple[int, bytes]]] = defaultdict(list)  # all lines, as NeMo holds them
+        for shard, run in runs:
+            grouped[shard].extend(line for _, line in run)
+        for shard in list(grouped):
+            yield _Item(tars[shard], manifest, 0, grouped.pop(shard))
 
     def entries(self, number: int, item: _Item) -> Iterator[Entry]:  # noqa: ARG002, lines have numbers of their own
         """Yields the entries of the lines of a shard, in the order of the members of its tar.
@@ -161,25 +183,27 @@ class NemoTarred:
         """Returns the number of tars."""
         return len(self.tars)
 
-    def _shard_of(self, tars: dict[int, str], position: int, content: bytes) -> int | None:
-        """Returns the number of the shard of a line; None for a blank line."""
+    def _shards_of_lines(self, tars: dict[int, str]) -> Iterator[tuple[int, tuple[int, bytes]]]:
+        """Yields the lines of the manifest, with their numbers, and the shards that they name."""
         manifest = self.manifests[0]
-        row = parse_object(content, f"{manifest}:{position}")
-        if row is None:
-            return None
-        shard = row.get("shard_id", self.tars[0][0] if len(tars) == 1 else None)
-        if type(shard) is not int:
-            raise ManifestError(
-                f"{manifest}:{position}: shard_id is {shard!r}. Give the number of the tar that holds the audio, "
-                "as NeMo's converter writes it."
-            )
-        if shard not in tars:
-            raise ManifestError(
-                f"{manifest}:{position}: shard_id {shard} has no tar; there are {len(tars)}, from "
-                f"{self.tars[0][1]} to {self.tars[-1][1]}. Give all tars with --tars PATTERN, "
-                "in quotes."
-            )
-        return shard
+        default = self.tars[0][0] if len(tars) == 1 else None
+        for number, line in numbered_lines(manifest):
+            where = f"{manifest}:{number}"
+            row = parse_object(line, where)
+            if row is None:
+                continue
+            shard = row.get("shard_id", default)
+            if type(shard) is not int:
+                raise ManifestError(
+                    f"{where}: shard_id is {shard!r}. Give the number of the tar that holds the audio, as NeMo's "
+                    "converter writes it."
+                )
+            if shard not in tars:
+                raise ManifestError(
+                    f"{where}: shard_id {shard} has no tar; there are {_range(self.tars)}. Give all tars with --tars "
+                    "PATTERN, in quotes."
+                )
+            yield shard, (number, line)
 
     def _parsed(self, manifest: int, position: int, content: bytes) -> _Line | None:
         """Parses a line; returns None for a blank line, and for one that NeMo skips."""
@@ -188,39 +212,33 @@ class NemoTarred:
         row = parse_object(content, where)
         if row is None or row.get("_skipme"):
             return None
-        name = _name_in(row, where)
         labels = {key: value for key, value in row.items() if key not in _NOT_LABELS}
-        return _Line(
-            number, where, plain_name(name), seconds(row, "offset", where), seconds(row, "duration", where), labels
-        )
+        span = seconds(row, "offset", where), seconds(row, "duration", where)
+        return _Line(number, where, plain_name(_name_in(row, where)), *span, labels)
 
     def _joined(self, lines: list[_Line], shard: OpenShard) -> Iterator[Entry]:
         """Yields the entry of each line, and replaces it if a later member has the same or a better name."""
         lookup = _Lookup(lines)
         location = shard.info.location
-        problem: Unusable | None = None
-        try:
-            for found in shard.members():
-                name = plain_name(found.name)
-                hits = lookup.hits(name)
-                if not hits:
-                    continue
-                member = unsafe(found, location) if found.problem else shard.member(found)
-                for line, others in hits:
-                    yield Entry(
-                        line.where,
-                        self._cut_id(line, name),
-                        _ambiguous(member, line.name, others, location) if others else member,
-                        offset=line.offset or 0.0,
-                        duration=line.duration,
-                        labels=line.labels,
-                        number=line.number,
-                    )
-        except TarError as error:
-            problem = damage(error, location)
+        for found in shard.members():
+            name = plain_name(found.name)
+            hits = lookup.hits(name)
+            if not hits:
+                continue
+            member = shard.member(found)
+            for line, others in hits:
+                yield Entry(
+                    line.where,
+                    self._cut_id(line, name),
+                    _ambiguous(member, line.name, others, location) if others else member,
+                    offset=line.offset or 0.0,
+                    duration=line.duration,
+                    labels=line.labels,
+                    number=line.number,
+                )
         for line in lookup.missing():
             detail = f"{location}: no member is called {line.name!r}"
-            reason = problem or Unusable("no_such_member", detail)
+            reason = shard.problem or Unusable("no_such_member", detail)
             yield Entry(line.where, self._cut_id(line, line.name), reason, number=line.number)
 
     def _cut_id(self, line: _Line, member: str) -> str:
@@ -240,29 +258,30 @@ def _open(given: GivenInput) -> Opened:
         check_shards(given.names, str(given.path))
     elif b'"shard_id"' not in given.first_object and given.tars is None:
         check_manifest(given.path)
-        names = _names(given)
+        names = FileNames.beside(given.parent, lambda: _first_names(given))
         return names.base, lambda root: NemoManifest(given.path, root, names, given.is_spread)
     elif given.is_spread:
         raise ManifestError(f"{given.path}: a manifest of a tarred data set in another form. {ONE_PER_LINE}")
-    folder, tars = find_tars(given)
+    manifests = numbered(given.names, str(given.path), str(given.path)) if given.is_pattern else {}
+    found = _tars_beside(given) if given.tars is None else _tars_named(given.tars)
+    missing = next((manifest for number, manifest in manifests.items() if number not in found), None)
+    if missing:
+        raise ManifestError(
+            f"{given.path}: {missing} has no tar with its number among {_range(sorted(found.items()))}. Give all tars "
+            "with --tars PATTERN, in quotes."
+        )
+    numbers, folder = [*manifests] if given.is_pattern else sorted(found), folder_of(found.values())
     return folder, lambda root: NemoTarred(
         path=given.path,
         manifests=tuple(given.names),
-        tars=tars,
+        tars=tuple((number, found[number]) for number in numbers),
         is_sharded=given.is_pattern,
         folder=folder,
         root=root,
-        scratch=str(given.options.write_to / f"lines.{given.number}"),
     )
 
 
 FORMAT = Format("nemo", _detect, _open)
-
-
-def _names(given: GivenInput) -> FileNames:
-    if isinstance(given.path, str):
-        return FileNames((given.parent,), given.parent)
-    return FileNames.of(_first_names(given), (given.parent, os.getcwd()), given.parent)
 
 
 def _first_names(given: GivenInput) -> Iterator[str]:
@@ -278,6 +297,52 @@ def _name_if_any(item: bytes) -> Iterator[str]:
         yield _name_in(orjson.loads(item), "")
     except (ValueError, TypeError, AttributeError, ManifestError):
         return  # an error when it is read
+
+
+def _tars_named(pattern: str) -> dict[int, str]:
+    """Returns the tars of a pattern by their numbers."""
+    if pattern.startswith("pipe:"):
+        raise ManifestError(f"{pattern}: commands are not run. Give the paths or URLs of the tars.")
+    location = pattern.rstrip("/") if is_url(pattern) else os.path.abspath(pattern)
+    names = [location] if os.path.isfile(location) else expand(location)
+    check_shards(names, pattern)
+    return {shard_number(names[0]) or 0: names[0]} if len(names) == 1 else numbered(names, pattern, pattern)
+
+
+def _tars_beside(given: GivenInput) -> dict[int, str]:
+    """Finds the only set of numbered tars beside a manifest, or in the folder above `sharded_manifests`."""
+    folder = parent(given.names[0])
+    folders = [folder, parent(folder)] if name_of(folder) == _SHARDED_MANIFESTS else [folder]
+    for directory in folders:
+        sets = defaultdict(list)
+        for name in _files_in(directory):
+            if TAR.fullmatch(name):
+                match = _NUMBERED_TAR.fullmatch(name_of(name))
+                sets[match.groups() if match else name].append(name)
+        if len(sets) > 1:
+            examples = " and ".join(sorted(name_of(min(names)) for names in sets.values())[:2])
+            raise ManifestError(
+                f"{given.path}: several sets of tars in {directory}, such as {examples}. Give one with --tars PATTERN, "
+                "in quotes."
+            )
+        for names in sets.values():
+            given_path = str(given.path)
+            return {shard_number(names[0]) or 0: names[0]} if len(names) == 1 else numbered(sorted(names), given_path)
+    raise ManifestError(
+        f"{given.path}: a manifest of a tarred data set, and no tars in {folders[-1]}. Give them with "
+        "--tars 'PATTERN', such as 's3://bucket/audio_{0..511}.tar'; give manifests of files one by one."
+    )
+
+
+def _files_in(folder: str) -> list[str]:
+    """Returns the files in a folder, without those in its subfolders."""
+    if is_url(folder):
+        return [info.location for info in objects_below(folder) if parent(info.location) == folder]
+    return [entry.path for entry in os.scandir(folder) if entry.is_file()]
+
+
+def _range(tars: Sequence[tuple[int, str]]) -> str:
+    return f"{len(tars)}, from {tars[0][1]} to {tars[-1][1]}"
 
 
 def _ambiguous(found: Member | Unusable, name: str, others: Sequence[str], location: str) -> Unusable:
@@ -324,10 +389,6 @@ class _Lookup:
         for line, (_, members) in zip(self._lines, self._found, strict=True):
             if not members:
                 yield line
-
-
-def _shard_in(row: dict[str, Any], name: str) -> str:
-    return f"shard_id {row['shard_id']}" if "shard_id" in row else repr(name)
 
 
 def _name_in(row: dict[str, Any], where: str) -> str:

@@ -9,29 +9,41 @@ import json
 import os
 import posixpath
 import re
+import tarfile
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import partial
 from glob import glob, has_magic
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
+from zlib import crc32
 
-from nestdata.errors import ConfigError, ManifestError, StorageError
-from nestdata.prepare.inputs.audio import File, Unusable
-from nestdata.prepare.inputs.audio_tars import AudioTars
+from nestdata.errors import ConfigError, ManifestError, StorageError, in_one_line
+from nestdata.output import flush_to_disk
+from nestdata.prepare.inputs.audio import File, Member, Unusable
+from nestdata.prepare.inputs.content import StoredContent
 from nestdata.prepare.inputs.entry import AUDIO_SUFFIXES, Entry, cut_id_of, resolve
 from nestdata.prepare.inputs.format import Format, GivenInput, Opened
-from nestdata.prepare.inputs.listing import objects_below
-from nestdata.storage import is_url, join, name_of, parent, storage
+from nestdata.prepare.inputs.labels import row_labels
+from nestdata.prepare.inputs.patterns import objects_below
+from nestdata.storage import ObjectInfo, is_url, join, name_of, parent, storage
 
 PARQUET_SUFFIX = ".parquet"
 # Rows that are decoded at a time. The memory is that of a row group, whose columns the reader decompresses as a whole.
 _ROWS_PER_BATCH = 64
 # Bits of an entry's number that count the rows of a file.
 _ROW_BITS = 40
+_TAR_BYTES = 1_000_000_000
+# Words by which `datasets` recognises the splits of a data set in the names of files and folders.
+_SPLITS = {
+    "train": "train", "training": "train",
+    "validation": "validation", "valid": "validation", "val": "validation", "dev": "validation",
+    "test": "test", "testing": "test", "eval": "test", "evaluation": "test",
+}  # fmt: skip
+_SPLIT = re.compile(rf"(?<![a-z])({'|'.join(sorted(_SPLITS, key=len, reverse=True))})(?![a-z])", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +89,7 @@ class ParquetFiles:
             ConfigError: The package `pyarrow` is not installed.
         """
         prefix = cut_id_of(item, self.root)
-        tars = AudioTars(self.write_to, self.stored_in, number)
+        tars = _AudioTars(self.write_to, self.stored_in, number)
         with _open(item) as file, closing(tars):
             if self.is_beside_audio and (problem := _why_not_opened(file, item)):
                 yield Entry(item, prefix, problem, number=number << _ROW_BITS)
@@ -87,7 +99,7 @@ class ParquetFiles:
                 entry = partial(Entry, where, f"{prefix}/{row}", labels=labels, number=(number << _ROW_BITS) + row)
                 content, name = audio.get("bytes"), audio.get("path")
                 if content is not None:
-                    yield from tars.add(entry, content, _suffix_of(name))
+                    yield from tars.add(entry, content, audio_suffix(name))
                 elif name:
                     yield from tars.add_other(entry(File(resolve(self.folder, name))))
                 else:
@@ -108,11 +120,73 @@ class ParquetFiles:
         return ParquetFiles, values
 
 
-class _Columns(NamedTuple):
-    audio: str
-    plain: list[str]
-    classes: dict[str, list[str]]
-    """Class names of each column that stores classes as numbers."""
+class _AudioTars:
+    """Writes the audio of one Parquet file to tars of about a gigabyte, each of which appears when it is complete.
+
+    Args:
+        write_to: Folder in the corpus directory while it is written.
+        stored_in: Path of the same folder once the corpus is in place.
+        number: Number of the file in its input; part of the names of its tars.
+    """
+
+    def __init__(self, write_to: str, stored_in: str, number: int) -> None:
+        self._write_to = Path(write_to)
+        self._stored_in = stored_in
+        # The folder is part of the name, so that names are unique in the corpus.
+        self._name = f"{self._write_to.name}-{number:06d}"
+        self._num_tars = 0
+        self._num_members = 0
+        self._tar: tarfile.TarFile | None = None
+        # Each returns an entry, given the path of the tar and its later location.
+        self._entries: list[Callable[[Path, ObjectInfo], Entry]] = []
+
+    def add(self, entry: Callable[[Member], Entry], content: bytes, suffix: str) -> Iterator[Entry]:
+        """Adds the audio of the entry that `entry` returns; yields the entries of the tar if that is now complete."""
+        if self._tar is None:
+            self._write_to.mkdir(parents=True, exist_ok=True)
+            self._tar = tarfile.open(self._temporary, "w", format=tarfile.USTAR_FORMAT)
+        header = tarfile.TarInfo(f"{self._num_members:09d}{suffix}")
+        header.size = length = len(content)
+        offset, checksum = self._tar.offset + tarfile.BLOCKSIZE, crc32(content)
+
+        def complete(tar: Path, shard: ObjectInfo) -> Entry:
+            return entry(Member(shard, offset, length, StoredContent(str(tar), offset, length), checksum))
+
+        self._entries.append(complete)
+        self._tar.addfile(header, io.BytesIO(content))
+        self._num_members += 1
+        if self._tar.offset >= _TAR_BYTES:
+            yield from self.finish()
+
+    def add_other(self, entry: Entry) -> Iterator[Entry]:
+        """Adds an entry without bytes, which keeps its place among the others."""
+        if self._tar is None:
+            yield entry
+        else:
+            self._entries.append(lambda *_: entry)
+
+    def finish(self) -> Iterator[Entry]:
+        """Completes the tar that is being written, and yields its entries with their addresses."""
+        if self._tar is None:
+            return
+        entries, self._entries = self._entries, []
+        self._tar.close()
+        self._tar = None
+        path = self._temporary.with_suffix("")
+        flush_to_disk(self._temporary)  # the corpus is flushed at the end, but not what is in its folders
+        self._temporary.replace(path)
+        shard = ObjectInfo(f"{self._stored_in}/{path.name}", path.stat().st_size, None)
+        self._num_tars += 1
+        yield from (complete(path, shard) for complete in entries)
+
+    def close(self) -> None:
+        """Closes the tar that is being written; it keeps its temporary name."""
+        if self._tar is not None:
+            self._tar.close()
+
+    @property
+    def _temporary(self) -> Path:
+        return self._write_to / f"{self._name}-{self._num_tars:03d}.tar.tmp"
 
 
 def _open_files(given: GivenInput) -> Opened:
@@ -127,13 +201,7 @@ FORMAT = Format("parquet", lambda given: str(given.path).lower().endswith(PARQUE
 
 
 def parquet_in_folder(given: GivenInput, names: list[str], root: str, *, is_beside_audio: bool) -> ParquetFiles:
-    """Returns the source of the Parquet files in a folder.
-
-    Args:
-        given: The folder.
-        names: Locations of the files, sorted.
-        root: The folder that ids are relative to.
-        is_beside_audio: Whether the folder also holds audio files.
+    """Returns the source of the Parquet files in a folder, given their sorted locations.
 
     Raises:
         ManifestError: The files are of several splits of a data set.
@@ -142,34 +210,22 @@ def parquet_in_folder(given: GivenInput, names: list[str], root: str, *, is_besi
     return ParquetFiles(given.path, given.location, root, *given.folders("shards"), tuple(names), is_beside_audio)
 
 
-def parquet_beside_audio(names: list[str]) -> tuple[list[str], list[str]]:
-    """Divides Parquet files in a folder of audio into those that may hold audio, and those without an audio column.
+def parquet_beside_audio(names: list[str]) -> tuple[list[str], int]:
+    """Returns the Parquet files in a folder of audio that may hold audio, and the number of the others.
 
     A folder of audio often has a table of labels, such as `metadata.parquet`.
     """
+    return (kept := [name for name in names if _may_hold_audio(name)]), len(names) - len(kept)
+
+
+def _may_hold_audio(name: str) -> bool:
     try:
         from pyarrow import parquet
-    except ImportError:
-        return names, []
-    with_audio: list[str] = []
-    without: list[str] = []
-    for name in names:
-        try:
-            with _open(name) as file:
-                has_audio = bool(_audio_columns(parquet.ParquetFile(file).schema_arrow))
-        except Exception:  # the entries of the file say why
-            has_audio = True
-        (with_audio if has_audio else without).append(name)
-    return with_audio, without
 
-
-# Words by which `datasets` recognises the splits of a data set in the names of files and folders.
-_SPLITS = {
-    "train": "train", "training": "train",
-    "validation": "validation", "valid": "validation", "val": "validation", "dev": "validation",
-    "test": "test", "testing": "test", "eval": "test", "evaluation": "test",
-}  # fmt: skip
-_SPLIT = re.compile(rf"(?<![a-z])({'|'.join(sorted(_SPLITS, key=len, reverse=True))})(?![a-z])", re.IGNORECASE)
+        with _open(name) as file:
+            return bool(_audio_columns(parquet.ParquetFile(file).schema_arrow))
+    except Exception:  # the entries of the file say why
+        return True
 
 
 def _check_splits(folder: str, names: list[str]) -> None:
@@ -194,14 +250,9 @@ def _check_splits(folder: str, names: list[str]) -> None:
 
 def parquet_folder(path: Path | str) -> str:
     """Returns the absolute path or URL of the folder of an input: itself, or that of the file or pattern."""
-    if isinstance(path, str):
-        folder = path.rstrip("/")
-        while has_magic(folder) or folder.lower().endswith(PARQUET_SUFFIX):
-            folder = parent(folder)
-        return folder
-    folder = os.path.abspath(path)
-    while has_magic(folder) or os.path.isfile(folder) or folder.lower().endswith(PARQUET_SUFFIX):
-        folder = os.path.dirname(folder)
+    folder = path.rstrip("/") if isinstance(path, str) else os.path.abspath(path)
+    while has_magic(folder) or folder.lower().endswith(PARQUET_SUFFIX) or os.path.isfile(folder):
+        folder = parent(folder)
     return folder
 
 
@@ -210,15 +261,13 @@ def _parquet_files(path: Path | str) -> list[str]:
     if isinstance(path, str):
         if path.lower().endswith(PARQUET_SUFFIX) and not has_magic(path):
             return [path]
-        names = [info.location for info in objects_below(parquet_folder(path))]
         pattern = path if has_magic(path) else f"{path.rstrip('/')}/*{PARQUET_SUFFIX}"
+        names = (info.location for info in objects_below(parquet_folder(path)))
         found = [name for name in names if fnmatchcase(name, pattern)]
     elif path.is_dir():
         found = [os.path.abspath(file) for file in path.rglob(f"*{PARQUET_SUFFIX}") if file.is_file()]
     else:
-        found = (
-            [os.path.abspath(path)] if path.is_file() else list(map(os.path.abspath, glob(str(path), recursive=True)))
-        )
+        found = [os.path.abspath(file) for file in ([path] if path.is_file() else glob(str(path), recursive=True))]
     if not found:
         raise ManifestError(f"{path}: no such Parquet file. Check the path or the pattern.")
     return sorted(found)
@@ -259,21 +308,26 @@ def _rows(stream: io.BufferedIOBase, location: str) -> Iterator[tuple[int, dict[
         ) from None
     try:
         file = parquet.ParquetFile(stream)
-        columns = _columns_of(file.schema_arrow, location)
+        column, plain, classes = _columns_of(file.schema_arrow, location)
         number = 0
-        for batch in file.iter_batches(_ROWS_PER_BATCH, columns=[columns.audio, *columns.plain], use_threads=False):
+        for batch in file.iter_batches(_ROWS_PER_BATCH, columns=[column, *plain], use_threads=False):
             for row in batch.to_pylist():
-                yield number, row.pop(columns.audio) or {}, _labels(row, columns.classes)
+                yield number, row.pop(column) or {}, row_labels(row, classes)
                 number += 1
     except (ManifestError, StorageError, GeneratorExit):
         raise
     except Exception as error:  # the reader raises errors of many kinds
         raise ManifestError(
-            f"{location}: not a Parquet file that can be read ({' '.join(str(error).split())[:200]}). Copy it again."
+            f"{location}: not a Parquet file that can be read ({in_one_line(error)}). Copy it again."
         ) from error
 
 
-def _columns_of(schema: Any, location: str) -> _Columns:
+def _columns_of(schema: Any, location: str) -> tuple[str, list[str], dict[str, list[str]]]:
+    """Returns the column of audio, those of plain values, and the class names of those that store numbers of classes.
+
+    Raises:
+        ManifestError: There is no column of audio, or it has other types than `datasets` writes: bytes, and text.
+    """
     from pyarrow import types
 
     audio = _audio_columns(schema)
@@ -282,42 +336,31 @@ def _columns_of(schema: Any, location: str) -> _Columns:
             f"{location}: no column with audio, which is a struct of bytes and path, among {', '.join(schema.names)}."
         )
     column = "audio" if "audio" in audio else audio[0]
-    _check_audio_type(schema.field(column).type, f"{location}: the column {column!r}")
+    is_bytes = (types.is_binary, types.is_large_binary, types.is_fixed_size_binary, types.is_binary_view)
+    is_text = (types.is_string, types.is_large_string, types.is_string_view)
+    for part in schema.field(column).type:
+        expected = {"bytes": (types.is_null, *is_bytes), "path": (types.is_null, *is_text)}.get(part.name, ())
+        if expected and not any(check(part.type) for check in expected):
+            raise ManifestError(
+                f"{location}: the column {column!r} has a field {part.name!r} of type {part.type}, where "
+                f"{'binary' if part.name == 'bytes' else 'string'} was expected. Cast the column."
+            )
     is_plain = (types.is_string, types.is_large_string, types.is_integer, types.is_floating, types.is_boolean)
-    plain = [field.name for field in schema if any(check(field.type) for check in is_plain)]
+    plain = [part.name for part in schema if any(check(part.type) for check in is_plain)]
     features = _features_of(schema)
     classes = {
         name: features[name]["names"]
         for name in plain
         if isinstance(features.get(name), dict) and features[name].get("_type") == "ClassLabel"
     }
-    return _Columns(column, plain, classes)
+    return column, plain, classes
 
 
 def _audio_columns(schema: Any) -> list[str]:
     """Returns the names of the columns that are a struct with bytes."""
     from pyarrow import types
 
-    return [field.name for field in schema if types.is_struct(field.type) and field.type.get_field_index("bytes") >= 0]
-
-
-def _check_audio_type(struct: Any, column: str) -> None:
-    """Raises ManifestError if the fields of a column of audio are not what `datasets` writes: bytes, and text."""
-    from pyarrow import types
-
-    is_null = types.is_null
-    is_bytes = (types.is_binary, types.is_large_binary, types.is_fixed_size_binary, types.is_binary_view)
-    is_text = (types.is_string, types.is_large_string, types.is_string_view)
-    expected = {"bytes": (is_null, *is_bytes), "path": (is_null, *is_text)}
-    for name, checks in expected.items():
-        indices = struct.get_all_field_indices(name)
-        found = [str(struct.field(index).type) for index in indices]
-        if len(indices) > 1 or any(not any(check(struct.field(index).type) for check in checks) for index in indices):
-            raise ManifestError(
-                f"{column} has a field {name!r} of type {' and '.join(found)}, where "
-                f"{'binary' if name == 'bytes' else 'string'} was expected. Write the file again with the library "
-                "`datasets`, or cast the column."
-            )
+    return [part.name for part in schema if types.is_struct(part.type) and part.type.get_field_index("bytes") >= 0]
 
 
 def _features_of(schema: Any) -> dict[str, Any]:
@@ -329,17 +372,7 @@ def _features_of(schema: Any) -> dict[str, Any]:
     return features if isinstance(features, dict) else {}
 
 
-def _labels(row: dict[str, Any], classes: dict[str, list[str]]) -> dict[str, Any]:
-    labels = {}
-    for name, value in row.items():
-        if name not in classes:
-            if value is not None:
-                labels[name] = value
-        elif value is not None and 0 <= value < len(classes[name]):
-            labels[name] = classes[name][int(value)]  # a float in a column with gaps
-    return labels
-
-
-def _suffix_of(name: str | None) -> str:
+def audio_suffix(name: str | None) -> str:
+    """Returns the suffix of the name of embedded audio; `.wav` if it is not that of audio."""
     suffix = posixpath.splitext(name or "")[1].lower()
     return suffix if suffix in AUDIO_SUFFIXES else ".wav"

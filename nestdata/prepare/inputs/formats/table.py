@@ -101,16 +101,14 @@ class Table(LineSource):
         Raises:
             ManifestError: It has several lines, most likely because of a quotation mark that hides many rows.
         """
-        delimiter = self.columns.delimiter
         problem = f"{len(row)} fields, but the header has {len(self.columns.names)}"
         if any("\n" in field for field in row):
             raise ManifestError(
                 f"{where}: {problem}, in a row of several lines that ends here. Check whether a quotation mark is "
                 "missing before this line."
             )
-        advice = (
-            "remove the tab, or drop this line" if delimiter == "\t" else f"quote fields that contain {delimiter!r}"
-        )
+        quote = f"quote fields that contain {self.columns.delimiter!r}"
+        advice = "remove the tab, or drop this line" if self.columns.delimiter == "\t" else quote
         return Unusable("malformed_row", f"{problem}; {advice}")
 
 
@@ -152,15 +150,12 @@ def _read_columns(path: Path | str) -> Columns:
             "duration and end."
         )
     taken = {audio, *(index for index, _ in spans)}
-    own = {name for index, name in enumerate(names) if index not in taken}
-    labels = tuple(
-        (index, label)
-        for index, name in enumerate(names)
-        if name and index not in taken
-        # A column with the name itself takes precedence.
-        for label in [name if _RENAMED.get(_key(name), name) in own else _RENAMED.get(_key(name), name)]
-    )
-    return Columns(delimiter, names, audio, spans, labels)
+    own = {name: index for index, name in enumerate(names) if name and index not in taken}
+    labels = []
+    for name, index in own.items():
+        renamed = _RENAMED.get(_key(name), name)
+        labels.append((index, name if renamed in own else renamed))  # a column with the name itself takes precedence
+    return Columns(delimiter, names, audio, spans, tuple(labels))
 
 
 def _detect(given: GivenInput) -> bool:
@@ -178,15 +173,16 @@ FORMAT = Format("csv", _detect, _open)
 
 def _names(given: GivenInput, columns: Columns) -> FileNames:
     """Returns how a table names its files: in Common Voice, relative to a folder beside it."""
-    path, folder = given.path, given.parent
-    clips = [join(folder, name) for header, name in _COMMON_VOICE.items() if columns.names[: len(header)] == header]
+    path = given.path
+    clips = [name for header, name in _COMMON_VOICE.items() if columns.names[: len(header)] == header]
+    folders = [join(given.parent, name) for name in clips]
     if isinstance(path, str):
-        folder = [*clips, folder][0]
-        return FileNames((folder,), folder)
-    clips = [name for name in clips if os.path.isdir(name)]
+        return FileNames.beside([*folders, given.parent][0], lambda: ())
+    if folders and os.path.isdir(folders[0]):
+        return FileNames.of((), (*folders, given.parent, os.getcwd()), folders[0])
     rows = (row for _, row in islice(_rows(path, columns.delimiter), 1, None))
     names = (row[columns.audio] for row in rows if len(row) > columns.audio and "\0" not in row[columns.audio])
-    return FileNames.of(() if clips else names, (*clips, folder, os.getcwd()), [*clips, folder][0])
+    return FileNames.beside(given.parent, lambda: names)
 
 
 def _rows(path: Path | str, delimiter: str) -> Iterator[tuple[int, list[str]]]:

@@ -255,17 +255,6 @@ def test_a_damaged_data_set_is_an_error_with_a_message_of_one_line(tmp_path: Pat
     assert "\n" not in str(caught.value)
 
 
-def test_an_unreadable_row_is_an_error_that_names_it(tmp_path: Path) -> None:
-    rows = data_set({"audio": [embedded()] * 2, "mood": [0, 0]}, "audio", mood=datasets.ClassLabel(names=["happy"]))
-    unknown = pyarrow.array([0, 5])
-    rows = datasets.Dataset(rows.data.set_column(1, "mood", unknown), info=rows.info)
-    save(rows, tmp_path / "train")
-    with pytest.raises(
-        ManifestError, match=r"train \(row 1\): cannot be read \(IndexError: .*Check the files and copy"
-    ):
-        entries_of(tmp_path / "train", write_to=tmp_path / "out")
-
-
 def test_without_the_package_the_error_says_how_to_install_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data_set({"audio": [embedded()]}, "audio").save_to_disk(tmp_path / "train")
     monkeypatch.setitem(sys.modules, "datasets", None)

@@ -1,4 +1,3 @@
-import json
 import tarfile
 from pathlib import Path
 from typing import Any
@@ -8,7 +7,6 @@ import pytest
 from nestdata import ConfigError, ManifestError
 from nestdata.prepare.inputs import Entry, InputOptions
 from nestdata.prepare.inputs.formats.detect import open_sources
-from nestdata.prepare.inputs.grouping import grouped_lines
 from tests.nestdata.prepare.inputs.reading import content_or_reason, detail_of, entries_of, some_audio, source_of
 from tests.nestdata.prepare.inputs.shards import write_tar
 from tests.synthesis import write_jsonl
@@ -127,37 +125,21 @@ def test_the_members_before_the_damage_of_a_shard_are_used(tmp_path: Path) -> No
     assert [found for _, found in problems_of(path)] == ["compressed_tar"] * 3
 
 
-@pytest.mark.parametrize("max_waiting", [0, 1 << 20])
-def test_lines_that_are_not_in_the_order_of_shards_are_grouped_in_files(tmp_path: Path, max_waiting: int) -> None:
-    rows = [row(f"{i}.wav", shard) for i, shard in enumerate((2, 0, 2, 1, 0, 2))]
-    path = write_jsonl(tmp_path / "m.json", rows)
-    scratch = tmp_path / "lines"
-    scratch.mkdir()
-    (scratch / "0.lines").write_bytes(b"left by a run that was killed")
-
-    def shard_of(_: int, line: bytes) -> int:
-        shard: int = json.loads(line)["shard_id"]
-        return shard
-
-    grouped = list(grouped_lines(str(path), shard_of, str(scratch), max_waiting=max_waiting))
-    assert [(shard, [number for number, _ in lines]) for shard, lines in grouped] == [
-        (2, [1, 3, 6]),
-        (0, [2, 5]),
-        (1, [4]),
-    ]
+@pytest.mark.parametrize(
+    ("shards", "expected"),
+    [((1, 1, 0), [(1, [1, 2]), (0, [3])]), ((2, 0, 2, 1, 0, 2), [(2, [1, 3, 6]), (0, [2, 5]), (1, [4])])],
+)
+def test_lines_are_grouped_by_shard_in_any_order(
+    tmp_path: Path, shards: tuple[int, ...], expected: list[tuple[int, list[int]]]
+) -> None:
+    rows = [row(f"{number}.wav", shard) for number, shard in enumerate(shards)]
+    path = tarred(tmp_path, rows, *({} for _ in set(shards)))
+    source = source_of(path)
+    items = list(source.items())
+    assert [(int(Path(item.tar).stem[-1]), [number for number, _ in item.lines]) for item in items] == expected
     lines = path.read_bytes().splitlines(keepends=True)
-    assert all(line == lines[number - 1] for _, found in grouped for number, line in found)
-    assert not scratch.exists()
-
-
-def test_consecutive_lines_are_grouped_without_files(tmp_path: Path) -> None:
-    path = tarred(tmp_path, [row("a.wav", 1), row("b.wav", 1), row("c.wav", 0)], {"c.wav": b"0"}, {"a.wav": b"1"})
-    source = source_of(path, write_to=tmp_path / "no" / "folder")
-    assert [(Path(item.tar).name, [number for number, _ in item.lines]) for item in source.items()] == [
-        ("audio_1.tar", [1, 2]),
-        ("audio_0.tar", [3]),
-    ]
-    assert source.count() == 2
+    assert all(line == lines[number - 1] for item in items for number, line in item.lines)
+    assert source.count() == len(set(shards))
 
 
 def test_sharded_manifests_are_joined_with_the_tars_of_the_same_numbers(tmp_path: Path) -> None:
