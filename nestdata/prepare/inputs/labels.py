@@ -54,20 +54,3 @@ def table_labels(fields: Mapping[str, str]) -> dict[str, str]:
             continue
         labels[name] = value[:-2] if kind == "speaker" and _WHOLE_FLOAT.fullmatch(value) else value
     return labels
-
-
-def row_labels(row: Mapping[str, Any], classes: Mapping[str, list[str]]) -> dict[str, Any]:
-    """Returns the strings, numbers and class names of a row of a Hugging Face data set; skips all other values.
-
-    Args:
-        row: The values by column.
-        classes: Class names of each column that stores classes as numbers. Negative numbers are unknown classes.
-    """
-    labels: dict[str, Any] = {}
-    for name, value in row.items():
-        if name not in classes:
-            if isinstance(value, str | int | float):
-                labels[name] = value
-        elif value is not None and 0 <= value < len(classes[name]):
-            labels[name] = classes[name][int(value)]  # a float in a column with gaps
-    return labels

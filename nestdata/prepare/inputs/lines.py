@@ -113,9 +113,7 @@ def open_lines(path: Path | str) -> Iterator[LineReader]:
     if isinstance(path, Path):
         check_manifest(path)
     try:
-        stream = path.open("rb") if isinstance(path, Path) else storage().open_stream(path)
-        is_gzip = str(path).endswith(".gz")
-        with io.BufferedReader(_Expanded(str(path), stream), _CHUNK_BYTES) if is_gzip else stream as file:
+        with _opened(path) as file:
             if file.peek(len(codecs.BOM_UTF8)).startswith(codecs.BOM_UTF8):
                 file.read(len(codecs.BOM_UTF8))
             yield LineReader(str(path), file)
@@ -240,6 +238,13 @@ def spread_objects(path: Path | str) -> Iterator[bytes]:
                     raise ManifestError(f"{path}, object {number}: {problem}. Check the command that wrote it.")
                 return
             text, start = text[start:] + decode(chunk), 0
+
+
+def _opened(path: Path | str) -> BufferedReader:
+    stream = path.open("rb") if isinstance(path, Path) else storage().open_stream(path)
+    if not str(path).endswith(".gz"):
+        return stream
+    return BufferedReader(_Expanded(str(path), stream), _CHUNK_BYTES)
 
 
 class _Expanded(io.RawIOBase):

@@ -8,7 +8,7 @@ import tarfile
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from io import BufferedIOBase
+from io import BufferedIOBase, BufferedReader, FileIO
 from typing import Literal, NamedTuple
 
 from nestdata.errors import ManifestError, StorageError, in_one_line
@@ -104,7 +104,7 @@ def _walk_archive(file: BufferedIOBase, size: int, start: int) -> Generator[TarM
                 end = tar.offset
                 if not info.isdir():
                     yield TarMember(info.name, info.offset_data, info.size, _problem(info))
-                tar.members.clear()  # it would keep all of them
+                tar.members = []  # type: ignore[attr-defined]  # it would keep all of them
     except (TarError, StorageError, OSError):
         raise
     except Exception as error:  # hostile headers make `tarfile` raise errors of many kinds
@@ -242,7 +242,8 @@ def open_shard(location: str) -> Iterator[OpenShard]:
         raise ManifestError(
             f"{location}: no such shard. Restore it, or leave it out of the pattern and the manifest."
         ) from error
-    stream = storage().open_stream(location, info=info) if is_url(location) else open(location, "rb", _READ_AHEAD)
+    is_remote = is_url(location)
+    stream = storage().open_stream(location, info=info) if is_remote else BufferedReader(FileIO(location), _READ_AHEAD)
     with stream as file:
         yield OpenShard(info, file)
 
@@ -252,7 +253,7 @@ def member_at(location: str, start: int, info: ObjectInfo) -> Member | Unusable:
     size = info.size - start
     with StoredContent(location, start, size, info.etag, info.size).open() as file:
         try:
-            found = next(walk(file, size), None)  # type: ignore[arg-type]  # it reads and seeks
+            found = next(walk(file, size), None)
         except TarError as error:
             return Unusable(error.reason, f"{location}: {error}")
     if found is None:

@@ -16,7 +16,6 @@ from nestdata.prepare.inputs.formats import (
     kaldi,
     lhotse,
     nemo,
-    parquet,
     path_list,
     shar,
     table,
@@ -30,7 +29,7 @@ from nestdata.storage import common_folder
 
 # In the order in which they are asked. The kind of an input and its first line are read once for all of them.
 FORMATS: tuple[Format, ...] = (
-    parquet.FORMAT,
+    huggingface.PARQUET_FORMAT,
     fairseq.FORMAT,
     table.FORMAT,
     path_list.FORMAT,

@@ -12,7 +12,7 @@ from nestdata.errors import ManifestError
 from nestdata.prepare.inputs.audio import File
 from nestdata.prepare.inputs.entry import AUDIO_SUFFIXES, MAIN_SUFFIXES, Entry, Source, cut_id_of
 from nestdata.prepare.inputs.format import Format, GivenInput, Opened
-from nestdata.prepare.inputs.formats.parquet import PARQUET_SUFFIX, parquet_beside_audio, parquet_in_folder
+from nestdata.prepare.inputs.formats.huggingface import PARQUET_SUFFIX, may_hold_audio, parquet_in_folder
 from nestdata.prepare.inputs.formats.webdataset import WebDataset, check_not_nemo
 from nestdata.prepare.inputs.lines import check_manifest
 from nestdata.prepare.inputs.patterns import TAR, cannot_be_listed, folder_of, objects_below
@@ -214,8 +214,8 @@ def _open_folder(given: GivenInput) -> Opened:
     if given.format is None and tars:
         check_not_nemo(given)
     if num_audio and parquet:
-        parquet, num_others = parquet_beside_audio(parquet)
-        others += Counter({PARQUET_SUFFIX: num_others})
+        parquet = [name for name in parquet if may_hold_audio(name)]
+        others += Counter({PARQUET_SUFFIX: len(shards["parquet"]) - len(parquet)})
 
     def sources(root: str) -> list[Source]:
         if not (num_audio or tars or parquet):
@@ -233,7 +233,7 @@ def _open_folder(given: GivenInput) -> Opened:
         if tars:
             opened.append(WebDataset(given.folder, tuple(tars), folder_of(tars), root))
         if parquet:
-            opened.append(parquet_in_folder(given, parquet, root, is_beside_audio=bool(num_audio)))
+            opened.append(parquet_in_folder(given, parquet, root))
         return opened
 
     has_tars_only = tars and not num_audio and not parquet

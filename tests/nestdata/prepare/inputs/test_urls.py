@@ -11,7 +11,7 @@ from nestdata.prepare.inputs.entry import cut_id_of, relative_id, resolve
 from nestdata.prepare.inputs.formats.detect import common_root
 from nestdata.prepare.inputs.formats.fairseq import fairseq_folder, is_fairseq
 from nestdata.prepare.inputs.formats.folder import AudioFolder, sorted_as_files
-from nestdata.prepare.inputs.formats.parquet import parquet_folder
+from nestdata.prepare.inputs.formats.huggingface import parquet_folder
 from nestdata.storage import ObjectInfo
 from nestdata.storage.clients import import_obstore
 from tests.nestdata.prepare.inputs.reading import entries_of
