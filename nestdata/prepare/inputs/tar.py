@@ -9,7 +9,7 @@ from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from io import BufferedIOBase, BufferedReader, FileIO
-from typing import Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 from nestdata.errors import ManifestError, StorageError, in_one_line
 from nestdata.prepare.inputs.audio import Member, Unusable
@@ -262,6 +262,31 @@ def member_at(location: str, start: int, info: ObjectInfo) -> Member | Unusable:
         return Unusable("unsafe_member", f"{location}: the member {found.name!r} is {found.problem}")
     content = StoredContent(location, start + found.offset, found.size, info.etag, info.size)
     return Member(info, content.offset, found.size, content)
+
+
+class ShardSource:
+    """The methods of `Source` for an input of shards. Items are the index of a shard, and its files."""
+
+    items_per_task: ClassVar[int] = 1
+    shards: tuple[tuple[str, ...], ...]
+    """Absolute paths or URLs of the files of each shard; the first has the lines that are counted, if there are two."""
+
+    def items(self) -> Iterator[Any]:
+        """Yields the shards with their indices."""
+        yield from enumerate(self.shards)
+
+    def files(self, item: Any) -> list[str]:
+        """Returns the files of a shard."""
+        return [*item[1]]
+
+    def where(self, number: int) -> str:
+        """Returns the first file of a shard and the number of the line or sample, counted from 1."""
+        index, position = shard_and_position(number)
+        return f"{self.shards[index][0]}:{position}"
+
+    def count(self) -> int | None:
+        """Returns the number of shards."""
+        return len(self.shards)
 
 
 def entry_number(shard: int, position: int) -> int:

@@ -1,6 +1,5 @@
 """Finds the format of each input of a corpus, and opens the inputs as sources."""
 
-import os
 from collections.abc import Callable, Iterable, Sequence
 from functools import reduce
 from typing import Any, get_args
@@ -22,8 +21,7 @@ from nestdata.prepare.inputs.formats import (
     webdataset,
 )
 from nestdata.prepare.inputs.formats.folder import AudioFiles
-from nestdata.prepare.inputs.formats.lhotse import LhotseManifest, open_objects
-from nestdata.prepare.inputs.names import FileNames
+from nestdata.prepare.inputs.formats.lhotse import open_objects
 from nestdata.prepare.inputs.patterns import forget_answers
 from nestdata.storage import common_folder
 
@@ -100,11 +98,10 @@ def open_sources(inputs: Sequence[Any], options: InputOptions) -> list[Source]:
         )
     tars = options.tars if len(options.tars) == len(inputs) else [*options.tars, None][:1] * len(inputs)
     forget_answers()
-    parser = LhotseManifest("", FileNames.of((), (os.getcwd(),), os.getcwd()), options.channel)
     folders: list[str] = []
     openers: list[Callable[[str], Source | Sequence[Source]]] = []
     for number, (path, pattern) in enumerate(zip(inputs, tars, strict=True)):
-        if source := open_objects(path, parser):
+        if source := open_objects(path, options.channel):
             openers.append(lambda _, source=source: source)
             continue
         given = GivenInput(path, options, number, pattern)

@@ -14,7 +14,7 @@ from nestdata.prepare.inputs.entry import AUDIO_SUFFIXES, Entry, cut_id_of, reso
 from nestdata.prepare.inputs.format import Format, GivenInput, Opened
 from nestdata.prepare.inputs.formats.table import is_table
 from nestdata.prepare.inputs.lines import LineSource
-from nestdata.prepare.inputs.names import FileNames, entry_of_slice, read_slice
+from nestdata.prepare.inputs.names import FileNames, entry_of_slice
 from nestdata.storage import has_scheme, is_url, parent
 
 # Numbers of samples with more digits are mistakes: such a file would last centuries.
@@ -49,8 +49,8 @@ class FairseqManifest(LineSource):
         if not name or not count.isdigit() or len(count) > _MAX_DIGITS:
             raise ManifestError(f"{where}: {item[:80]!r} is not a path, a tab and a number of samples. Fix or drop it.")
         text = name.decode(errors="surrogateescape")
-        if part := read_slice(self.names, text, where):
-            yield entry_of_slice(where, *part, self.root)
+        if entry := entry_of_slice(where, text, self.names, self.root):
+            yield entry
             return
         file = self.names.file(text)
         yield Entry(where, cut_id_of(file.location, self.root), file, num_frames=int(count))

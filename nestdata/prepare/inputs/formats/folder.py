@@ -231,7 +231,7 @@ def _open_folder(given: GivenInput) -> Opened:
             folder = given.location if isinstance(given.path, str) else given.path
             opened.append(AudioFolder(folder, root, num_audio, dict(others)))
         if tars:
-            opened.append(WebDataset(given.folder, tuple(tars), folder_of(tars), root))
+            opened.append(WebDataset.of(given.folder, tars, root))
         if parquet:
             opened.append(parquet_in_folder(given, parquet, root))
         return opened

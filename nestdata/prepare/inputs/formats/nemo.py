@@ -9,11 +9,11 @@ import os
 import posixpath
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import orjson
 
@@ -41,10 +41,10 @@ from nestdata.prepare.inputs.patterns import (
 )
 from nestdata.prepare.inputs.tar import (
     OpenShard,
+    ShardSource,
     entry_number,
     open_shard,
     plain_name,
-    shard_and_position,
     stem_and_suffix,
 )
 from nestdata.storage import is_url, join, name_of, parent
@@ -83,22 +83,6 @@ class NemoManifest(LineSource):
         yield entry_of_file(where, name, self.names, self.root, span=span, labels=labels)
 
 
-class _Item(NamedTuple):
-    """The lines of one shard."""
-
-    tar: str
-    """Absolute path or URL."""
-
-    manifest: str
-    """Absolute path or URL."""
-
-    manifest_index: int
-    """Index of the manifest."""
-
-    lines: list[tuple[int, bytes]] | None
-    """Lines with their numbers, counted from 1; None for all lines of the manifest."""
-
-
 class _Line(NamedTuple):
     """A parsed line."""
 
@@ -115,78 +99,64 @@ class _Line(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class NemoTarred:
+class NemoTarred(ShardSource):
     """One manifest with a `shard_id` in each line, or one manifest for each tar."""
 
-    items_per_task: ClassVar[int] = 1
     path: Path | str
-    manifests: tuple[str, ...] = field(repr=False)  # each item names the manifests that it reads
-    """Absolute paths or URLs."""
+    shards: tuple[tuple[str, str], ...] = field(repr=False)  # each item names the files that it reads
+    """Absolute paths or URLs of the manifest and of the tar of each shard."""
 
-    tars: tuple[tuple[int, str], ...] = field(repr=False)
-    """Absolute paths or URLs of the tars, with their numbers."""
-
-    is_sharded: bool
-    """Whether there is one manifest for each tar, in the order of `tars`."""
+    numbers: tuple[int, ...] = field(repr=False)
+    """The `shard_id` of each shard, if all have one manifest."""
 
     folder: str
     """Absolute path or URL that the names of members are relative to: the folder of the tars."""
 
     root: str
 
-    def items(self) -> Iterator[_Item]:
-        """Yields the shards, in the order in which the manifest first names them.
+    def items(self) -> Iterator[tuple[int, tuple[str, ...], list[tuple[int, bytes]] | None]]:
+        """Yields the index of a manifest, the files of a shard, and its lines with their numbers, counted from 1.
+
+        The shards of one manifest are in the order in which it first names them, and the manifest is not among their
+        files. If a shard has a manifest of its own, its lines are None.
 
         Raises:
             ManifestError: A line names a shard without a tar, or has no shard.
         """
-        if self.is_sharded:
-            for index, (_, tar) in enumerate(self.tars):
-                yield _Item(tar, self.manifests[index], index, None)
+        if not self.numbers:
+            for index, files in enumerate(self.shards):
+                yield index, files, None
             return
-        tars = dict(self.tars)
-        manifest = self.manifests[0]
+        tars = {number: tar for number, (_, tar) in zip(self.numbers, self.shards, strict=True)}
         order = [shard for shard, _ in groupby(self._shards_of_lines(tars), lambda pair: pair[0])]
         runs = groupby(self._shards_of_lines(tars), lambda pair: pair[0])
         if len(set(order)) == len(order):
             for shard, run in runs:
-                yield _Item(tars[shard], manifest, 0, [line for _, line in run])
+                yield 0, (tars[shard],), [line for _, line in run]
             return
         grouped: dict[int, list[tuple[int, bytes]]] = defaultdict(list)  # all lines, as NeMo holds them
         for shard, run in runs:
             grouped[shard].extend(line for _, line in run)
-        for shard in list(grouped):
-            yield _Item(tars[shard], manifest, 0, grouped.pop(shard))
+        for shard in [*grouped]:
+            yield 0, (tars[shard],), grouped.pop(shard)
 
-    def entries(self, number: int, item: _Item) -> Iterator[Entry]:  # noqa: ARG002, lines have numbers of their own
+    def entries(self, number: int, item: Any) -> Iterator[Entry]:  # noqa: ARG002, lines have numbers of their own
         """Yields the entries of the lines of a shard, in the order of the members of its tar.
 
         Raises:
             ManifestError: A line cannot be parsed, or the tar does not exist.
             StorageError: The tar or the manifest cannot be read.
         """
-        lines = item.lines if item.lines is not None else numbered_lines(item.manifest)
-        parsed = [line for position, content in lines if (line := self._parsed(item.manifest_index, position, content))]
-        with open_shard(item.tar) as shard:
+        index, files, given = item
+        lines = numbered_lines(files[0]) if given is None else given
+        parsed = [line for position, content in lines if (line := self._parsed(index, position, content))]
+        with open_shard(files[-1]) as shard:
             yield from self._joined(parsed, shard)
-
-    def files(self, item: _Item) -> list[str]:
-        """Returns the tar, and the manifest if it is that of the shard alone."""
-        return [item.tar, item.manifest] if item.lines is None else [item.tar]
-
-    def where(self, number: int) -> str:
-        """Returns the manifest and the line number, counted from 1."""
-        manifest, line = shard_and_position(number)
-        return f"{self.manifests[manifest]}:{line}"
-
-    def count(self) -> int | None:
-        """Returns the number of tars."""
-        return len(self.tars)
 
     def _shards_of_lines(self, tars: dict[int, str]) -> Iterator[tuple[int, tuple[int, bytes]]]:
         """Yields the lines of the manifest, with their numbers, and the shards that they name."""
-        manifest = self.manifests[0]
-        default = self.tars[0][0] if len(tars) == 1 else None
+        manifest = self.shards[0][0]
+        default = self.numbers[0] if len(tars) == 1 else None
         for number, line in numbered_lines(manifest):
             where = f"{manifest}:{number}"
             row = parse_object(line, where)
@@ -200,7 +170,7 @@ class NemoTarred:
                 )
             if shard not in tars:
                 raise ManifestError(
-                    f"{where}: shard_id {shard} has no tar; there are {_range(self.tars)}. Give all tars with --tars "
+                    f"{where}: shard_id {shard} has no tar; there are {_range(tars)}. Give all tars with --tars "
                     "PATTERN, in quotes."
                 )
             yield shard, (number, line)
@@ -267,17 +237,16 @@ def _open(given: GivenInput) -> Opened:
     missing = next((manifest for number, manifest in manifests.items() if number not in found), None)
     if missing:
         raise ManifestError(
-            f"{given.path}: {missing} has no tar with its number among {_range(sorted(found.items()))}. Give all tars "
+            f"{given.path}: {missing} has no tar with its number among {_range(found)}. Give all tars "
             "with --tars PATTERN, in quotes."
         )
     numbers, folder = [*manifests] if given.is_pattern else sorted(found), folder_of(found.values())
     return folder, lambda root: NemoTarred(
-        path=given.path,
-        manifests=tuple(given.names),
-        tars=tuple((number, found[number]) for number in numbers),
-        is_sharded=given.is_pattern,
-        folder=folder,
-        root=root,
+        given.path,
+        tuple((manifests.get(number, given.location), found[number]) for number in numbers),
+        () if given.is_pattern else tuple(numbers),
+        folder,
+        root,
     )
 
 
@@ -301,8 +270,6 @@ def _name_if_any(item: bytes) -> Iterator[str]:
 
 def _tars_named(pattern: str) -> dict[int, str]:
     """Returns the tars of a pattern by their numbers."""
-    if pattern.startswith("pipe:"):
-        raise ManifestError(f"{pattern}: commands are not run. Give the paths or URLs of the tars.")
     location = pattern.rstrip("/") if is_url(pattern) else os.path.abspath(pattern)
     names = [location] if os.path.isfile(location) else expand(location)
     check_shards(names, pattern)
@@ -341,8 +308,8 @@ def _files_in(folder: str) -> list[str]:
     return [entry.path for entry in os.scandir(folder) if entry.is_file()]
 
 
-def _range(tars: Sequence[tuple[int, str]]) -> str:
-    return f"{len(tars)}, from {tars[0][1]} to {tars[-1][1]}"
+def _range(tars: Mapping[int, str]) -> str:
+    return f"{len(tars)}, from {tars[min(tars)]} to {tars[max(tars)]}"
 
 
 def _ambiguous(found: Member | Unusable, name: str, others: Sequence[str], location: str) -> Unusable:

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 from nestdata.errors import ManifestError, in_one_line
 from nestdata.prepare.inputs.audio import LhotseCut, Member, Unusable
@@ -21,10 +21,10 @@ from nestdata.prepare.inputs.lines import numbered_lines, parse_object
 from nestdata.prepare.inputs.names import FileNames
 from nestdata.prepare.inputs.tar import (
     OpenShard,
+    ShardSource,
     entry_number,
     open_shard,
     plain_name,
-    shard_and_position,
     stem_and_suffix,
 )
 from nestdata.storage import join, name_of, parent
@@ -32,16 +32,6 @@ from nestdata.storage import join, name_of, parent
 _CUTS = re.compile(r"cuts\.(.+)\.jsonl(?:\.gz)?")
 # Metadata of a recording is some hundred bytes.
 _MAX_METADATA = 1 << 24
-
-
-class SharShard(NamedTuple):
-    """The two files of a shard that are read."""
-
-    cuts: str
-    """Absolute path or URL of the manifest."""
-
-    recording: str
-    """Absolute path or URL of the tar."""
 
 
 class _Line(NamedTuple):
@@ -55,54 +45,38 @@ class _Line(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class SharDirectory:
+class SharDirectory(ShardSource):
     """The cuts of a Shar directory, with their own ids. Fields other than the recording are not read."""
 
-    items_per_task: ClassVar[int] = 1
     path: Path | str
-    shards: tuple[SharShard, ...] = field(repr=False)  # each item names the shards that it reads
+    shards: tuple[tuple[str, str], ...] = field(repr=False)  # each item names the shards that it reads
+    """Absolute paths or URLs of the manifest and of the tar of each shard."""
+
     parser: LhotseManifest
     """Completes and checks cuts."""
 
-    def items(self) -> Iterator[tuple[int, SharShard]]:
-        """Yields the shards with their indices."""
-        yield from enumerate(self.shards)
-
-    def entries(self, number: int, item: tuple[int, SharShard]) -> Iterator[Entry]:  # noqa: ARG002
+    def entries(self, number: int, item: tuple[int, tuple[str, str]]) -> Iterator[Entry]:  # noqa: ARG002
         """Yields the cuts of a shard, in the order of its tar.
 
         Raises:
             ManifestError: A cut cannot be parsed, or the tar does not exist.
             StorageError: A file cannot be read.
         """
-        index, names = item
+        index, (cuts, tar) = item
         lines: dict[str, _Line] = {}
-        for position, content in numbered_lines(names.cuts):
-            row = parse_object(content, f"{names.cuts}:{position}")
+        for position, content in numbered_lines(cuts):
+            row = parse_object(content, f"{cuts}:{position}")
             if row is None:
                 continue
             cut_id = row.get("id")
             if not isinstance(cut_id, str) or not cut_id:
-                raise ManifestError(f"{names.cuts}:{position}: the id is {cut_id!r}. Give a string.")
+                raise ManifestError(f"{cuts}:{position}: the id is {cut_id!r}. Give a string.")
             line = _Line(entry_number(index, position), cut_id, row)
             if lines.setdefault(cut_id, line) is not line:
-                detail = f"an earlier line of {names.cuts} has the same id"
+                detail = f"an earlier line of {cuts} has the same id"
                 yield self._rejected(line, Unusable("duplicate_id", detail))
-        with open_shard(names.recording) as shard:
+        with open_shard(tar) as shard:
             yield from self._in_tar(lines, shard)
-
-    def files(self, item: tuple[int, SharShard]) -> list[str]:
-        """Returns the two files of the shard."""
-        return [*item[1]]
-
-    def where(self, number: int) -> str:
-        """Returns the manifest of the shard and the line number, counted from 1."""
-        index, line = shard_and_position(number)
-        return f"{self.shards[index].cuts}:{line}"
-
-    def count(self) -> int | None:
-        """Returns the number of shards."""
-        return len(self.shards)
 
     def _in_tar(self, lines: dict[str, _Line], shard: OpenShard) -> Iterator[Entry]:
         """Yields the entry of each line: of its audio if the next member is its recording."""
@@ -173,7 +147,7 @@ def _open(given: GivenInput) -> Opened:
 FORMAT = Format("shar", _detect, _open)
 
 
-def _shards_in(given: GivenInput) -> tuple[SharShard, ...]:
+def _shards_in(given: GivenInput) -> tuple[tuple[str, str], ...]:
     """Returns the shards of a Shar directory, sorted by name; empty if it is none.
 
     Raises:
@@ -189,7 +163,7 @@ def _shards_in(given: GivenInput) -> tuple[SharShard, ...]:
                     f"{given.folder}: {name_of(cuts)} has no {name_of(recording)} beside it, from which its audio "
                     "would be read. Restore it, or move the manifest away."
                 )
-            shards.append(SharShard(cuts, recording))
+            shards.append((cuts, recording))
     return tuple(shards)
 
 

@@ -2,6 +2,7 @@
 
 import csv
 import os
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -14,7 +15,7 @@ from nestdata.prepare.inputs.entry import AUDIO_KEYS, Entry, seconds
 from nestdata.prepare.inputs.format import Format, GivenInput, Opened
 from nestdata.prepare.inputs.labels import table_labels
 from nestdata.prepare.inputs.lines import LineSource, open_lines
-from nestdata.prepare.inputs.names import FileNames, entry_of_file, entry_of_slice, read_slice
+from nestdata.prepare.inputs.names import FileNames, entry_of_file, entry_of_slice
 from nestdata.storage import join
 
 # Names of the column with the audio file, the first of them that a table has: those of NeMo, Common Voice, Hugging
@@ -31,7 +32,6 @@ _SUFFIXES = (".csv", ".csv.gz")
 # Common Voice, scripted and spontaneous speech: names in a table that begins with these columns are relative to a
 # folder beside it. Source: the folders and columns in https://github.com/common-voice/cv-dataset.
 _COMMON_VOICE = {("client_id", "path"): "clips", ("client_id", "audio_id", "audio_file"): "audios"}
-_MAX_COLUMNS = 1000
 
 
 class Columns(NamedTuple):
@@ -89,11 +89,11 @@ class Table(LineSource):
                 f"{where}: {columns.names[columns.audio]} is {name[:80]!r}. Give the path of a file, or drop this line."
             )
         labels = table_labels({label: row[index] for index, label in columns.labels})
-        if not columns.spans and (part := read_slice(self.names, name, where)):
-            yield entry_of_slice(where, *part, self.root, labels=labels)._replace(number=line)
-            return
+        of_slice = None
+        if not columns.spans:
+            of_slice = entry_of_slice(where, name, self.names, self.root, labels=labels, number=line)
         span = _span(columns, row, where)
-        yield entry_of_file(where, name, self.names, self.root, span=span, labels=labels, number=line)
+        yield of_slice or entry_of_file(where, name, self.names, self.root, span=span, labels=labels, number=line)
 
     def _malformed(self, row: list[str], where: str) -> Unusable:
         """Returns why a row has another number of fields than the header.
@@ -132,16 +132,16 @@ def _read_columns(path: Path | str) -> Columns:
         raise ManifestError(f"{path}: the table is empty. Check the command that wrote it.")
     delimiter, names = _header(line)
     audio = _audio_column(names)
-    if audio is None or len(names) > _MAX_COLUMNS:
+    if audio is None:
         found = ", ".join(name[:40] for name in names[:8])
         raise ManifestError(
             f"{path}:1: a table without a column of audio files; its columns are: {found}. Begin it with a header, and "
             f"name the column audio_filepath, path or file_name."
         )
     keys = [_key(name) for name in names]
-    repeated = next((name for name, key in zip(names, keys, strict=True) if key and keys.count(key) > 1), None)
-    if repeated is not None:
-        raise ManifestError(f"{path}:1: two columns are called {repeated[:80]!r}. Rename or remove one of them.")
+    repeated = [key for key, number in Counter(keys).items() if key and number > 1]
+    if repeated:
+        raise ManifestError(f"{path}:1: two columns are called {repeated[0][:80]!r}. Rename or remove one of them.")
     spans = tuple((index, _SPAN_COLUMNS[key]) for index, key in enumerate(keys) if key in _SPAN_COLUMNS)
     if len({what for _, what in spans}) < len(spans) or {"duration", "end"} <= {what for _, what in spans}:
         given = ", ".join(names[index] for index, _ in spans)

@@ -6,30 +6,28 @@ may be pickles, are never opened.
 """
 
 import json
-import os
 import posixpath
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from nestdata.errors import ManifestError
 from nestdata.prepare.inputs.audio import Member, Unusable
 from nestdata.prepare.inputs.entry import AUDIO_SUFFIXES, MAIN_SUFFIXES, Entry, cut_id_of
 from nestdata.prepare.inputs.format import Format, GivenInput, Opened
-from nestdata.prepare.inputs.lines import open_lines
-from nestdata.prepare.inputs.patterns import TAR, check_shards, expand, folder_of, objects_below
+from nestdata.prepare.inputs.patterns import TAR, check_shards, folder_of, objects_below
 from nestdata.prepare.inputs.tar import (
+    ShardSource,
     TarMember,
     entry_number,
     open_shard,
     plain_name,
-    shard_and_position,
     stem_and_suffix,
 )
-from nestdata.storage import is_url, join, name_of, parent, storage
+from nestdata.storage import is_url, join, name_of, storage
 
 _KEY = re.compile(r"((?:.*/)?[^./]+)\.[^/]*")
 # Members about the archive rather than a sample.
@@ -41,31 +39,29 @@ _MAX_LABELS = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class WebDataset:
+class WebDataset(ShardSource):
     """The samples of tars that have audio, with the values of `.json` and the text of `.txt` as labels."""
 
-    items_per_task: ClassVar[int] = 1
     path: Path | str
-    tars: tuple[str, ...] = field(repr=False)  # each item names the tars that it reads
-    """Absolute paths or URLs."""
-
+    shards: tuple[tuple[str], ...] = field(repr=False)  # each item names the tar that it reads
     folder: str
     """Absolute path or URL that keys are relative to: the folder of the tars."""
 
     root: str
 
-    def items(self) -> Iterator[tuple[int, str]]:
-        """Yields the tars with their indices."""
-        yield from enumerate(self.tars)
+    @classmethod
+    def of(cls, path: Path | str, tars: Sequence[str], root: str) -> "WebDataset":
+        """Returns the source of tars, given their absolute paths or URLs."""
+        return cls(path, tuple((tar,) for tar in tars), folder_of(tars), root)
 
-    def entries(self, number: int, item: tuple[int, str]) -> Iterator[Entry]:
+    def entries(self, number: int, item: tuple[int, tuple[str]]) -> Iterator[Entry]:
         """Yields the samples of a tar, and those again of which further members come later.
 
         Raises:
             ManifestError: The tar does not exist.
             StorageError: The tar cannot be read.
         """
-        index, tar = item
+        index, (tar,) = item
         samples: dict[str, tuple[int, list[TarMember]]] = {}  # by key: the number of the entry, and the members
         with open_shard(tar) as shard:
             for key, run in groupby(shard.members(), _key_of):
@@ -83,19 +79,6 @@ class WebDataset:
                 yield self._entry(number, tar, key, unusable)
         if shard.problem:
             yield Entry(tar, "", shard.problem, number=entry_number(index, len(samples) + 1))
-
-    def files(self, item: tuple[int, str]) -> list[str]:
-        """Returns the tar."""
-        return [item[1]]
-
-    def where(self, number: int) -> str:
-        """Returns the tar and the number of the sample in it, counted from 1."""
-        index, sample = shard_and_position(number)
-        return f"{self.tars[index]} (sample {sample})"
-
-    def count(self) -> int | None:
-        """Returns the number of tars."""
-        return len(self.tars)
 
     def _entry(
         self, number: int, tar: str, key: str, audio: Member | Unusable, labels: dict[str, Any] | None = None
@@ -118,37 +101,22 @@ def check_not_nemo(given: GivenInput) -> None:
 def _open(given: GivenInput) -> Opened:
     tars = _tars_of(given)
     check_shards(tars, str(given.folder))
-    folder = folder_of(tars)
-    return folder, lambda root: WebDataset(given.folder, tuple(tars), folder, root)
+    return folder_of(tars), lambda root: WebDataset.of(given.folder, tars, root)
 
 
 FORMAT = Format("webdataset", lambda given: given.kind == "tars", _open)
 
 
 def _tars_of(given: GivenInput) -> list[str]:
-    """Returns the tars of an input: those of a pattern, of a list of tars, or in a folder and its subfolders."""
+    """Returns the tars of an input: those of a pattern, or in a folder and its subfolders."""
     if given.is_tars:
         return given.names
-    if isinstance(given.path, Path) and given.path.is_file():
-        return _listed(given.path)
     given.check_folder()
     folder = given.location
     found = objects_below(folder) if is_url(folder) else storage().list_objects(folder)
     tars = [info.location for info in found if TAR.fullmatch(info.location)]
     if not tars:
         raise ManifestError(f"{given.folder}: no tars in this folder or its subfolders.")
-    return tars
-
-
-def _listed(path: Path) -> list[str]:
-    """Returns the tars that a text file lists, relative to its folder."""
-    location = os.path.abspath(path)
-    with open_lines(path) as lines:
-        names = [line.decode(errors="surrogateescape").strip() for line in lines]
-    tars = [name for text in names if text for name in expand(join(parent(location), text))]
-    wrong = next((name for name in tars if not TAR.fullmatch(name)), None)
-    if not tars or wrong:
-        raise ManifestError(f"{location}: not a list of tars, one in a line{f': {wrong!r}' if wrong else ''}. Fix it.")
     return tars
 
 

@@ -84,19 +84,17 @@ def test_a_damaged_tar_is_one_reject_behind_its_samples(tmp_path: Path) -> None:
     assert entries[1].where == str(tar)
 
 
-def test_patterns_folders_and_lists_of_tars_are_the_same_data_set(tmp_path: Path) -> None:
+def test_patterns_and_folders_of_tars_are_the_same_data_set(tmp_path: Path) -> None:
     folder = tmp_path / "tars"
     for number in (9, 10):
         write_tar(folder / f"set-{number}.tar", [(f"{number}.flac", str(number).encode())])
     (folder / "index.json").write_text("{}")
     (folder / "set.index").write_bytes(pickle.dumps(print))
-    (folder / "list.txt").write_text("set-9.tar\n\nset-10.tar\n")
     expected = [("9", "9"), ("10", "10")]
     assert found_in(entries_of(folder / "set-{9..10}.tar")) == expected
-    assert found_in(entries_of(folder / "list.txt", "webdataset")) == expected
     assert found_in(entries_of(folder)) == expected[::-1]  # sorted by name
     source = source_of(folder)
-    assert (source.count(), source.where(entries_of(folder)[1].number or 0)) == (2, f"{folder}/set-9.tar (sample 1)")
+    assert (source.count(), source.where(entries_of(folder)[1].number or 0)) == (2, f"{folder}/set-9.tar:1")
 
 
 def test_the_format_is_detected_by_what_is_in_a_folder(tmp_path: Path) -> None:
@@ -118,7 +116,7 @@ def test_the_format_is_detected_by_what_is_in_a_folder(tmp_path: Path) -> None:
         ("gone_{0..3}.tar", None, r"gone_\{0\.\.3\}\.tar: matches nothing; .* quote it"),
         ("a.tar", "nemo", "a tar, which --format nemo does not read"),
         ("m_{0..3}.json", "lhotse", "a pattern of manifests, which is read for NeMo data sets only"),
-        ("words.txt", "webdataset", r"words\.txt: not a list of tars, one in a line: '.*/no tar'"),
+        ("words.txt", "webdataset", "a file, but --format webdataset reads a folder"),
         ("empty", "webdataset", "no tars in this folder"),
     ],
 )
