@@ -7,9 +7,10 @@ damage from the end, and goes on behind an end mark, as `cat` joins archives.
 import tarfile
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from io import BufferedIOBase, BufferedReader, FileIO
 from typing import Any, ClassVar, Literal, NamedTuple
+from zlib import adler32
 
 from nestdata.errors import ManifestError, StorageError, in_one_line
 from nestdata.prepare.inputs.audio import Member, Unusable
@@ -41,6 +42,7 @@ _COMPRESSIONS = {
     b"\x04\x22\x4d\x18": "lz4",
     b"\x1f\x9d": "compress",
 }
+_ADLER_MODULUS = 65521
 # Bits of the number of an entry for its position in the manifest of its shard, or in its tar.
 _POSITION_BITS = 32
 # Bytes of a local tar that are read at a time: the headers of a member, and the start of its content.
@@ -95,7 +97,7 @@ def _walk_archive(file: BufferedIOBase, size: int, start: int) -> Generator[TarM
     file.seek(start)
     end = start
     try:
-        with tarfile.TarFile(fileobj=_Headers(file), encoding="utf-8") as tar:  # type: ignore[arg-type]
+        with tarfile.TarFile(fileobj=_Headers(file), tarinfo=_Header, encoding="utf-8") as tar:  # type: ignore[arg-type]
             while info := tar.next():
                 if not (end < tar.offset and info.size >= 0):
                     raise TarError(f"the header at byte {end} is damaged")
@@ -129,6 +131,28 @@ def _after_padding(file: BufferedIOBase, size: int, end: int) -> int | None:
     if size > end + _MAX_PADDING:
         raise TarError(f"has more than {_MAX_PADDING >> 20} MiB of zeros behind byte {end}; what follows was not read")
     return None
+
+
+class _Header(tarfile.TarInfo):
+    """A header of which only type, name and size are decoded if it is a plain one: a third of the time of `TarInfo`."""
+
+    @classmethod
+    def frombuf(cls, buf: bytes, encoding: str, errors: str) -> tarfile.TarInfo:
+        """Returns the header in a block; `TarInfo` decodes and checks what is not plain."""
+        kind = buf[156:157]
+        if kind in (tarfile.REGTYPE, tarfile.XHDTYPE):
+            # The lower half of an Adler-32 checksum is one more than the sum of all bytes, modulo 65521 (RFC 1950).
+            total = (adler32(buf) & 0xFFFF) - 1 - sum(buf[148:156]) + 8 * ord(" ")
+            try:
+                checksum, size = (int(digits.strip(b"\0 "), 8) for digits in (buf[148:156], buf[124:136]))
+            except ValueError:
+                checksum = size = -1
+            if size >= 0 and (total - checksum) % _ADLER_MODULUS == 0 and len(buf) == _BLOCK:
+                name, prefix = (part.partition(b"\0")[0].decode(encoding, errors) for part in (buf[:100], buf[345:500]))
+                info = cls(f"{prefix}/{name}" if prefix else name)
+                info.type, info.size = kind, size
+                return info
+        return super().frombuf(buf, encoding, errors)
 
 
 class _Headers:
@@ -211,17 +235,16 @@ class OpenShard:
 
         It comes with its bytes if the tar is a stream and it is not too long to be held, and otherwise with its start.
         """
-        if found.problem:
-            return Unusable("unsafe_member", f"{self.info.location}: the member {found.name!r} is {found.problem}")
         is_held = is_url(self.info.location) and found.size <= MAX_HELD
         self.file.seek(found.offset)
-        start = self.file.read(found.size if is_held else min(found.size, HEAD_BYTES))
-        if is_held:
-            return Member(self.info, found.offset, found.size, LoadedContent(start))
-        return self.address(found, start)
+        start = b"" if found.problem else self.file.read(found.size if is_held else min(found.size, HEAD_BYTES))
+        member = self.address(found, start)
+        return replace(member, content=LoadedContent(start)) if is_held and isinstance(member, Member) else member
 
-    def address(self, found: TarMember, start: bytes = b"") -> Member:
+    def address(self, found: TarMember, start: bytes = b"") -> Member | Unusable:
         """Returns the address of a member whose bytes are read when they are needed, apart from its start."""
+        if found.problem:
+            return Unusable("unsafe_member", f"{self.info.location}: the member {found.name!r} is {found.problem}")
         content = StoredContent(self.info.location, found.offset, found.size, self.info.etag, start=start)
         return Member(self.info, found.offset, found.size, content)
 

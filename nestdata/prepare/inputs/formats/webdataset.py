@@ -8,11 +8,11 @@ may be pickles, are never opened.
 import json
 import posixpath
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from nestdata.errors import ManifestError
 from nestdata.prepare.inputs.audio import Member, Unusable
@@ -33,6 +33,7 @@ _KEY = re.compile(r"((?:.*/)?[^./]+)\.[^/]*")
 # Members about the archive rather than a sample.
 _ABOUT_ARCHIVE = re.compile(r"__[^/]*__(?:$|/)")
 _NOT_LABELS = frozenset({"audio_filepath", "audio_filename", "offset", "duration"})
+_AUDIO = frozenset(AUDIO_SUFFIXES)
 _LABEL_SUFFIXES = (".json", ".txt")
 # Labels are some hundred bytes; longer ones are not read.
 _MAX_LABELS = 1 << 20
@@ -63,20 +64,25 @@ class WebDataset(ShardSource):
         """
         index, (tar,) = item
         samples: dict[str, tuple[int, list[TarMember]]] = {}  # by key: the number of the entry, and the members
+        silent: dict[str, None] = {}  # the keys of those without audio
         with open_shard(tar) as shard:
             for key, run in groupby(shard.members(), _key_of):
                 if not key:
                     continue
                 number, members = samples.setdefault(key, (entry_number(index, len(samples) + 1), []))
-                parts = [(found, shard.address(found)) for found in members]
-                parts += [(found, shard.member(found) if _is_read(found) else None) for found in run]
-                members += [found for found, _ in parts[len(members) :]]
-                if any(map(_is_audio, members)):
+                parts = [_part(found, shard.address) for found in members]
+                for found in run:
+                    parts.append(_part(found, shard.member))
+                    members.append(found)
+                if any(part.decides for part in parts):
+                    silent.pop(key, None)
                     yield self._entry(number, tar, key, *_joined(parts))
-        for key, (number, members) in samples.items():
-            if not any(map(_is_audio, members)):
-                unusable = Unusable("no_such_member", f"a sample without audio: {_names(members)}")
-                yield self._entry(number, tar, key, unusable)
+                else:
+                    silent[key] = None
+        for key in silent:
+            number, members = samples[key]
+            detail = f"a sample without audio: {', '.join(plain_name(found.name) for found in members)}"
+            yield self._entry(number, tar, key, Unusable("no_such_member", detail))
         if shard.problem:
             yield Entry(tar, "", shard.problem, number=entry_number(index, len(samples) + 1))
 
@@ -127,55 +133,57 @@ def _key_of(found: TarMember) -> str:
     return match[1] if match else ""
 
 
-def _suffix(found: TarMember) -> str:
-    return stem_and_suffix(found.name)[1]
+class _Part(NamedTuple):
+    """A member of a sample."""
+
+    name: str
+    suffix: str
+    member: Member | Unusable | None
+    """Audio and labels; None for other members."""
+
+    decides: bool
+    """Whether the sample is used or rejected because of this member: it is audio, or must not be used."""
 
 
-def _is_audio(found: TarMember) -> bool:
-    """Returns whether a member decides if a sample is used: it is audio, or must not be used."""
-    return bool(found.problem) or _suffix(found) in AUDIO_SUFFIXES
+def _part(found: TarMember, member_of: Callable[[TarMember], Member | Unusable]) -> _Part:
+    name = plain_name(found.name)
+    suffix = stem_and_suffix(name)[1]
+    decides = bool(found.problem) or suffix in _AUDIO
+    is_label = suffix in _LABEL_SUFFIXES and found.size <= _MAX_LABELS
+    return _Part(name, suffix, member_of(found) if decides or is_label else None, decides)
 
 
-def _is_read(found: TarMember) -> bool:
-    return _is_audio(found) or (_suffix(found) in _LABEL_SUFFIXES and found.size <= _MAX_LABELS)
-
-
-def _names(members: Iterable[TarMember]) -> str:
-    return ", ".join(plain_name(found.name) for found in members)
-
-
-def _joined(
-    parts: Sequence[tuple[TarMember, Member | Unusable | None]],
-) -> tuple[Member | Unusable, dict[str, Any] | None]:
-    """Returns the audio of a sample with audio, or why there is not exactly one file that may be used, and labels."""
-    names = _names(found for found, _ in parts)
-    if unusable := next((part for _, part in parts if isinstance(part, Unusable)), None):
-        return unusable, None
-    audio = [(part, _suffix(found)) for found, part in parts if part and _is_audio(found)]
+def _joined(parts: Sequence[_Part]) -> tuple[Member | Unusable, dict[str, Any] | None]:
+    """Returns the audio of a sample, or why there is not exactly one file that may be used, and its labels."""
+    names = ", ".join(part.name for part in parts)
+    audio = [part for part in parts if part.decides]
+    unusable = next((part.member for part in audio if isinstance(part.member, Unusable)), None)
     if len(audio) > 1:  # a video beside its sound is not a second recording
-        audio = [(part, suffix) for part, suffix in audio if suffix in MAIN_SUFFIXES] or audio
+        audio = [part for part in audio if part.suffix in MAIN_SUFFIXES] or audio
+    found = audio[0].member
+    if unusable or not isinstance(found, Member):
+        return unusable or Unusable("no_such_member", names), None
     if len(audio) > 1:
         detail = f"a sample with several audio files, since a key ends at the first dot: {names}"
         return Unusable("ambiguous_member", detail), None
     try:
-        return audio[0][0], _labels(parts)
+        return found, _labels(parts)
     except (ValueError, RecursionError) as error:
         return Unusable("unreadable", f"labels that are not JSON ({error}): {names}"), None
 
 
-def _labels(parts: Iterable[tuple[TarMember, Any]]) -> dict[str, Any]:
+def _labels(parts: Iterable[_Part]) -> dict[str, Any]:
     """Returns the labels of a sample.
 
     Raises:
         ValueError, RecursionError: A member with the suffix `.json` is not JSON, or is nested too deep.
     """
     labels: dict[str, Any] = {}
-    for found, part in parts:
-        suffix = _suffix(found)
-        if suffix not in _LABEL_SUFFIXES or not _is_read(found):
+    for part in parts:
+        if part.decides or not isinstance(part.member, Member):
             continue
-        content = part.read()
-        if suffix == ".txt":
+        content = part.member.content.read()
+        if part.suffix == ".txt":
             labels["text"] = content.decode(errors="replace").strip()
         elif content and isinstance(values := json.loads(content), dict):
             labels |= {key: value for key, value in values.items() if key not in _NOT_LABELS}
