@@ -137,9 +137,9 @@ class _Header(tarfile.TarInfo):
     """A header of which only type, name and size are decoded if it is a plain one: a third of the time of `TarInfo`."""
 
     @classmethod
-    def frombuf(cls, buf: bytes, encoding: str, errors: str) -> tarfile.TarInfo:
+    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> "_Header":
         """Returns the header in a block; `TarInfo` decodes and checks what is not plain."""
-        kind = buf[156:157]
+        kind = bytes(buf[156:157])
         if kind in (tarfile.REGTYPE, tarfile.XHDTYPE):
             # The lower half of an Adler-32 checksum is one more than the sum of all bytes, modulo 65521 (RFC 1950).
             total = (adler32(buf) & 0xFFFF) - 1 - sum(buf[148:156]) + 8 * ord(" ")
