@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from nestdata import Corpus, prepare_corpus
-from tests.nestdata.prepare.inputs.reading import detect_input
+from tests.nestdata.prepare.inputs.reading import format_of
 from tests.synthesis import read_audio
 
 REPOSITORY = Path(__file__).parent.parent
@@ -131,7 +131,7 @@ def test_every_file_in_the_folder_of_noise_becomes_a_cut(tmp_path: Path, monkeyp
 
 
 def test_the_format_of_every_example_is_detected() -> None:
-    assert {name: detect_input(REPOSITORY / "manifests" / name).format for name in EXAMPLES} == EXAMPLES
+    assert {name: format_of(REPOSITORY / "manifests" / name) for name in EXAMPLES} == EXAMPLES
 
 
 def test_every_example_is_listed_in_the_readme() -> None:

@@ -7,8 +7,7 @@ run; `nestdata.prepare.probe` decides whether the audio of an entry is usable.
 
 from nestdata.input_format import InputFormat
 from nestdata.prepare.inputs.entry import Entry, Source
-from nestdata.prepare.inputs.format import InputOptions
-from nestdata.prepare.inputs.given import AudioInput, AudioInputs, audio_inputs
+from nestdata.prepare.inputs.format import AudioInput, AudioInputs, InputOptions, audio_inputs
 from nestdata.prepare.inputs.labels import LABELS
 
 __all__ = [

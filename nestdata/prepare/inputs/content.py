@@ -66,7 +66,7 @@ class StoredContent:
 
     def read(self) -> bytes:
         """Returns all bytes; errors are those of `Storage.read_range`."""
-        return self.read_range(0, self.length)
+        return self.start if len(self.start) == self.length else self.read_range(0, self.length)
 
     def read_range(self, start: int, length: int) -> bytes:
         """Returns a range of the bytes; errors are those of `Storage.read_range`."""

@@ -1,12 +1,13 @@
-"""What a format of inputs is: how it recognises an input, and how it opens one.
+"""What callers may give as audio, and what a format of inputs is: how it recognises an input, and how it opens one.
 
-Local inputs are `Path`, and those at URLs are `str`.
+All functions and commands that read audio accept the same inputs, by `audio_inputs`. Local inputs are `Path`, and those
+at URLs are `str`.
 """
 
 import codecs
 import os
-import re
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -16,17 +17,67 @@ from nestdata.audio.channels import Channel
 from nestdata.errors import ManifestError, StorageError
 from nestdata.input_format import InputFormat
 from nestdata.prepare.inputs.entry import AUDIO_SUFFIXES, Source, where_paths_start
-from nestdata.prepare.inputs.json_objects import is_spread, spread_objects
-from nestdata.prepare.inputs.lines import LineReader, open_lines, parse_object
-from nestdata.prepare.inputs.listing import names_in, objects_below
-from nestdata.prepare.inputs.patterns import expand, is_pattern
-from nestdata.storage import is_url, join, parent, storage
+from nestdata.prepare.inputs.lines import LineReader, is_spread, open_lines, parse_object, spread_objects
+from nestdata.prepare.inputs.patterns import TAR, cannot_be_listed, expand, is_pattern, objects_below
+from nestdata.redaction import redacted_url
+from nestdata.storage import has_scheme, is_url, join, parent, storage
+from nestdata.storage.location import parse_url
 
-TAR = re.compile(r".*\.(?:tar(?:\.\w+)?|tgz)", re.IGNORECASE)
-"""Names of tars, compressed ones included."""
+AudioInput = str | os.PathLike[str] | Any
+"""Audio: the path or URL of whatever `nestdata prepare` reads, such as `talk.wav`, `speech.csv`, a folder or a corpus
+directory; a `Corpus`; or Lhotse's `CutSet` or `RecordingSet`."""
 
-InputKind = Literal["tars", "manifests", "folder", "audio", "manifest"]
-"""A tar or a pattern of tars, another pattern, a folder, an audio file, or any other file."""
+AudioInputs = AudioInput | Sequence[AudioInput]
+"""One `AudioInput`, or a sequence of them, in any combination."""
+
+
+def audio_inputs(given: AudioInputs) -> list[Any]:
+    """Returns inputs as a list, with local paths as `Path` and URLs as `str`.
+
+    Raises:
+        ManifestError: There is no input, one has a wrong type, or a URL is given as a `Path`.
+        StorageError: A URL holds credentials.
+    """
+    is_one = _is_input(given) or isinstance(given, (bytes, Mapping)) or hasattr(given, "__array__")
+    inputs: list[Any] = [given] if is_one or not isinstance(given, Iterable) else [*given]
+    if not inputs:
+        raise ManifestError("no input was given: name a file, a folder or a manifest.")
+    return [_checked(value) for value in inputs]
+
+
+def is_lhotse(given: object) -> bool:
+    """Returns whether an object is a set of cuts or recordings of Lhotse, without importing Lhotse."""
+    lhotse = sys.modules.get("lhotse")
+    return lhotse is not None and isinstance(given, (lhotse.CutSet, lhotse.RecordingSet))
+
+
+def is_corpus(given: object) -> bool:
+    """Returns whether an object is a `Corpus`, without importing numpy."""
+    module = sys.modules.get("nestdata.corpus.corpus")
+    return module is not None and isinstance(given, module.Corpus)
+
+
+def _is_input(given: object) -> bool:
+    return isinstance(given, (str, os.PathLike)) or is_lhotse(given) or is_corpus(given)
+
+
+def _checked(given: Any) -> Any:
+    if not _is_input(given):
+        raise ManifestError(
+            f"{type(given).__name__} where audio was expected ({given!r:.80}). Give a path or URL, a Corpus, a CutSet "
+            "or RecordingSet of Lhotse, or a list of these."
+        )
+    if not str(given):
+        raise ManifestError("an empty path was given as input. Check the variable that holds it.")
+    if isinstance(given, str) and has_scheme(given):
+        parse_url(given)  # refuses credentials before anything is named after the URL
+        return given
+    if not isinstance(given, (str, os.PathLike)):
+        return given
+    path = Path(given)
+    if has_scheme(str(path).replace(":/", "://", 1)) and not isinstance(given, str) and not path.exists():
+        raise ManifestError(f"{redacted_url(str(path))}: give URLs as str; a Path loses one of the two slashes.")
+    return path
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,7 +95,7 @@ class InputOptions:
     each input."""
 
     write_to: Path = Path()
-    """The corpus directory, for copies of embedded audio and for temporary files."""
+    """The corpus directory, for copies of embedded audio."""
 
     stored_in: Path = Path()
     """Path of the same directory once the corpus is in place."""
@@ -122,8 +173,8 @@ class GivenInput:
         return is_named and TAR.fullmatch(self.names[0]) is not None
 
     @cached_property
-    def kind(self) -> InputKind:
-        """What the input is by its path, or by a look at a store."""
+    def kind(self) -> Literal["tars", "manifests", "folder", "audio", "manifest"]:
+        """A tar or a pattern of tars, another pattern, a folder, an audio file, or any other file."""
         if self.is_tars:
             return "tars"
         if self.is_pattern:
@@ -143,9 +194,15 @@ class GivenInput:
         if isinstance(self.path, str):
             found = {info.location[len(self.location) + 1 :].partition("/")[0] for info in objects_below(self.location)}
             return [join(self.location, name) for name in sorted(found)]
+        if self.path.is_file():
+            reads = "a Kaldi directory, which holds wav.scp" if self.format == "kaldi" else "a folder"
+            raise ManifestError(f"{self.path}: a file, but --format {self.format} reads {reads}. Give the folder.")
         if not self.path.is_dir():
-            raise ManifestError(self._why_no_folder(self.path))
-        return names_in(self.path)
+            raise ManifestError(f"{self.path}: no such folder. {where_paths_start(self.path)}")
+        try:
+            return [os.path.join(self.location, name) for name in os.listdir(self.location)]
+        except OSError as error:
+            raise cannot_be_listed(self.location, error) from error
 
     def check_folder(self) -> None:
         """Raises the errors of `children`."""
@@ -213,25 +270,18 @@ class GivenInput:
 
     @cached_property
     def _lines(self) -> tuple[bytes, bytes, int]:
-        with open_lines(self.path) as file:
-            first = line = _first_part(file)
+        with open_lines(self.path) as lines:
+            first = line = _first_part(lines)
             number = 1
             while line and not line.strip():
-                line, number = _first_part(file), number + 1
+                line, number = _first_part(lines), number + 1
         return first, line, number
 
-    def _why_no_folder(self, path: Path) -> str:
-        if not path.is_file():
-            return f"{path}: no such folder. {where_paths_start(path)}"
-        if self.format == "kaldi":
-            return f"{path}: a file, but --format kaldi reads a Kaldi directory. Give the folder that holds wav.scp."
-        return f"{path}: a file, but --format {self.format} reads a folder. Give the folder, or leave out --format."
 
-
-def _first_part(file: LineReader) -> bytes:
+def _first_part(lines: LineReader) -> bytes:
     """Reads a line; of a JSON array that has no end in the buffer, returns that part: it may be longer than lines."""
-    start = file.start()
-    return start if start.startswith(b"[") and b"\n" not in start else file.readline()
+    start = lines.file.peek()
+    return start if start.startswith(b"[") and b"\n" not in start else lines.readline()
 
 
 def _is_object(url: str) -> bool:

@@ -1,9 +1,14 @@
-"""Manifests as lines: a path or a URL, gzip-compressed or not, in bounded memory."""
+"""Manifests as lines or JSON objects: a path or a URL, gzip-compressed or not, in bounded memory.
+
+JSON objects are one per line, as NeMo and Lhotse write them, or those of one array, or spread over several lines each,
+as `json.dump` of a list, `json.dump(..., indent=2)` and `jq` write them.
+"""
 
 import codecs
 import gzip
 import io
 import json
+import re
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -28,11 +33,12 @@ ONE_PER_LINE = "Write one object per line, for instance with `jq -c '.[]'`."
 # A manifest may be this many times as long as its gzip stream, which is ten times what lines of a manifest reach, and
 # somewhat more if it is short. Gzip can expand a thousandfold.
 _MAX_RATIO, _MAX_EXPANDED = 200, 1 << 24
-_BUFFER_BYTES = 1 << 16
+_CHUNK_BYTES = 1 << 16
+_BETWEEN = re.compile(r"[\s,]*")
 
 
 class LineSource:
-    """The methods of `Source` for a manifest of which each line is an item.
+    """The methods of `Source` for a manifest of which each line or JSON object is an item.
 
     A format whose records may take several lines yields items that hold a line number, and gives it to its entries as
     `Entry.number`.
@@ -45,106 +51,43 @@ class LineSource:
     """
 
     path: Path | str
+    is_spread: bool = False
+    """Whether the items are JSON objects that are not one per line."""
 
     def items(self) -> Iterator[Any]:
-        """Yields the lines after the header."""
+        """Yields the lines after the header, or the objects as JSON texts."""
+        if self.is_spread:
+            yield from spread_objects(self.path)
+            return
         with open_lines(self.path) as file:
             yield from islice(file, self.num_header_lines, None)
 
     def where(self, number: int) -> str:
-        """Returns the path and the line number, counted from 1 with the header."""
+        """Returns the path and the number of the line, counted from 1 with the header, or that of the object."""
+        if self.is_spread:
+            return f"{self.path!s}, object {number}"
         return f"{self.path!s}:{number if self.has_line_numbers else number + self.num_header_lines}"
 
     def count(self) -> int | None:
-        """Returns the number of lines after the header."""
-        lines = count_lines(self.path)
+        """Returns the number of lines after the header; None if it is not that of the items."""
+        lines = None if self.is_spread else count_lines(self.path)
         return None if lines is None else lines - self.num_header_lines
 
 
-def numbered_lines(location: str) -> Iterator[tuple[int, bytes]]:
-    """Yields the lines of a manifest with their numbers, counted from 1.
-
-    Raises:
-        ManifestError: It is not a regular file, or is damaged.
-        StorageError: The store cannot be read.
-    """
-    with open_lines(location if is_url(location) else Path(location)) as file:
-        yield from enumerate(file, start=1)
-
-
-def parse_object(line: bytes, where: str) -> dict[str, Any] | None:
-    """Parses one line; returns None for a blank one.
-
-    Args:
-        line: The line.
-        where: Its position, for messages.
-
-    Raises:
-        ManifestError: It is not a JSON object.
-    """
-    try:
-        row = orjson.loads(line)
-    except orjson.JSONDecodeError as error:
-        if not line.strip():
-            return None
-        try:
-            row = json.loads(line)  # accepts NaN, which Python writes for missing scores
-        except (ValueError, RecursionError):
-            raise ManifestError(
-                f"{where}: not JSON ({error.msg}, at character {error.pos + 1}). Every line must be one JSON object; "
-                "fix or drop it."
-            ) from error
-    if isinstance(row, list):
-        raise ManifestError(f"{where}: a JSON array where a JSON object was expected. {ONE_PER_LINE}")
-    if not isinstance(row, dict):
-        raise ManifestError(f"{where}: {type(row).__name__} where a JSON object was expected. Fix or drop it.")
-    return row
-
-
-def check_manifest(path: Path | str) -> None:
-    """Checks that a manifest is a regular file or an object, without reading it.
-
-    Raises:
-        ManifestError: It does not exist, or is a directory, pipe, socket or device.
-        StorageError: The store cannot be asked.
-    """
-    if isinstance(path, Path):
-        if not path.is_file():
-            raise ManifestError(_why_no_manifest(path))
-        return
-    try:
-        storage().info(path)
-    except StorageError as error:
-        if error.kind != "missing":
-            raise
-        raise ManifestError(f"{path}: no such object. Check the URL; a folder needs a slash at its end.") from None
-
-
 class LineReader:
-    """The lines of an open manifest; one of more than `MAX_LINE_BYTES` is an error.
-
-    Reading takes as long as iterating over the file itself.
-    """
+    """The lines of an open manifest; one of more than `MAX_LINE_BYTES` is an error."""
 
     def __init__(self, name: str, file: BufferedReader) -> None:
         self._name = name
-        self._file = file
         self._num_lines = 0
+        self.file = file
 
     def readline(self) -> bytes:
-        """Returns the next line, with its newline; empty at the end.
-
-        Raises:
-            ManifestError: It is too long.
-        """
+        """Returns the next line, with its newline; empty at the end."""
         return next(iter(self), b"")
 
-    def start(self) -> bytes:
-        """Returns the bytes that are buffered, the next ones at least, without reading them."""
-        return self._file.peek()
-
     def __iter__(self) -> Iterator[bytes]:
-        read, limit = self._file.readline, MAX_LINE_BYTES + 1
+        read, limit = self.file.readline, MAX_LINE_BYTES + 1
         while line := read(limit):
             self._num_lines += 1
             if len(line) == limit:
@@ -153,10 +96,6 @@ class LineReader:
                     f"with {line[:80]!r}. Check that this is a manifest, and divide or drop the line."
                 )
             yield line
-
-    def read(self, num_bytes: int) -> bytes:
-        """Returns up to a number of bytes; empty at the end."""
-        return self._file.read(num_bytes)
 
 
 @contextmanager
@@ -182,28 +121,135 @@ def open_lines(path: Path | str) -> Iterator[LineReader]:
         raise ManifestError(f"{path}: cannot be read ({error}). Check the file and copy it again.") from error
 
 
+def numbered_lines(location: str) -> Iterator[tuple[int, bytes]]:
+    """Yields the lines of a manifest with their numbers, counted from 1; errors are those of `open_lines`."""
+    with open_lines(location if is_url(location) else Path(location)) as lines:
+        yield from enumerate(lines, start=1)
+
+
 def count_lines(path: Path | str) -> int | None:
     """Returns the number of lines of a manifest, for progress bars; None at a URL, where counting takes a download."""
     if isinstance(path, str):
         return None
-    with open_lines(path) as file:
-        return sum(block.count(b"\n") for block in iter(lambda: file.read(1 << 20), b""))
+    with open_lines(path) as lines:
+        return sum(block.count(b"\n") for block in iter(lambda: lines.file.read(1 << 20), b""))
+
+
+def check_manifest(path: Path | str) -> None:
+    """Checks that a manifest is a regular file or an object, without reading it.
+
+    Raises:
+        ManifestError: It does not exist, or is a directory, pipe, socket or device.
+        StorageError: The store cannot be asked.
+    """
+    if isinstance(path, Path):
+        if not path.is_file():
+            raise ManifestError(_why_no_manifest(path))
+        return
+    try:
+        storage().info(path)
+    except StorageError as error:
+        if error.kind != "missing":
+            raise
+        raise ManifestError(f"{path}: no such object. Check the URL; a folder needs a slash at its end.") from None
+
+
+def parse_object(line: bytes, where: str) -> dict[str, Any] | None:
+    """Parses one line; returns None for a blank one.
+
+    Args:
+        line: The line.
+        where: Its position, for messages.
+
+    Raises:
+        ManifestError: It is not a JSON object.
+    """
+    try:
+        row = orjson.loads(line)
+    except orjson.JSONDecodeError as error:
+        if not line.strip():
+            return None
+        try:
+            row = json.loads(line)  # accepts NaN, which Python writes for missing scores
+        except (ValueError, RecursionError):
+            raise ManifestError(
+                f"{where}: not JSON ({error.msg}, at character {error.pos + 1}). Every line must be one JSON object; "
+                "fix or drop it."
+            ) from error
+    if not isinstance(row, dict):
+        kind = "a JSON array" if isinstance(row, list) else type(row).__name__
+        raise ManifestError(f"{where}: {kind} where a JSON object was expected. {ONE_PER_LINE}")
+    return row
+
+
+def is_spread(line: bytes) -> bool:
+    """Returns whether the objects of a manifest are not one per line, given its first line that is not blank."""
+    return line.lstrip().startswith(b"[") or line.strip() == b"{"
+
+
+def spread_objects(path: Path | str) -> Iterator[bytes]:
+    """Yields the objects of a JSON array, or objects one after the other, as JSON texts.
+
+    They are read one at a time, so that memory does not depend on the length of the manifest.
+
+    Raises:
+        ManifestError: It is not JSON, ends before its end, has something other than objects, or one of more than
+            `MAX_LINE_BYTES`; or reading fails.
+        StorageError: The store cannot be read.
+    """
+    decode = codecs.getincrementaldecoder("utf-8")("surrogateescape").decode
+    scan = json.JSONDecoder().raw_decode
+    text, start, number, is_array = "", 0, 1, None
+    with open_lines(path) as lines:
+        while True:
+            match = _BETWEEN.match(text, start)
+            start = match.end() if match else start
+            problem = "ends here, before the end of its JSON"
+            if start < len(text):
+                if is_array is None:
+                    is_array = text[start] == "["
+                    start += is_array
+                    continue
+                if is_array and text[start] == "]":
+                    is_array, start = False, start + 1
+                    continue
+                try:
+                    value, end = scan(text, start)
+                except RecursionError:
+                    raise ManifestError(f"{path}, object {number}: nested too deeply. Fix or drop it.") from None
+                except ValueError as error:
+                    problem = f"not JSON ({getattr(error, 'msg', error)})"
+                else:
+                    if not isinstance(value, dict):
+                        raise ManifestError(
+                            f"{path}, object {number}: {type(value).__name__} where a JSON object was expected. Write "
+                            "objects with a key audio_filepath, or a list of paths, one per line and without JSON."
+                        )
+                    yield text[start:end].encode(errors="surrogateescape")
+                    start, number = end, number + 1
+                    continue
+            if len(text) - start > MAX_LINE_BYTES:
+                raise ManifestError(
+                    f"{path}, object {number}: {problem}, or longer than {MAX_LINE_BYTES >> 20} MiB. Fix or drop it."
+                )
+            chunk = lines.file.read(max(_CHUNK_BYTES, len(text) - start))
+            if not chunk:
+                if start < len(text) or is_array:
+                    raise ManifestError(f"{path}, object {number}: {problem}. Check the command that wrote it.")
+                return
+            text, start = text[start:] + decode(chunk), 0
 
 
 def _opened(path: Path | str) -> BufferedReader:
     stream = path.open("rb") if isinstance(path, Path) else storage().open_stream(path)
-    return _expanded(str(path), stream) if str(path).endswith(".gz") else stream
-
-
-def _expanded(name: str, stream: BufferedIOBase) -> io.BufferedReader:
-    """Returns the content of a gzip stream, which is closed along with the result.
-
-    Reads raise ManifestError if the stream expands more than any manifest does, and otherwise the errors of `gzip`.
-    """
-    return io.BufferedReader(_Expanded(name, stream), _BUFFER_BYTES)
+    if not str(path).endswith(".gz"):
+        return stream
+    return BufferedReader(_Expanded(str(path), stream), _CHUNK_BYTES)
 
 
 class _Expanded(io.RawIOBase):
+    """The content of a gzip stream. Reads raise ManifestError if it expands more than any manifest does."""
+
     def __init__(self, name: str, stream: BufferedIOBase) -> None:
         self._name = name
         self._stream = stream

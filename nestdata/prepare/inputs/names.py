@@ -6,12 +6,11 @@ current directory and with `~` expanded. Differs: NeMo skips the first place for
 
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
-from nestdata.errors import ManifestError
 from nestdata.prepare.inputs.audio import File
 from nestdata.prepare.inputs.entry import Entry, cut_id_of, relative_id, resolve, span_suffix
 from nestdata.storage import has_scheme, is_url
@@ -55,6 +54,16 @@ class FileNames:
         lookups = ((folder, name) for name in islice(relative, _MAX_LOOKUPS) for folder in folders)
         base = next((folder for folder, name in lookups if os.path.exists(os.path.join(folder, name))), default)
         return cls(tuple(dict.fromkeys(folders)), base, os.path.expanduser("~"))
+
+    @classmethod
+    def beside(cls, folder: str, names: Callable[[], Iterable[str]]) -> "FileNames":
+        """Returns the names of a manifest in a folder; local ones may start from the current directory instead.
+
+        Args:
+            folder: Absolute path or URL.
+            names: Returns the names in the manifest, which is only asked for those of a local one.
+        """
+        return cls((folder,), folder) if is_url(folder) else cls.of(names(), (folder, os.getcwd()), folder)
 
     def file(self, name: str) -> File:
         """Returns the file with a name: an absolute or relative path, or a URL of any scheme."""
@@ -104,31 +113,25 @@ def entry_of_file(
     return Entry(where, cut_id, file, offset or 0.0, duration, labels=labels, number=number)
 
 
-def read_slice(names: FileNames, name: str, where: str) -> tuple[File, int, int] | None:
-    """Returns the file, the start and the length in samples of a name FILE:OFFSET:FRAMES, which fairseq uses.
+def entry_of_slice(
+    where: str,
+    name: str,
+    names: FileNames,
+    root: str,
+    *,
+    labels: dict[str, Any] | None = None,
+    number: int | None = None,
+) -> Entry | None:
+    """Returns the entry of a name FILE:OFFSET:FRAMES of fairseq, which counts samples at the rate of the file.
 
-    Returns None for other names, and if there is a file of that name.
-
-    Raises:
-        ManifestError: It is fairseq's ZIP:OFFSET:LENGTH, which counts bytes of an archive.
+    Returns None for other names, and if there is a file of that name. The arguments are those of `entry_of_file`.
     """
     match = _SLICE.fullmatch(name) if name[-1:].isdigit() else None
     if match is None or os.path.isfile(names.file(name).location):
         return None
-    if match[1].lower().endswith(".zip"):
-        raise ManifestError(
-            f"{where}: {name!r} is ZIP:OFFSET:LENGTH, bytes of an archive, which are not read. Unpack the ZIP below "
-            f"{names.base}, and name its files{names.hint}."
-        )
-    return names.file(match[1]), int(match[2]), int(match[3])
-
-
-def entry_of_slice(
-    where: str, file: File, start: int, num_frames: int, root: str, *, labels: dict[str, Any] | None = None
-) -> Entry:
-    """Returns the entry of fairseq's FILE:OFFSET:FRAMES, which counts samples at the rate of the file."""
+    file, start, num_frames = names.file(match[1]), int(match[2]), int(match[3])
     cut_id = f"{cut_id_of(file.location, root)}:{start}:{num_frames}"
-    return Entry(where, cut_id, file, labels=labels, first_frame=start, num_frames=num_frames)
+    return Entry(where, cut_id, file, labels=labels, number=number, first_frame=start, num_frames=num_frames)
 
 
 def id_of_name(path: str, name: str, root: str) -> str:

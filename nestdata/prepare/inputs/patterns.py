@@ -1,4 +1,4 @@
-"""Names of shards: patterns such as `audio_{0..511}.tar`, and the numbers in names.
+"""Names of shards: patterns such as `audio_{0..511}.tar`, the numbers in names, and listings of folders.
 
 Source: NVIDIA NeMo 3.0, `expand_sharded_filepaths` for the brackets and `LazyNeMoTarredIterator` for the numbers.
 Differs: NeMo replaces every bracket in a path; here, only brackets around a range, or braces around a list, are a
@@ -8,13 +8,15 @@ pattern.
 import os
 import re
 from collections.abc import Iterable, Sequence
-from functools import reduce
+from functools import lru_cache, reduce
 from itertools import product
 from pathlib import Path
 
 from nestdata.errors import ManifestError
-from nestdata.prepare.inputs.listing import objects_below
-from nestdata.storage import common_folder, is_url, name_of, parent
+from nestdata.storage import ObjectInfo, common_folder, is_url, name_of, parent, storage
+
+TAR = re.compile(r".*\.(?:tar(?:\.\w+)?|tgz)", re.IGNORECASE)
+"""Names of tars, compressed ones included."""
 
 # `{`, `(`, `[`, `<` and `_OP_` open a range of numbers; braces and `_OP_` also open a list.
 _PATTERN = re.compile(
@@ -40,8 +42,12 @@ def default_output(manifest: str | Path) -> Path:
     `audio_{0..511}.tar` becomes `audio.corpus`, and `{0..511}.tar` is named after its folder.
     """
     location = str(manifest) if is_url(str(manifest)) else str(Path(manifest).resolve())
-    stems = (_stem(name) for name in reversed(location.split("/")))
-    return Path(next((stem for stem in stems if stem), "speech") + ".corpus")
+    for name in reversed(location.split("/")):
+        plain = _GLOB.sub("", _PATTERN.sub("", name))
+        stem = name.split(".")[0] if plain == name else plain.split(".")[0].strip("-_")
+        if stem:
+            return Path(f"{stem}.corpus")
+    return Path("speech.corpus")
 
 
 def expand(pattern: str) -> list[str]:
@@ -53,14 +59,12 @@ def expand(pattern: str) -> list[str]:
         ManifestError: The pattern stands for more than a million names.
     """
     parts: list[Sequence[str]] = []
-    num_names = 1
-    end = 0
+    num_names, end = 1, 0
     for match in _PATTERN.finditer(pattern):
         parts += [[pattern[end : match.start()]], _alternatives(match, pattern)]
         num_names *= len(parts[-1])
         end = match.end()
-    if num_names > _MAX_NAMES:
-        raise _too_many(pattern)
+    _check_number(num_names, pattern)
     return ["".join(names) for names in product(*parts, [pattern[end:]])]
 
 
@@ -94,8 +98,8 @@ def numbered(locations: Sequence[str], given: str, pattern: str = "") -> dict[in
             )
         if number in shards:
             raise ManifestError(
-                f"{given}: {shards[number]} and {location} are both shard {number}. Give "
-                "each set of shards with its own manifest."
+                f"{given}: {shards[number]} and {location} are both shard {number}. Give each set of shards with its "
+                "own manifest."
             )
         shards[number] = location
     return shards
@@ -108,20 +112,25 @@ def check_shards(locations: Sequence[str], given: str) -> None:
         ManifestError: Some do not exist; the message names the first.
         StorageError: The store cannot be listed.
     """
-    folders: dict[str, frozenset[str] | None] = {}
-    gone = [location for location in locations if not _is_there(location, folders)]
-    if not gone:
-        return
-    if len(gone) == len(locations):
+    folders = [*dict.fromkeys(parent(location) for location in locations if is_url(location))][:_MAX_LISTED]
+    listed = {folder for folder in folders if not folder.lower().startswith("http")}  # HTTP servers cannot be listed
+    there = {info.location for folder in listed for info in objects_below(folder)}
+    gone = [
+        location
+        for location in locations
+        if (location not in there if parent(location) in listed else not (is_url(location) or os.path.isfile(location)))
+    ]
+    if gone and len(gone) == len(locations):
         raise ManifestError(
-            f"{given}: matches nothing; {gone[0]} does not exist. Check the pattern, and quote it, "
-            "so that the shell leaves it alone."
+            f"{given}: matches nothing; {gone[0]} does not exist. Check the pattern, and quote it, so that the shell "
+            "leaves it alone."
         )
-    more = f" and {len(gone) - 1} more do" if len(gone) > 1 else " does"
-    raise ManifestError(
-        f"{given}: {gone[0]}{more} not exist, of {len(locations)} shards. Restore the shards, or "
-        "give a pattern of those that are there."
-    )
+    if gone:
+        more = f" and {len(gone) - 1} more do" if len(gone) > 1 else " does"
+        raise ManifestError(
+            f"{given}: {gone[0]}{more} not exist, of {len(locations)} shards. Restore the shards, or give a pattern of "
+            "those that are there."
+        )
 
 
 def folder_of(locations: Iterable[str]) -> str:
@@ -129,10 +138,37 @@ def folder_of(locations: Iterable[str]) -> str:
     return reduce(common_folder, sorted({parent(location) for location in locations}))
 
 
-def _stem(name: str) -> str:
-    """Returns a name without suffixes and patterns, and without the separators around these; may be empty."""
-    plain = _GLOB.sub("", _PATTERN.sub("", name))
-    return name.split(".")[0] if plain == name else plain.split(".")[0].strip("-_")
+@lru_cache(maxsize=8)
+def objects_below(url: str) -> tuple[ObjectInfo, ...]:
+    """Returns the objects below a URL, sorted by location, as of the first call since `forget_answers`.
+
+    Raises:
+        StorageError: The folder cannot be listed.
+    """
+    return tuple(storage().list_objects(url))
+
+
+@lru_cache(maxsize=4096)
+def object_info(url: str) -> ObjectInfo:
+    """Returns size and ETag of an object, as of the first call since `forget_answers`.
+
+    Raises:
+        StorageError: The object does not exist, or the store does not answer.
+    """
+    return storage().info(url)
+
+
+def forget_answers() -> None:
+    """Makes the next calls ask again; to be called before inputs are opened."""
+    objects_below.cache_clear()
+    object_info.cache_clear()
+
+
+def cannot_be_listed(directory: str, error: OSError) -> ManifestError:
+    """Returns the error for a folder that cannot be listed."""
+    return ManifestError(
+        f"{directory}: cannot be listed ({error.strerror}). Grant read permission, or move the folder away."
+    )
 
 
 def _alternatives(match: "re.Match[str]", pattern: str) -> Sequence[str]:
@@ -141,27 +177,13 @@ def _alternatives(match: "re.Match[str]", pattern: str) -> Sequence[str]:
         return names.split(",")
     start, stop = int(first), int(last)
     stride = max(1, int(step or 1))
-    if abs(stop - start) > _MAX_NAMES:
-        raise _too_many(pattern)
+    _check_number(abs(stop - start), pattern)
     padded = any(text.startswith("0") and len(text) > 1 for text in (first, last))
     width = max(len(first), len(last)) if padded else 0
     numbers = range(start, stop + 1, stride) if start <= stop else range(start, stop - 1, -stride)
     return [f"{number:0{width}d}" for number in numbers]
 
 
-def _too_many(pattern: str) -> ManifestError:
-    return ManifestError(f"{pattern}: stands for more than {_MAX_NAMES} names. Check the numbers.")
-
-
-def _is_there(location: str, folders: dict[str, frozenset[str] | None]) -> bool:
-    """Returns whether a shard exists, or may exist; `folders` keeps the listings of folders of a store."""
-    if not is_url(location):
-        return os.path.isfile(location)
-    if location.lower().startswith("http"):
-        return True  # cannot be listed; asked for when it is read
-    folder = parent(location)
-    if folder not in folders:
-        is_listed = len(folders) < _MAX_LISTED
-        folders[folder] = frozenset(info.location for info in objects_below(folder)) if is_listed else None
-    listed = folders[folder]
-    return listed is None or location in listed
+def _check_number(num_names: int, pattern: str) -> None:
+    if num_names > _MAX_NAMES:
+        raise ManifestError(f"{pattern}: stands for more than {_MAX_NAMES} names. Check the numbers.")

@@ -1,31 +1,39 @@
-"""Reads the headers of tar archives, without unpacking anything.
+"""Tars that are read in place: the addresses of their members, by the headers that `tarfile` reads.
 
-`walk` yields the name, offset and size of every file in an archive, or in archives one after the other, as `cat` joins
-them. It reads them through a function that returns bytes at an offset, and calls it with ascending offsets only, so
-that it serves files and streams alike. Compared with `tarfile`, it takes a fraction of the time for each member, and
-tells damage from the end of an archive.
-
-Source: POSIX.1-2008, pax interchange format; GNU tar manual, "Basic Tar Format" and "Extensions to the tar format".
+`tarfile` alone takes damage behind the first member for the end of the archive, and stops at its end mark; `walk` tells
+damage from the end, and goes on behind an end mark, as `cat` joins archives.
 """
 
-import re
-from collections.abc import Callable, Generator, Iterator
-from typing import Literal, NamedTuple
+import tarfile
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from io import BufferedIOBase, BufferedReader, FileIO
+from typing import Any, ClassVar, Literal, NamedTuple
 from zlib import adler32
 
-BLOCK = 512
-# Bytes that are read at a time: enough for a pax header, its records and the header that it describes.
-_READ = 4 * BLOCK
+from nestdata.errors import ManifestError, StorageError, in_one_line
+from nestdata.prepare.inputs.audio import Member, Unusable
+from nestdata.prepare.inputs.content import HEAD_BYTES, LoadedContent, StoredContent
+from nestdata.storage import ObjectInfo, is_url, storage
+
+MAX_HELD = 256 << 20
+"""Length in bytes of the longest member of a remote tar that is held in memory. A longer one is read again."""
+
+_BLOCK = tarfile.BLOCKSIZE
 # Records of extended headers and long names are a few hundred bytes; more than this is damage.
 _MAX_EXTENSION = 1 << 20
-_ZEROS = bytes(BLOCK)
 # Zeros behind an end mark: GNU tar fills records of 10 KiB by default, and a tape drive those of some megabytes. More
 # than this is not read, so that the hole of a sparse file takes no time.
 _MAX_PADDING = 1 << 26
 _PADDING_READ = 1 << 16
-_REGULAR = frozenset({0, ord("0"), ord("7")})
-_LINKS = {ord("1"): "a hard link", ord("2"): "a symbolic link"}
-_DEVICES = {ord("3"): "a character device", ord("4"): "a block device", ord("6"): "a pipe"}
+_KINDS = {
+    tarfile.LNKTYPE: "a hard link",
+    tarfile.SYMTYPE: "a symbolic link",
+    tarfile.CHRTYPE: "a character device",
+    tarfile.BLKTYPE: "a block device",
+    tarfile.FIFOTYPE: "a pipe",
+}
 _COMPRESSIONS = {
     b"\x1f\x8b": "gzip",
     b"\x28\xb5\x2f\xfd": "zstd",
@@ -35,20 +43,18 @@ _COMPRESSIONS = {
     b"\x1f\x9d": "compress",
 }
 _ADLER_MODULUS = 65521
-# Digits of the size in a pax record: 2^64 has 20.
-_MAX_DIGITS = 20
-_PAX_RECORD = re.compile(rb"(\d{1,9}) ([^=]+)=")
-
-ReadAt = Callable[[int, int], bytes]
-"""Returns up to `length` bytes at `offset`, fewer only at the end: `read_at(offset, length)`."""
-
-TarProblem = Literal["compressed_tar", "shard_unreadable"]
+# Bits of the number of an entry for its position in the manifest of its shard, or in its tar.
+_POSITION_BITS = 32
+# Bytes of a local tar that are read at a time: the headers of a member, and the start of its content.
+_READ_AHEAD = HEAD_BYTES + 4 * _BLOCK
 
 
 class TarError(Exception):
     """An archive cannot be read from some position on; the members before it are intact."""
 
-    def __init__(self, reason: TarProblem, message: str) -> None:
+    def __init__(
+        self, message: str, reason: Literal["compressed_tar", "shard_unreadable"] = "shard_unreadable"
+    ) -> None:
         super().__init__(message)
         self.reason = reason
 
@@ -58,7 +64,7 @@ class TarMember(NamedTuple):
 
     name: str
     offset: int
-    """First byte of the content. The last header of the member precedes it directly."""
+    """First byte of the content."""
 
     size: int
     """Length of the content in bytes."""
@@ -67,14 +73,14 @@ class TarMember(NamedTuple):
     """Why the member must not be used, such as `a symbolic link`; empty for a regular file with a relative name."""
 
 
-def walk(read_at: ReadAt, size: int) -> Iterator[TarMember]:
+def walk(file: BufferedIOBase, size: int) -> Iterator[TarMember]:
     """Yields the members of all archives of a file in the order in which they are stored; skips folders.
 
-    Between two members, the caller may read the content of the last one through `read_at`.
+    Between two members, the caller may seek and read in the file.
 
     Args:
-        read_at: Returns bytes of the file. It is called with ascending offsets.
-        size: Length of the file in bytes.
+        file: The file, which is only read forward, apart from single bytes.
+        size: Its length in bytes.
 
     Raises:
         TarError: The file is compressed, is not a tar, or is damaged or truncated, or holds something else behind the
@@ -82,69 +88,116 @@ def walk(read_at: ReadAt, size: int) -> Iterator[TarMember]:
     """
     start: int | None = 0
     while start is not None:
-        end = yield from walk_archive(read_at, size, start)
-        start = _after_padding(read_at, size, end)
+        end = yield from _walk_archive(file, size, start)
+        start = _after_padding(file, size, end)
 
 
-def walk_archive(read_at: ReadAt, size: int, start: int = 0) -> Generator[TarMember, None, int]:
-    """Does the work of `walk` for the archive that begins at `start`, and returns where its end mark begins."""
-    offset = start
-    defaults: dict[str, str] = {}
-    own: dict[str, str] = {}
-    while True:
-        data = read_at(offset, _READ)
-        header = data[:BLOCK]
-        if header == _ZEROS:
-            return offset
-        _check_header(header, offset, start)
-        kind, payload = header[156], offset + BLOCK
-        num_bytes = _number(header[124:136], offset)
-        if kind in b"xgXLK":
-            if num_bytes > _MAX_EXTENSION:
-                raise _unreadable(f"the extended header at byte {offset} has {num_bytes} bytes")
-            content = data[BLOCK : BLOCK + num_bytes]
-            if len(content) < num_bytes:
-                content = read_at(payload, num_bytes)
-            if len(content) < num_bytes:
-                raise _truncated(size, offset)
-            if kind in b"LK":
-                own["path" if kind == ord("L") else "linkpath"] = _text(content)
-            else:
-                (defaults if kind == ord("g") else own).update(_pax_records(content, offset))
-            offset = payload + _padded(num_bytes)
-            continue
-        values, own = ({**defaults, **own} if defaults or own else {}), {}
-        name = values.get("path") or _name(header)
-        if "size" in values:
-            num_bytes = _pax_size(values["size"], offset)
-        payload = _after_sparse_map(read_at, header, payload)
-        if not _has_content(kind):
-            num_bytes = 0
-        end = payload + num_bytes
-        if end > size:
-            raise _truncated(size, offset, name)
-        if not _is_folder(kind, name):
-            yield TarMember(name, payload, num_bytes, _problem(kind, name, values, header))
-        offset = payload + _padded(num_bytes)
+def _walk_archive(file: BufferedIOBase, size: int, start: int) -> Generator[TarMember, None, int]:
+    """Yields the members of the archive that begins at `start`, and returns where its end mark begins."""
+    file.seek(start)
+    end = start
+    try:
+        with tarfile.TarFile(fileobj=_Headers(file), tarinfo=_Header, encoding="utf-8") as tar:  # type: ignore[arg-type]
+            while info := tar.next():
+                if not (end < tar.offset and info.size >= 0):
+                    raise TarError(f"the header at byte {end} is damaged")
+                if info.isreg() and not info.sparse and info.offset_data + info.size > size:
+                    raise TarError(f"ends at byte {size}, inside {info.name!r}, which begins at byte {info.offset}")
+                end = tar.offset
+                if not info.isdir():
+                    yield TarMember(info.name, info.offset_data, info.size, _problem(info))
+                tar.members = []  # type: ignore[attr-defined]  # it would keep all of them
+    except (TarError, StorageError, OSError):
+        raise
+    except Exception as error:  # hostile headers make `tarfile` raise errors of many kinds
+        raise _damage(file, start, end, in_one_line(error)) from None
+    file.seek(end)
+    if file.read(_BLOCK) != bytes(_BLOCK):
+        raise _damage(file, start, end)
+    return end
 
 
-def _after_padding(read_at: ReadAt, size: int, end: int) -> int | None:
+def _after_padding(file: BufferedIOBase, size: int, end: int) -> int | None:
     """Returns the first block behind an end mark that is not zero; None if the file ends before.
 
     Raises:
         TarError: There are too many zeros.
     """
+    file.seek(end)
     for offset in range(end, min(size, end + _MAX_PADDING), _PADDING_READ):
-        data = read_at(offset, _PADDING_READ)
+        data = file.read(_PADDING_READ)
         if found := data.lstrip(b"\0"):
-            return offset + (len(data) - len(found)) // BLOCK * BLOCK
-        if len(data) < _PADDING_READ:
-            return None
-    if size <= end + _MAX_PADDING:
-        return None
-    raise _unreadable(
-        f"has more than {_MAX_PADDING >> 20} MiB of zeros behind the end mark at byte {end}; what follows was not read"
-    )
+            return offset + (len(data) - len(found)) // _BLOCK * _BLOCK
+    if size > end + _MAX_PADDING:
+        raise TarError(f"has more than {_MAX_PADDING >> 20} MiB of zeros behind byte {end}; what follows was not read")
+    return None
+
+
+class _Header(tarfile.TarInfo):
+    """A header of which only type, name and size are decoded if it is a plain one: a third of the time of `TarInfo`."""
+
+    @classmethod
+    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> "_Header":
+        """Returns the header in a block; `TarInfo` decodes and checks what is not plain."""
+        kind = bytes(buf[156:157])
+        if kind in (tarfile.REGTYPE, tarfile.XHDTYPE):
+            # The lower half of an Adler-32 checksum is one more than the sum of all bytes, modulo 65521 (RFC 1950).
+            total = (adler32(buf) & 0xFFFF) - 1 - sum(buf[148:156]) + 8 * ord(" ")
+            try:
+                checksum, size = (int(digits.strip(b"\0 "), 8) for digits in (buf[148:156], buf[124:136]))
+            except ValueError:
+                checksum = size = -1
+            if size >= 0 and (total - checksum) % _ADLER_MODULUS == 0 and len(buf) == _BLOCK:
+                name, prefix = (part.partition(b"\0")[0].decode(encoding, errors) for part in (buf[:100], buf[345:500]))
+                info = cls(f"{prefix}/{name}" if prefix else name)
+                info.type, info.size = kind, size
+                return info
+        return super().frombuf(buf, encoding, errors)
+
+
+class _Headers:
+    """What `tarfile` sees of a file: it reads headers and their extensions only, which are short."""
+
+    def __init__(self, file: BufferedIOBase) -> None:
+        self._file = file
+        self.seek, self.tell = file.seek, file.tell
+
+    def read(self, num_bytes: int) -> bytes:
+        if not 0 <= num_bytes <= _MAX_EXTENSION:
+            raise TarError(f"the extended header before byte {self.tell()} has {num_bytes} bytes")
+        return self._file.read(num_bytes)
+
+
+def _problem(info: tarfile.TarInfo) -> str:
+    """Returns why a member must not be used; empty if it may be used."""
+    if info.name.startswith("/"):
+        return "stored under an absolute name"
+    if ".." in info.name.split("/"):
+        return "stored under a name with `..`"
+    if info.type in _KINDS:
+        return _KINDS[info.type] + (f" to {info.linkname!r}" if info.islnk() or info.issym() else "")
+    if info.sparse is not None or any(key.startswith("GNU.sparse.") for key in info.pax_headers):
+        return "a sparse file"
+    if not info.isreg():
+        return f"of the unknown type {info.type.decode('latin-1')!r}"
+    return "" if info.name else "stored without a name"
+
+
+def _damage(file: BufferedIOBase, start: int, end: int, problem: str = "it is damaged") -> TarError:
+    """Returns why no member was found at byte `end` of the archive that begins at `start`."""
+    file.seek(end)
+    block = file.read(_BLOCK)
+    if end == 0:
+        for magic, name in _COMPRESSIONS.items():
+            if block.startswith(magic):
+                message = f"compressed with {name}, so that its members have no addresses. Decompress it first"
+                return TarError(message, "compressed_tar")
+        return TarError("not a tar archive" if block else "has no bytes")
+    if end == start:
+        return TarError(f"has an end mark, and behind it, at byte {end}, something that is not a tar")
+    if len(block) < _BLOCK:
+        return TarError(f"ends behind byte {end} without the end mark of a tar: it may be truncated")
+    return TarError(f"no header at byte {end}: {problem}")
 
 
 def stem_and_suffix(name: str) -> tuple[str, str]:
@@ -161,133 +214,109 @@ def plain_name(name: str) -> str:
     return name
 
 
-def _check_header(header: bytes, offset: int, start: int) -> None:
-    """Raises TarError if a block of the archive that begins at `start` is not a header; names the likely reason."""
-    if len(header) == BLOCK:
-        # The lower half of an Adler-32 checksum is one more than the sum of all bytes, modulo 65521 (RFC 1950), and
-        # takes a tenth of the time of `sum`.
-        total = (adler32(header) & 0xFFFF) - 1 - sum(header[148:156]) + 8 * ord(" ")
-        stated = _octal(header[148:156])
-        if stated is not None and ((stated - total) % _ADLER_MODULUS == 0 or stated == _signed_sum(header)):
-            return
-    if offset == 0:
-        for magic, name in _COMPRESSIONS.items():
-            if header.startswith(magic):
-                raise TarError("compressed_tar", f"compressed with {name}: single members cannot be read")
-        raise _unreadable("not a tar archive" if header else "has no bytes")
-    if offset == start:
-        raise _unreadable(f"has an end mark, and behind it, at byte {offset}, something that is not a tar")
-    if not header:
-        raise _unreadable(f"ends after {offset} bytes without the end mark of a tar: it may be truncated")
-    if len(header) < BLOCK:
-        raise _unreadable(f"ends at byte {offset + len(header)}, inside a header")
-    raise _unreadable(f"the header at byte {offset} is damaged")
+@dataclass(slots=True)
+class OpenShard:
+    """A tar that is open for one pass: a local one, of which only the start of members is read, or a remote stream."""
+
+    info: ObjectInfo
+    file: BufferedIOBase
+    problem: Unusable | None = None
+    """Why not all members were found, once `members` has ended."""
+
+    def members(self) -> Iterator[TarMember]:
+        """Yields the members of all archives in the order in which they are stored, up to damage."""
+        try:
+            yield from walk(self.file, self.info.size)
+        except TarError as error:
+            self.problem = Unusable(error.reason, f"{self.info.location}: {error}")
+
+    def member(self, found: TarMember) -> Member | Unusable:
+        """Returns the address of the member that was yielded last, or why it must not be used.
+
+        It comes with its bytes if the tar is a stream and it is not too long to be held, and otherwise with its start.
+        """
+        is_held = is_url(self.info.location) and found.size <= MAX_HELD
+        self.file.seek(found.offset)
+        start = b"" if found.problem else self.file.read(found.size if is_held else min(found.size, HEAD_BYTES))
+        member = self.address(found, start)
+        return replace(member, content=LoadedContent(start)) if is_held and isinstance(member, Member) else member
+
+    def address(self, found: TarMember, start: bytes = b"") -> Member | Unusable:
+        """Returns the address of a member whose bytes are read when they are needed, apart from its start."""
+        if found.problem:
+            return Unusable("unsafe_member", f"{self.info.location}: the member {found.name!r} is {found.problem}")
+        content = StoredContent(self.info.location, found.offset, found.size, self.info.etag, start=start)
+        return Member(self.info, found.offset, found.size, content)
 
 
-def _signed_sum(header: bytes) -> int:
-    """Returns the checksum that some old programs wrote: that of signed bytes."""
-    total = sum(header) - sum(header[148:156])
-    num_high = sum(byte > 127 for byte in header[:148] + header[156:])
-    return total - 256 * num_high + 8 * ord(" ")
+@contextmanager
+def open_shard(location: str) -> Iterator[OpenShard]:
+    """Opens a tar by its absolute path or URL.
 
-
-def _octal(field: bytes) -> int | None:
-    """Returns an octal number that ends at a NUL byte; None if it is not one."""
-    digits = field.partition(b"\0")[0].strip()
+    Raises:
+        ManifestError: It does not exist.
+        StorageError: It cannot be read for another reason.
+    """
     try:
-        return int(digits, 8) if digits else 0
-    except ValueError:
-        return None
+        info = storage().info(location)
+    except StorageError as error:
+        if error.kind != "missing":
+            raise
+        raise ManifestError(
+            f"{location}: no such shard. Restore it, or leave it out of the pattern and the manifest."
+        ) from error
+    is_remote = is_url(location)
+    stream = storage().open_stream(location, info=info) if is_remote else BufferedReader(FileIO(location), _READ_AHEAD)
+    with stream as file:
+        yield OpenShard(info, file)
 
 
-def _number(field: bytes, offset: int) -> int:
-    """Returns a size: octal digits, or base 256 if the highest bit is set."""
-    if field[0] == 0x80:
-        return int.from_bytes(field[1:], "big")
-    value = None if field[0] == 0xFF else _octal(field)
-    if value is None or value < 0:
-        raise _unreadable(f"the header at byte {offset} has a size of {field!r}")
-    return value
+def member_at(location: str, start: int, info: ObjectInfo) -> Member | Unusable:
+    """Returns the member whose header is at a byte of a tar, or why it must not be used; raises StorageError."""
+    size = info.size - start
+    with StoredContent(location, start, size, info.etag, info.size).open() as file:
+        try:
+            found = next(walk(file, size), None)
+        except TarError as error:
+            return Unusable(error.reason, f"{location}: {error}")
+    if found is None:
+        return Unusable("no_such_member", f"{location}: the tar ends at byte {start}")
+    if found.problem:
+        return Unusable("unsafe_member", f"{location}: the member {found.name!r} is {found.problem}")
+    content = StoredContent(location, start + found.offset, found.size, info.etag, info.size)
+    return Member(info, content.offset, found.size, content)
 
 
-def _pax_records(content: bytes, offset: int) -> dict[str, str]:
-    """Parses the records of an extended header: `LENGTH KEY=VALUE` and a newline each."""
-    records = {}
-    position = 0
-    while position < len(content) and content[position]:
-        match = _PAX_RECORD.match(content, position)
-        end = position + int(match[1]) if match else 0
-        if match is None or not match.end() < end <= len(content) or content[end - 1] != ord("\n"):
-            raise _unreadable(f"the extended header at byte {offset} is damaged")
-        records[match[2].decode(errors="surrogateescape")] = content[match.end() : end - 1].decode(
-            errors="surrogateescape"
-        )
-        position = end
-    return records
+class ShardSource:
+    """The methods of `Source` for an input of shards. Items are the index of a shard, and its files."""
+
+    items_per_task: ClassVar[int] = 1
+    shards: tuple[tuple[str, ...], ...]
+    """Absolute paths or URLs of the files of each shard; the first has the lines that are counted, if there are two."""
+
+    def items(self) -> Iterator[Any]:
+        """Yields the shards with their indices."""
+        yield from enumerate(self.shards)
+
+    def files(self, item: Any) -> list[str]:
+        """Returns the files of a shard."""
+        return [*item[1]]
+
+    def where(self, number: int) -> str:
+        """Returns the first file of a shard and the number of the line or sample, counted from 1."""
+        index, position = shard_and_position(number)
+        return f"{self.shards[index][0]}:{position}"
+
+    def count(self) -> int | None:
+        """Returns the number of shards."""
+        return len(self.shards)
 
 
-def _pax_size(text: str, offset: int) -> int:
-    if not text.isdecimal() or len(text) > _MAX_DIGITS:
-        raise _unreadable(f"the header at byte {offset} has a size of {text[:80]!r}")
-    return int(text)
+def entry_number(shard: int, position: int) -> int:
+    """Returns one number for the index of a shard, counted from 0, and a position in it."""
+    return shard << _POSITION_BITS | position
 
 
-def _name(header: bytes) -> str:
-    name = _text(header[:100])
-    # GNU tar keeps times where POSIX has the first part of a long name.
-    if header[257:263] == b"ustar\0" and (prefix := _text(header[345:500])):
-        return f"{prefix}/{name}"
-    return name
-
-
-def _text(field: bytes) -> str:
-    return field.partition(b"\0")[0].decode(errors="surrogateescape")
-
-
-def _padded(num_bytes: int) -> int:
-    return -(-num_bytes // BLOCK) * BLOCK
-
-
-def _after_sparse_map(read_at: ReadAt, header: bytes, payload: int) -> int:
-    """Returns where the content begins: behind all blocks of the map of an old sparse file."""
-    is_extended = header[156] == ord("S") and header[482]
-    while is_extended:
-        block = read_at(payload, BLOCK)
-        payload += BLOCK
-        is_extended = len(block) == BLOCK and block[504]
-    return payload
-
-
-def _has_content(kind: int) -> bool:
-    """Returns whether the size in the header is that of content; links, devices and folders have none."""
-    return kind not in b"123456"
-
-
-def _is_folder(kind: int, name: str) -> bool:
-    return kind == ord("5") or (kind == 0 and name.endswith("/"))
-
-
-def _problem(kind: int, name: str, values: dict[str, str], header: bytes) -> str:
-    """Returns why a member must not be used; empty if it may be used."""
-    if name.startswith("/"):
-        return "an absolute name"
-    if ".." in name.split("/"):
-        return "a name with `..`"
-    if kind in _LINKS:
-        return f"{_LINKS[kind]} to {values.get('linkpath') or _text(header[157:257])!r}"
-    if kind in _DEVICES:
-        return _DEVICES[kind]
-    if kind == ord("S") or any(key.startswith("GNU.sparse.") for key in values):
-        return "a sparse file"
-    if kind not in _REGULAR:
-        return f"of the unknown type {chr(kind)!r}"
-    return "" if name else "without a name"
-
-
-def _unreadable(message: str) -> TarError:
-    return TarError("shard_unreadable", message)
-
-
-def _truncated(size: int, offset: int, name: str = "") -> TarError:
-    inside = f"{name!r}, which begins" if name else "the extended header"
-    return _unreadable(f"ends at byte {size}, inside {inside} at byte {offset}: it is truncated")
+def shard_and_position(number: int) -> tuple[int, int]:
+    """Returns the arguments of `entry_number`."""
+    return number >> _POSITION_BITS, number & ((1 << _POSITION_BITS) - 1)

@@ -106,7 +106,7 @@ LINES = (
         "nestdata prepare saved -o my.corpus",
         2,
         "error: saved: ...Install it with `pip install 'nest-pretrain[huggingface]'`.",
-        hidden=("datasets",),
+        hidden=("pyarrow",),
     ),
     Line(
         *(

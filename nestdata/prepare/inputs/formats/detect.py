@@ -1,37 +1,33 @@
 """Finds the format of each input of a corpus, and opens the inputs as sources."""
 
-import os
 from collections.abc import Callable, Iterable, Sequence
 from functools import reduce
-from typing import Any, NamedTuple, get_args
+from typing import Any, get_args
 
 from nestdata.errors import ConfigError, ManifestError
 from nestdata.input_format import InputFormat
 from nestdata.prepare.inputs.entry import Source
 from nestdata.prepare.inputs.format import Format, GivenInput, InputOptions
 from nestdata.prepare.inputs.formats import (
-    audio_files,
     fairseq,
     folder,
     huggingface,
     kaldi,
     lhotse,
     nemo,
-    parquet,
     path_list,
     shar,
     table,
     webdataset,
 )
-from nestdata.prepare.inputs.formats.audio_files import AudioFiles
-from nestdata.prepare.inputs.formats.lhotse import LhotseManifest, open_objects
-from nestdata.prepare.inputs.listing import forget_answers
-from nestdata.prepare.inputs.names import FileNames
+from nestdata.prepare.inputs.formats.folder import AudioFiles
+from nestdata.prepare.inputs.formats.lhotse import open_objects
+from nestdata.prepare.inputs.patterns import forget_answers
 from nestdata.storage import common_folder
 
 # In the order in which they are asked. The kind of an input and its first line are read once for all of them.
 FORMATS: tuple[Format, ...] = (
-    parquet.FORMAT,
+    huggingface.PARQUET_FORMAT,
     fairseq.FORMAT,
     table.FORMAT,
     path_list.FORMAT,
@@ -41,38 +37,37 @@ FORMATS: tuple[Format, ...] = (
     huggingface.FORMAT,
     shar.FORMAT,
     webdataset.FORMAT,
-    audio_files.FORMAT,
+    folder.FILE_FORMAT,
     folder.FORMAT,
 )
 
 
-class _DetectedInput(NamedTuple):
-    """One input and its format; folder and source are those that `Format.open` returns."""
-
-    format: InputFormat
-    folder: str
-    source: Callable[[str], Source | Sequence[Source]]
-
-
-def _detect_input(given: GivenInput) -> _DetectedInput:
-    """Detects the format of an input, and opens its manifest at most once to do so.
+def detect_format(given: GivenInput) -> Format:
+    """Returns the format of an input, for which its manifest is opened at most once.
 
     Raises:
         ManifestError: The input does not exist, is not a file or folder, is empty, is of an unknown format, or cannot
             be of the given one.
         StorageError: A URL cannot be read or listed.
     """
-    _check_format(given)
-    for format_ in FORMATS:
-        if format_.name == given.format or (given.format is None and format_.detect(given)):
-            return _DetectedInput(format_.name, *format_.open(given))
+    if given.format not in (None, "parquet"):
+        if given.is_tars and given.format != "webdataset":
+            raise ManifestError(
+                f"{given.path}: a tar, which --format {given.format} does not read. Give the manifest, and the tars "
+                "with --tars, or leave out --format to read it as WebDataset."
+            )
+        if given.is_pattern and given.format != "nemo" and not given.is_tars:
+            raise ManifestError(f"{given.path}: a pattern of manifests, which is read for NeMo data sets only.")
+    for form in FORMATS:
+        if form.name == given.format or (given.format is None and form.detect(given)):
+            return form
     raise ManifestError(
         f"{given.path}:{given.line_number}: neither a NeMo line (no audio_filepath) nor a Lhotse cut or recording; its "
         f"keys are: {', '.join(list(given.row)[:6])}. Force a format with --format: {', '.join(get_args(InputFormat))}."
     )
 
 
-def _common_root(folders: Iterable[str]) -> str:
+def common_root(folders: Iterable[str]) -> str:
     """Returns the folder that ids are relative to: the deepest one that holds the folders of all inputs.
 
     It is empty if there is none, as for a local input and one at a URL.
@@ -103,32 +98,22 @@ def open_sources(inputs: Sequence[Any], options: InputOptions) -> list[Source]:
         )
     tars = options.tars if len(options.tars) == len(inputs) else [*options.tars, None][:1] * len(inputs)
     forget_answers()
-    parser = LhotseManifest("", FileNames.of((), (os.getcwd(),), os.getcwd()), options.channel)
-    found = [
-        open_objects(given, parser) or _detect_input(GivenInput(given, options, number, pattern))
-        for number, (given, pattern) in enumerate(zip(inputs, tars, strict=True))
-    ]
-    root = _common_root(detected.folder for detected in found if isinstance(detected, _DetectedInput))
+    folders: list[str] = []
+    openers: list[Callable[[str], Source | Sequence[Source]]] = []
+    for number, (path, pattern) in enumerate(zip(inputs, tars, strict=True)):
+        if source := open_objects(path, options.channel):
+            openers.append(lambda _, source=source: source)
+            continue
+        given = GivenInput(path, options, number, pattern)
+        folder_of_input, opener = detect_format(given).open(given)
+        folders.append(folder_of_input)
+        openers.append(opener)
+    root = common_root(folders)
     sources: list[Source] = []
-    for detected in found:
-        opened = detected.source(root) if isinstance(detected, _DetectedInput) else detected
+    for opener in openers:
+        opened = opener(root)
         if isinstance(opened, AudioFiles) and sources and isinstance(sources[-1], AudioFiles):
             sources[-1].named.extend(opened.named)
-        elif isinstance(opened, Sequence):
-            sources.extend(opened)
         else:
-            sources.append(opened)
+            sources.extend(opened if isinstance(opened, Sequence) else [opened])
     return sources
-
-
-def _check_format(given: GivenInput) -> None:
-    """Raises ManifestError if an input is named like tars or a pattern, which the given format does not read."""
-    if given.format in (None, "parquet"):
-        return
-    if given.is_tars and given.format != "webdataset":
-        raise ManifestError(
-            f"{given.path}: a tar, which --format {given.format} does not read. Give the manifest, and the tars with "
-            "--tars, or leave out --format to read it as WebDataset."
-        )
-    if given.is_pattern and given.format != "nemo" and not given.is_tars:
-        raise ManifestError(f"{given.path}: a pattern of manifests, which is read for NeMo data sets only.")

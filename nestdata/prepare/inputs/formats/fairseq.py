@@ -14,12 +14,11 @@ from nestdata.prepare.inputs.entry import AUDIO_SUFFIXES, Entry, cut_id_of, reso
 from nestdata.prepare.inputs.format import Format, GivenInput, Opened
 from nestdata.prepare.inputs.formats.table import is_table
 from nestdata.prepare.inputs.lines import LineSource
-from nestdata.prepare.inputs.names import FileNames, entry_of_slice, read_slice
+from nestdata.prepare.inputs.names import FileNames, entry_of_slice
 from nestdata.storage import has_scheme, is_url, parent
 
 # Numbers of samples with more digits are mistakes: such a file would last centuries.
 _MAX_DIGITS = 15
-_TAB = b"\t"
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,18 +38,19 @@ class FairseqManifest(LineSource):
         """Yields the entry of a line; none for a blank one."""
         if not item.strip():
             return
-        name, tab, count = item.rstrip(b"\r\n").partition(b"\t")
         where = self.where(number)
-        if b"\t" in count:
+        name, *counts = item.rstrip(b"\r\n").split(b"\t")
+        if len(counts) > 1:
             raise ManifestError(
-                f"{where}: {len(item.split(_TAB))} columns, but fairseq's manifests have two, a path and a number of "
+                f"{where}: {len(counts) + 1} columns, but fairseq's manifests have two, a path and a number of "
                 "samples. Remove the others, or write a table whose header has a column audio_filepath."
             )
-        if not name or not tab or not count.strip().isdigit() or len(count.strip()) > _MAX_DIGITS:
+        count = counts[0].strip() if counts else b""
+        if not name or not count.isdigit() or len(count) > _MAX_DIGITS:
             raise ManifestError(f"{where}: {item[:80]!r} is not a path, a tab and a number of samples. Fix or drop it.")
         text = name.decode(errors="surrogateescape")
-        if part := read_slice(self.names, text, where):
-            yield entry_of_slice(where, *part, self.root)
+        if entry := entry_of_slice(where, text, self.names, self.root):
+            yield entry
             return
         file = self.names.file(text)
         yield Entry(where, cut_id_of(file.location, self.root), file, num_frames=int(count))

@@ -1,104 +1,115 @@
-"""A folder: its audio files, tars and Parquet files, and those of its subfolders; all other files are counted."""
+"""Audio files named one by one, and folders: audio files, tars and Parquet files; all other files are counted."""
 
 import os
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from itertools import chain
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 from nestdata.errors import ManifestError
 from nestdata.prepare.inputs.audio import File
 from nestdata.prepare.inputs.entry import AUDIO_SUFFIXES, MAIN_SUFFIXES, Entry, Source, cut_id_of
-from nestdata.prepare.inputs.format import TAR, Format, GivenInput, Opened
-from nestdata.prepare.inputs.formats.parquet import PARQUET_SUFFIX, parquet_beside_audio, parquet_in_folder
+from nestdata.prepare.inputs.format import Format, GivenInput, Opened
+from nestdata.prepare.inputs.formats.huggingface import PARQUET_SUFFIX, may_hold_audio, parquet_in_folder
 from nestdata.prepare.inputs.formats.webdataset import WebDataset, check_not_nemo
-from nestdata.prepare.inputs.listing import cannot_be_listed, objects_below
-from nestdata.prepare.inputs.patterns import folder_of
+from nestdata.prepare.inputs.lines import check_manifest
+from nestdata.prepare.inputs.patterns import TAR, cannot_be_listed, folder_of, objects_below
 from nestdata.prepare.inputs.remote import whole_object
 from nestdata.storage import ObjectInfo
 
 _AUDIO, _MAIN = frozenset(AUDIO_SUFFIXES), frozenset(MAIN_SUFFIXES)
-# What other files are counted by. Names come from outside, so that suffixes are short, and few are told apart.
+# What other files are counted by. Names come from outside, so that suffixes are short.
 _SUFFIX = re.compile(r"\.\w{1,12}")
-_HIDDEN, _WITHOUT_SUFFIX, _OTHER = "hidden", "without suffix", "other"
-_MAX_KINDS = 100
 # Copies of the attributes of files that macOS makes: the folder in archives, and the prefix elsewhere.
 _MACOS_FOLDER, _MACOS_PREFIX = "__MACOSX", "._"
 
 
+class _AudioLocations:
+    """The methods of `Source` for items that are absolute paths, URLs or objects of a store."""
+
+    items_per_task: ClassVar[None] = None
+    path: Path | str
+    root: str
+
+    def entries(self, number: int, item: str | ObjectInfo) -> Iterator[Entry]:  # noqa: ARG002, the item is enough
+        """Yields the entry of a file or object."""
+        location, audio = (item, File(item)) if isinstance(item, str) else (item.location, whole_object(item))
+        yield Entry(location, cut_id_of(location, self.root), audio)
+
+    def where(self, number: int) -> str:
+        """Returns the path and the number of the file."""
+        return f"{self.path} (file {number})"
+
+
 @dataclass(frozen=True, slots=True)
-class AudioFolder:
-    """Audio files sorted by name; the files of a folder come before those of its subfolders.
+class AudioFiles(_AudioLocations):
+    """Consecutive inputs that are audio files, as one source: a list in Python may hold a million."""
+
+    path: Path | str
+    """The first file."""
+
+    root: str
+    named: list[Path | str] = field(repr=False)
+    """All files: paths, and URLs as `str`. They are not pickled, because items name them."""
+
+    def items(self) -> Iterator[str]:
+        """Yields absolute paths and URLs.
+
+        Raises:
+            ManifestError: A file does not exist, or is not a regular one.
+            StorageError: A store cannot be asked.
+        """
+        for file in self.named:
+            check_manifest(file)
+            yield file if isinstance(file, str) else os.path.abspath(file)
+
+    def where(self, number: int) -> str:
+        """Returns the path of the file; that of the first with its number, in a process without the others."""
+        return str(self.named[number - 1]) if self.named else f"{self.path} (file {number})"
+
+    def count(self) -> int | None:
+        """Returns the number of files."""
+        return len(self.named)
+
+    def __reduce__(self) -> tuple[type["AudioFiles"], tuple[Path | str, str, list[Path | str]]]:
+        return AudioFiles, (self.path, self.root, [])
+
+
+@dataclass(frozen=True, slots=True)
+class AudioFolder(_AudioLocations):
+    """Audio files or objects sorted by name; those of a folder come before those of its subfolders.
 
     Of the files of a folder, those with one of `MAIN_SUFFIXES` come first. Symbolic links are followed, but no folder
     is read twice, even if several links lead to it.
     """
 
-    items_per_task: ClassVar[None] = None
-    path: Path
+    path: Path | str
     root: str
     num_files: int = field(default=0, repr=False)
     other_files: Mapping[str, int] = field(default_factory=dict, repr=False)
     """Number of files that are not read, by suffix."""
 
-    def items(self) -> Iterator[str]:
-        """Yields absolute paths.
+    def items(self) -> Iterator[str | ObjectInfo]:
+        """Yields absolute paths or objects.
 
         Raises:
             ManifestError: A folder cannot be listed.
+            StorageError: The store cannot be listed.
         """
-        yield from (path for path, kind in _files(os.path.abspath(self.path), set()) if kind == "audio")
-
-    def entries(self, number: int, item: str) -> Iterator[Entry]:  # noqa: ARG002, the path is enough
-        """Yields the entry of a file."""
-        yield Entry(item, cut_id_of(item, self.root), File(item))
-
-    def where(self, number: int) -> str:
-        """Returns the path of the folder and the number of the file in it."""
-        return f"{self.path} (file {number})"
+        if isinstance(self.path, str):
+            yield from sorted_as_files(info for info, kind in _objects(self.path) if kind == "audio")
+        else:
+            yield from (path for path, kind in _files(os.path.abspath(self.path), set()) if kind == "audio")
 
     def count(self) -> int | None:
         """Returns the number of files that were found when the folder was opened."""
         return self.num_files
 
 
-@dataclass(frozen=True, slots=True)
-class BucketFolder:
-    """Audio objects below a URL, in the order in which `AudioFolder` yields files of the same names."""
-
-    items_per_task: ClassVar[None] = None
-    path: str
-    root: str
-    num_files: int = field(default=0, repr=False)
-    other_files: Mapping[str, int] = field(default_factory=dict, repr=False)
-    """Number of objects that are not read, by suffix."""
-
-    def items(self) -> Iterator[ObjectInfo]:
-        """Yields the objects.
-
-        Raises:
-            StorageError: The folder cannot be listed.
-        """
-        yield from sorted_as_files(info for info, kind in _objects(self.path) if kind == "audio")
-
-    def entries(self, number: int, item: ObjectInfo) -> Iterator[Entry]:  # noqa: ARG002, the object is enough
-        """Yields the entry of an object."""
-        yield Entry(item.location, cut_id_of(item.location, self.root), whole_object(item))
-
-    def where(self, number: int) -> str:
-        """Returns the URL of the folder and the number of the object in it."""
-        return f"{self.path} (object {number})"
-
-    def count(self) -> int | None:
-        """Returns the number of objects."""
-        return self.num_files
-
-
 def sorted_as_files(objects: Iterable[ObjectInfo]) -> list[ObjectInfo]:
-    """Sorts objects so that those of a folder come before those of its subfolders, as `AudioFolder` sorts files."""
+    """Sorts objects in the order in which `AudioFolder` yields files of the same names."""
 
     def key(info: ObjectInfo) -> list[tuple[int, str]]:
         *folders, name = info.location.split("/")
@@ -111,51 +122,9 @@ def other_files(sources: Iterable[Source]) -> dict[str, int]:
     """Returns the number of files in folders that are not read, by suffix, most frequent first."""
     total: Counter[str] = Counter()
     for source in sources:
-        if isinstance(source, AudioFolder | BucketFolder):
+        if isinstance(source, AudioFolder):
             total.update(source.other_files)
     return dict(sorted(total.items(), key=lambda pair: (-pair[1], pair[0])))
-
-
-_Kind = Literal["audio", "tar", "parquet"] | None
-
-
-@dataclass(slots=True)
-class _Contents:
-    """What a folder and its subfolders hold."""
-
-    num_audio: int = 0
-    tars: list[str] = field(default_factory=list)
-    parquet: list[str] = field(default_factory=list)
-    others: Counter[str] = field(default_factory=Counter)
-
-    def add(self, location: str, kind: _Kind) -> None:
-        """Counts a file; keeps the locations of those that hold many recordings."""
-        match kind:
-            case "audio":
-                self.num_audio += 1
-            case "tar":
-                self.tars.append(location)
-            case "parquet":
-                self.parquet.append(location)
-            case _:
-                self.count_other(location)
-
-    def count_other(self, location: str) -> None:
-        """Counts a file that is not read."""
-        folders, _, name = location.rpartition("/")
-        suffix = _suffix(name)
-        if name.startswith(".") or _MACOS_FOLDER in folders.split("/"):
-            kind = _HIDDEN
-        elif not suffix:
-            kind = _WITHOUT_SUFFIX
-        else:
-            kind = suffix if _SUFFIX.fullmatch(suffix) else _OTHER
-        self.others[kind if kind in self.others or len(self.others) < _MAX_KINDS else _OTHER] += 1
-
-    def others_text(self) -> str:
-        """Returns how many files are not read, in words; empty if there are none."""
-        found = ", ".join(f"{number} {kind}" for kind, number in self.others.most_common(10))
-        return f"; of other kinds: {found}" if found else ""
 
 
 def _suffix(name: str) -> str:
@@ -164,29 +133,39 @@ def _suffix(name: str) -> str:
     return name[begin:].lower() if begin >= 0 else ""
 
 
-def _kind(name: str, suffix: str, is_hidden: bool) -> _Kind:
-    """Returns how a file is read, given its suffix and whether it is in a folder of macOS; None if it is not."""
+def _kind(name: str, *, is_hidden: bool) -> str:
+    """Returns `audio`, `tar` or `parquet`, or what a file that is not read is counted by.
+
+    Args:
+        name: The name of the file.
+        is_hidden: Whether it is in a folder of macOS.
+    """
+    suffix = _suffix(name)
     if is_hidden or name.startswith(_MACOS_PREFIX):
-        return None
+        return "hidden"
     if suffix in _AUDIO:
         return "audio"
     if suffix == PARQUET_SUFFIX:
         return "parquet"
-    return "tar" if TAR.fullmatch(name) else None
+    if TAR.fullmatch(name):
+        return "tar"
+    if name.startswith("."):
+        return "hidden"
+    return (suffix if _SUFFIX.fullmatch(suffix) else "other") if suffix else "without suffix"
 
 
 def _order(name: str) -> tuple[int, str]:
     return int(_suffix(name) not in _MAIN), name
 
 
-def _objects(url: str) -> Iterator[tuple[ObjectInfo, _Kind]]:
+def _objects(url: str) -> Iterator[tuple[ObjectInfo, str]]:
     for info in objects_below(url):
         *folders, name = info.location.removeprefix(url).split("/")
-        yield info, _kind(name, _suffix(name), _MACOS_FOLDER in folders)
+        yield info, _kind(name, is_hidden=_MACOS_FOLDER in folders)
 
 
-def _files(directory: str, seen: set[tuple[int, int]], *, is_hidden: bool = False) -> Iterator[tuple[str, _Kind]]:
-    """Yields the paths of all files and how they are read, in an order that does not depend on the file system.
+def _files(directory: str, seen: set[tuple[int, int]], *, is_hidden: bool = False) -> Iterator[tuple[str, str]]:
+    """Yields the paths of all files and their kinds, in an order that does not depend on the file system.
 
     Holds the names of one folder at a time. Skips folders whose device and inode are in `seen`, and adds those that it
     reads.
@@ -200,14 +179,8 @@ def _files(directory: str, seen: set[tuple[int, int]], *, is_hidden: bool = Fals
             listed = [(_is_folder(entry), entry.name) for entry in entries]
     except OSError as error:
         raise cannot_be_listed(directory, error) from error
-    inside = directory if directory.endswith("/") else directory + "/"
-    main: list[str] = []
-    others: list[str] = []
-    for is_folder, name in listed:
-        if not is_folder:
-            (main if _suffix(name) in _MAIN else others).append(name)
-    for name in chain(sorted(main), sorted(others)):
-        yield inside + name, _kind(name, _suffix(name), is_hidden)
+    for name in sorted((name for is_folder, name in listed if not is_folder), key=_order):
+        yield os.path.join(directory, name), _kind(name, is_hidden=is_hidden)
     for name in sorted(name for is_folder, name in listed if is_folder):
         yield from _files(os.path.join(directory, name), seen, is_hidden=is_hidden or name == _MACOS_FOLDER)
 
@@ -219,56 +192,53 @@ def _is_folder(entry: "os.DirEntry[str]") -> bool:
         return False
 
 
-def _contents(given: GivenInput) -> _Contents:
-    """Looks through a folder once.
+def _open_file(given: GivenInput) -> Opened:
+    check_manifest(given.path)
+    return given.parent, lambda root: AudioFiles(given.path, root, [given.path])
 
-    Raises:
-        ManifestError: It is not a folder, or cannot be listed.
-        StorageError: The store cannot be listed.
-    """
-    found = _Contents()
+
+def _open_folder(given: GivenInput) -> Opened:
+    given.check_folder()
+    others: Counter[str] = Counter()
+    shards: dict[str, list[str]] = {"tar": [], "parquet": []}
     if isinstance(given.path, str):
-        for info, kind in _objects(given.location):
-            found.add(info.location, kind)
+        listed = ((info.location, kind) for info, kind in _objects(given.location))
     else:
-        given.check_folder()
-        for path, kind in _files(given.location, set()):
-            found.add(path, kind)
-    return found
-
-
-def _open(given: GivenInput) -> Opened:
-    found = _contents(given)
-    if given.format is None and found.tars:
+        listed = _files(given.location, set())
+    for location, kind in listed:
+        if kind in shards:
+            shards[kind].append(location)
+        else:
+            others[kind] += 1
+    num_audio, tars, parquet = others.pop("audio", 0), sorted(shards["tar"]), sorted(shards["parquet"])
+    if given.format is None and tars:
         check_not_nemo(given)
-    if found.num_audio and found.parquet:
-        found.parquet, without_audio = parquet_beside_audio(found.parquet)
-        for location in without_audio:
-            found.count_other(location)
-    has_tars_only = found.tars and not found.num_audio and not found.parquet
-    folder = folder_of(found.tars) if has_tars_only else given.location
+    if num_audio and parquet:
+        parquet = [name for name in parquet if may_hold_audio(name)]
+        others += Counter({PARQUET_SUFFIX: len(shards["parquet"]) - len(parquet)})
 
     def sources(root: str) -> list[Source]:
-        if not (found.num_audio or found.tars or found.parquet):
+        if not (num_audio or tars or parquet):
             is_remote = isinstance(given.path, str)
             what = (
                 "object of this name, and no audio below it" if is_remote else "audio in this folder or its subfolders"
             )
-            raise ManifestError(f"{given.folder}: no {what}{found.others_text()}. docs/formats.md lists what is read.")
+            found = ", ".join(f"{number} {kind}" for kind, number in others.most_common(10))
+            kinds = f"; of other kinds: {found}" if found else ""
+            raise ManifestError(f"{given.folder}: no {what}{kinds}. docs/formats.md lists what is read.")
         opened: list[Source] = []
-        if found.num_audio or found.others:
-            if isinstance(given.path, str):
-                opened.append(BucketFolder(given.location, root, found.num_audio, found.others))
-            else:
-                opened.append(AudioFolder(given.path, root, found.num_audio, found.others))
-        if found.tars:
-            tars = sorted(found.tars)
-            opened.append(WebDataset(given.folder, tuple(tars), folder_of(tars), root))
-        if found.parquet:
-            opened.append(parquet_in_folder(given, sorted(found.parquet), root, is_beside_audio=bool(found.num_audio)))
+        if num_audio or others:
+            folder = given.location if isinstance(given.path, str) else given.path
+            opened.append(AudioFolder(folder, root, num_audio, dict(others)))
+        if tars:
+            opened.append(WebDataset.of(given.folder, tars, root))
+        if parquet:
+            opened.append(parquet_in_folder(given, parquet, root))
         return opened
 
-    return folder, sources
+    has_tars_only = tars and not num_audio and not parquet
+    return folder_of(tars) if has_tars_only else given.location, sources
 
 
-FORMAT = Format("folder", lambda given: given.kind == "folder", _open)
+FILE_FORMAT = Format("audio", lambda given: given.kind == "audio", _open_file)
+FORMAT = Format("folder", lambda given: given.kind == "folder", _open_folder)

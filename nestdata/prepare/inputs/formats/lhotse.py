@@ -1,31 +1,34 @@
 """Lhotse's cuts and recordings: manifests of one JSON object per line, corpora, which have such lines, and objects."""
 
 import os
+import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import orjson
 
 from nestdata.audio.channels import MIX_FIELD, Channel
-from nestdata.errors import ConfigError, ManifestError, in_one_line
+from nestdata.errors import ConfigError, ManifestError, StorageError, in_one_line
 from nestdata.prepare.inputs.audio import LhotseCut, Member, Unusable, unusable_command
 from nestdata.prepare.inputs.entry import Entry, seconds
-from nestdata.prepare.inputs.format import Format, GivenInput, Opened
-from nestdata.prepare.inputs.given import is_corpus, is_lhotse
-from nestdata.prepare.inputs.json_objects import ObjectSource
+from nestdata.prepare.inputs.format import Format, GivenInput, Opened, is_corpus, is_lhotse
 from nestdata.prepare.inputs.labels import label_text
-from nestdata.prepare.inputs.lines import check_manifest, parse_object
+from nestdata.prepare.inputs.lines import LineSource, check_manifest, count_lines, parse_object
 from nestdata.prepare.inputs.names import FileNames
-from nestdata.prepare.inputs.pointer import member_at
-from nestdata.storage import is_url
+from nestdata.prepare.inputs.patterns import object_info
+from nestdata.prepare.inputs.tar import member_at
+from nestdata.storage import is_url, storage
 
 _CORPUS_FILES = ("meta.json", "index.npy", "cuts.jsonl")
+# Pointers of Lhotse 2 to members of tars, as `cuts.jsonl` has them as well. END is the header of the next sample, and
+# says nothing that the header at START does not.
+_POINTER = re.compile(r"(?P<tar>[^?]+)\?o=(?P<start>\d{1,18})&e=\d{1,18}")
 
 
 @dataclass(frozen=True, slots=True)
-class LhotseManifest(ObjectSource):
+class LhotseManifest(LineSource):
     """Lhotse MonoCuts or recordings; a recording becomes one cut."""
 
     path: Path | str
@@ -53,11 +56,16 @@ class LhotseManifest(ObjectSource):
             ) from error
         hint = ""
         for source in cut["recording"]["sources"]:
-            self._check_source(source, where)
-            if source["type"] == "file":
-                file = self.names.file(source["source"])
+            kind, location = source.get("type"), source.get("source")
+            if kind not in ("file", "url", "shar_ptr", "command") or not isinstance(location, str):
+                raise ManifestError(
+                    f"{where}: a source of type {kind!r}, which is not supported. Write the audio "
+                    "to files in Lhotse first, with `CutSet.save_audios`."
+                )
+            if kind == "file":
+                file = self.names.file(location)
                 source["source"], hint = file.location, file.hint
-                if is_url(source["source"]):
+                if is_url(file.location):
                     source["type"] = "url"
         found = self._located(cut, where)
         yield Entry(where, cut["id"], found if isinstance(found, Unusable) else LhotseCut(cut, found, hint=hint))
@@ -94,51 +102,29 @@ class LhotseManifest(ObjectSource):
         """Returns the member that the source of a cut points to; None if it is not a pointer into a tar."""
         source = next((source for source in cut["recording"]["sources"] if cut["channel"] in source["channels"]), None)
         if source is not None and source["type"] == "command":
-            return unusable_command(str(source["source"]))
+            return unusable_command(source["source"])
         if source is None or source["type"] != "shar_ptr":
             return None
-        return member_at(source["source"], self.names, where)
-
-    def _check_source(self, source: dict[str, Any], where: str) -> None:
-        kind, location = source.get("type"), source.get("source")
-        if kind not in ("file", "url", "shar_ptr", "command"):
+        parts = _POINTER.fullmatch(source["source"])
+        if parts is None:
             raise ManifestError(
-                f"{where}: a source of type {kind!r}, which is not supported. Write the audio to files in Lhotse "
-                "first, with `CutSet.save_audios`."
+                f"{where}: a source of type 'shar_ptr' at {source['source']!r}. Give TAR?o=START&e=END."
             )
-        elif not isinstance(location, str):
-            raise ManifestError(
-                f"{where}: a source of type {kind!r} at {location!r}. Give its path or URL as a string."
-            )
-
-
-class _ParsedLines:
-    """The methods of `Source` for lines of cuts that are not those of an input file."""
-
-    items_per_task: ClassVar[None] = None
-    parser: LhotseManifest
-
-    def entries(self, number: int, item: bytes) -> Iterator[Entry]:
-        """Yields the entry of a line."""
-        yield from self.parser.entries(number, item)
-
-    def where(self, number: int) -> str:
-        """Returns the name of the manifest or object, and the number of the line or object, counted from 1."""
-        return self.parser.where(number)
+        tar = self.names.file(parts["tar"]).location
+        try:
+            return member_at(tar, int(parts["start"]), object_info(tar) if is_url(tar) else storage().info(tar))
+        except StorageError as error:
+            if error.kind not in ("missing", "changed"):
+                raise
+            return Unusable(error.kind, str(error))
 
 
 @dataclass(frozen=True, slots=True)
-class CorpusCuts(_ParsedLines):
+class CorpusCuts(LhotseManifest):
     """The cuts of a corpus that was prepared before, with the present location of their audio."""
 
-    path: Path
-    """The corpus directory."""
-
-    root: str | None
+    root: str | None = None
     """Where the audio is now; None for the root that the corpus has itself."""
-
-    parser: LhotseManifest
-    """That of its `cuts.jsonl`."""
 
     def items(self) -> Iterator[bytes]:
         """Yields lines in the order of `cuts.jsonl`.
@@ -152,23 +138,23 @@ class CorpusCuts(_ParsedLines):
         if corpus.is_moved and not corpus.has_bank:
             yield from (orjson.dumps(corpus.line(index)) for index in corpus.input_order().tolist())
             return
-        with (self.path / "cuts.jsonl").open("rb") as file:
+        with Path(self.path, "cuts.jsonl").open("rb") as file:
             yield from file
+
+    def where(self, number: int) -> str:
+        """Returns the path and the number of the line in `cuts.jsonl`, counted from 1."""
+        return f"{self.path}/cuts.jsonl:{number}"
 
     def count(self) -> int | None:
         """Returns the number of lines."""
-        return self.parser.count()
+        return count_lines(Path(self.path, "cuts.jsonl"))
 
 
 @dataclass(frozen=True, slots=True)
-class LhotseObjects(_ParsedLines):
-    """Cuts or recordings in memory, or lazily opened, as the lines that Lhotse would write."""
+class LhotseObjects(LhotseManifest):
+    """Cuts or recordings in memory, or lazily opened, as the lines that Lhotse would write; `path` is their type."""
 
-    path: str
-    """A name for messages."""
-
-    parser: LhotseManifest
-    cuts: Any = field(repr=False)
+    cuts: Any = field(default=None, repr=False)
     """Lhotse's objects; not pickled, because items hold their content."""
 
     def items(self) -> Iterator[bytes]:
@@ -180,21 +166,17 @@ class LhotseObjects(_ParsedLines):
         """Returns the number of objects; None if they are read lazily."""
         return None if self.cuts is None or self.cuts.is_lazy else len(self.cuts)
 
-    def __reduce__(self) -> tuple[type["LhotseObjects"], tuple[str, LhotseManifest, None]]:
-        return LhotseObjects, (self.path, self.parser, None)
+    def __reduce__(self) -> tuple[type["LhotseObjects"], tuple[Any, ...]]:
+        return LhotseObjects, (self.path, self.names, self.channel)
 
 
-def open_objects(given: Any, parser: LhotseManifest) -> LhotseObjects | CorpusCuts | None:
-    """Returns the source of an input that is an object; None for a path or URL.
-
-    Args:
-        given: An input.
-        parser: Parses the lines of cuts; its path is replaced by that of the object.
-    """
+def open_objects(given: Any, channel: Channel) -> LhotseManifest | None:
+    """Returns the source of an input that is an object, given the channel of recordings; None for a path or URL."""
+    names = FileNames.of((), (os.getcwd(),), os.getcwd())
     if is_corpus(given):
-        return CorpusCuts(given.path, given.root, replace(parser, path=given.path / "cuts.jsonl"))
+        return CorpusCuts(given.path, names, channel, root=given.root)
     if is_lhotse(given):
-        return LhotseObjects(type(given).__name__, replace(parser, path=type(given).__name__), given)
+        return LhotseObjects(type(given).__name__, names, channel, cuts=given)
     return None
 
 
@@ -218,12 +200,10 @@ def _open(given: GivenInput) -> Opened:
         names = FileNames((given.parent,), given.parent)
     else:
         names = FileNames.of((), (os.getcwd(), given.parent), os.getcwd())
-    parser = LhotseManifest(given.path, names, given.options.channel)
     if _is_corpus_folder(given):
-        path = Path(given.path)
-        return given.location, lambda _: CorpusCuts(path, None, replace(parser, path=path / "cuts.jsonl"))
+        return given.location, lambda _: CorpusCuts(given.path, names, given.options.channel)
     check_manifest(given.path)
-    return given.parent, lambda _: replace(parser, is_spread=given.is_spread)
+    return given.parent, lambda _: LhotseManifest(given.path, names, given.options.channel, given.is_spread)
 
 
 FORMAT = Format("lhotse", _detect, _open)

@@ -9,41 +9,55 @@ import os
 import posixpath
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import orjson
 
 from nestdata.errors import ManifestError
 from nestdata.prepare.inputs.audio import Member, Unusable
-from nestdata.prepare.inputs.entry import (
-    AUDIO_KEYS,
-    AUDIO_SUFFIXES,
-    Entry,
-    cut_id_of,
-    seconds,
-    span_suffix,
-)
+from nestdata.prepare.inputs.entry import AUDIO_KEYS, AUDIO_SUFFIXES, Entry, cut_id_of, seconds, span_suffix
 from nestdata.prepare.inputs.format import Format, GivenInput, Opened
-from nestdata.prepare.inputs.formats.nemo_shards import find_tars
-from nestdata.prepare.inputs.grouping import grouped_lines
-from nestdata.prepare.inputs.json_objects import ObjectSource, spread_objects
-from nestdata.prepare.inputs.lines import ONE_PER_LINE, check_manifest, numbered_lines, parse_object
+from nestdata.prepare.inputs.lines import (
+    ONE_PER_LINE,
+    LineSource,
+    check_manifest,
+    numbered_lines,
+    parse_object,
+    spread_objects,
+)
 from nestdata.prepare.inputs.names import FileNames, entry_of_file
-from nestdata.prepare.inputs.patterns import check_shards
-from nestdata.prepare.inputs.shard import OpenShard, damage, entry_number, open_shard, shard_and_position, unsafe
-from nestdata.prepare.inputs.tar import TarError, plain_name, stem_and_suffix
-from nestdata.storage import join
+from nestdata.prepare.inputs.patterns import (
+    TAR,
+    check_shards,
+    expand,
+    folder_of,
+    numbered,
+    objects_below,
+    shard_number,
+)
+from nestdata.prepare.inputs.tar import (
+    OpenShard,
+    ShardSource,
+    entry_number,
+    open_shard,
+    plain_name,
+    stem_and_suffix,
+)
+from nestdata.storage import is_url, join, name_of, parent
 
 _REPEAT = re.compile(r"(.+)-sub\d+(\.\w+)?")
 _SPAN_KEYS = frozenset({*AUDIO_KEYS, "offset", "duration"})
 _NOT_LABELS = _SPAN_KEYS | {"shard_id", "_skipme"}
+_NUMBERED_TAR = re.compile(r"(.*?)\d+(\D*)")
+_SHARDED_MANIFESTS = "sharded_manifests"
 
 
 @dataclass(frozen=True, slots=True)
-class NemoManifest(ObjectSource):
+class NemoManifest(LineSource):
     """Lines with `audio_filepath` or `audio_filename`, and optionally `offset`, `duration` and labels."""
 
     path: Path | str
@@ -59,29 +73,14 @@ class NemoManifest(ObjectSource):
             return
         name = _name_in(row, where)
         if "shard_id" in row or name[-4:].lower() in (".tar", ".tgz"):
+            shard = f"shard_id {row['shard_id']}" if "shard_id" in row else repr(name)
             raise ManifestError(
-                f"{where}: a line of a tarred data set ({_shard_in(row, name)}) in a manifest of files. Begin the "
-                "manifest with a line that has a shard_id, or give the archives with --tars PATTERN."
+                f"{where}: a line of a tarred data set ({shard}) in a manifest of files. Begin the manifest with a "
+                "line that has a shard_id, or give the archives with --tars PATTERN."
             )
         labels = {key: value for key, value in row.items() if key not in _SPAN_KEYS}
         span = seconds(row, "offset", where), seconds(row, "duration", where)
         yield entry_of_file(where, name, self.names, self.root, span=span, labels=labels)
-
-
-class _Item(NamedTuple):
-    """The lines of one shard."""
-
-    tar: str
-    """Absolute path or URL."""
-
-    manifest: str
-    """Absolute path or URL."""
-
-    manifest_index: int
-    """Index of the manifest."""
-
-    lines: list[tuple[int, bytes]] | None
-    """Lines with their numbers, counted from 1; None for all lines of the manifest."""
 
 
 class _Line(NamedTuple):
@@ -100,86 +99,81 @@ class _Line(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class NemoTarred:
+class NemoTarred(ShardSource):
     """One manifest with a `shard_id` in each line, or one manifest for each tar."""
 
-    items_per_task: ClassVar[int] = 1
     path: Path | str
-    manifests: tuple[str, ...] = field(repr=False)  # each item names the manifests that it reads
-    """Absolute paths or URLs."""
+    shards: tuple[tuple[str, str], ...] = field(repr=False)  # each item names the files that it reads
+    """Absolute paths or URLs of the manifest and of the tar of each shard."""
 
-    tars: tuple[tuple[int, str], ...] = field(repr=False)
-    """Absolute paths or URLs of the tars, with their numbers."""
-
-    is_sharded: bool
-    """Whether there is one manifest for each tar, in the order of `tars`."""
+    numbers: tuple[int, ...] = field(repr=False)
+    """The `shard_id` of each shard, if all have one manifest."""
 
     folder: str
     """Absolute path or URL that the names of members are relative to: the folder of the tars."""
 
     root: str
-    scratch: str
-    """Folder for temporary files, for a manifest whose lines are not in the order of the shards."""
 
-    def items(self) -> Iterator[_Item]:
-        """Yields the shards, in the order in which the manifest first names them.
+    def items(self) -> Iterator[tuple[int, tuple[str, ...], list[tuple[int, bytes]] | None]]:
+        """Yields the index of a manifest, the files of a shard, and its lines with their numbers, counted from 1.
+
+        The shards of one manifest are in the order in which it first names them, and the manifest is not among their
+        files. If a shard has a manifest of its own, its lines are None.
 
         Raises:
             ManifestError: A line names a shard without a tar, or has no shard.
         """
-        if self.is_sharded:
-            for index, (_, tar) in enumerate(self.tars):
-                yield _Item(tar, self.manifests[index], index, None)
+        if not self.numbers:
+            for index, files in enumerate(self.shards):
+                yield index, files, None
             return
-        tars = dict(self.tars)
-        manifest = self.manifests[0]
-        for shard, lines in grouped_lines(manifest, lambda *line: self._shard_of(tars, *line), self.scratch):
-            yield _Item(tars[shard], manifest, 0, lines)
+        tars = {number: tar for number, (_, tar) in zip(self.numbers, self.shards, strict=True)}
+        order = [shard for shard, _ in groupby(self._shards_of_lines(tars), lambda pair: pair[0])]
+        runs = groupby(self._shards_of_lines(tars), lambda pair: pair[0])
+        if len(set(order)) == len(order):
+            for shard, run in runs:
+                yield 0, (tars[shard],), [line for _, line in run]
+            return
+        grouped: dict[int, list[tuple[int, bytes]]] = defaultdict(list)  # all lines, as NeMo holds them
+        for shard, run in runs:
+            grouped[shard].extend(line for _, line in run)
+        for shard in [*grouped]:
+            yield 0, (tars[shard],), grouped.pop(shard)
 
-    def entries(self, number: int, item: _Item) -> Iterator[Entry]:  # noqa: ARG002, lines have numbers of their own
+    def entries(self, number: int, item: Any) -> Iterator[Entry]:  # noqa: ARG002, lines have numbers of their own
         """Yields the entries of the lines of a shard, in the order of the members of its tar.
 
         Raises:
             ManifestError: A line cannot be parsed, or the tar does not exist.
             StorageError: The tar or the manifest cannot be read.
         """
-        lines = item.lines if item.lines is not None else numbered_lines(item.manifest)
-        parsed = [line for position, content in lines if (line := self._parsed(item.manifest_index, position, content))]
-        with open_shard(item.tar) as shard:
+        index, files, given = item
+        lines = numbered_lines(files[0]) if given is None else given
+        parsed = [line for position, content in lines if (line := self._parsed(index, position, content))]
+        with open_shard(files[-1]) as shard:
             yield from self._joined(parsed, shard)
 
-    def files(self, item: _Item) -> list[str]:
-        """Returns the tar, and the manifest if it is that of the shard alone."""
-        return [item.tar, item.manifest] if item.lines is None else [item.tar]
-
-    def where(self, number: int) -> str:
-        """Returns the manifest and the line number, counted from 1."""
-        manifest, line = shard_and_position(number)
-        return f"{self.manifests[manifest]}:{line}"
-
-    def count(self) -> int | None:
-        """Returns the number of tars."""
-        return len(self.tars)
-
-    def _shard_of(self, tars: dict[int, str], position: int, content: bytes) -> int | None:
-        """Returns the number of the shard of a line; None for a blank line."""
-        manifest = self.manifests[0]
-        row = parse_object(content, f"{manifest}:{position}")
-        if row is None:
-            return None
-        shard = row.get("shard_id", self.tars[0][0] if len(tars) == 1 else None)
-        if type(shard) is not int:
-            raise ManifestError(
-                f"{manifest}:{position}: shard_id is {shard!r}. Give the number of the tar that holds the audio, "
-                "as NeMo's converter writes it."
-            )
-        if shard not in tars:
-            raise ManifestError(
-                f"{manifest}:{position}: shard_id {shard} has no tar; there are {len(tars)}, from "
-                f"{self.tars[0][1]} to {self.tars[-1][1]}. Give all tars with --tars PATTERN, "
-                "in quotes."
-            )
-        return shard
+    def _shards_of_lines(self, tars: dict[int, str]) -> Iterator[tuple[int, tuple[int, bytes]]]:
+        """Yields the lines of the manifest, with their numbers, and the shards that they name."""
+        manifest = self.shards[0][0]
+        default = self.numbers[0] if len(tars) == 1 else None
+        for number, line in numbered_lines(manifest):
+            where = f"{manifest}:{number}"
+            row = parse_object(line, where)
+            if row is None:
+                continue
+            shard = row.get("shard_id", default)
+            if type(shard) is not int:
+                raise ManifestError(
+                    f"{where}: shard_id is {shard!r}. Give the number of the tar that holds the audio, as NeMo's "
+                    "converter writes it."
+                )
+            if shard not in tars:
+                raise ManifestError(
+                    f"{where}: shard_id {shard} has no tar; there are {_range(tars)}. Give all tars with --tars "
+                    "PATTERN, in quotes."
+                )
+            yield shard, (number, line)
 
     def _parsed(self, manifest: int, position: int, content: bytes) -> _Line | None:
         """Parses a line; returns None for a blank line, and for one that NeMo skips."""
@@ -188,39 +182,33 @@ class NemoTarred:
         row = parse_object(content, where)
         if row is None or row.get("_skipme"):
             return None
-        name = _name_in(row, where)
         labels = {key: value for key, value in row.items() if key not in _NOT_LABELS}
-        return _Line(
-            number, where, plain_name(name), seconds(row, "offset", where), seconds(row, "duration", where), labels
-        )
+        span = seconds(row, "offset", where), seconds(row, "duration", where)
+        return _Line(number, where, plain_name(_name_in(row, where)), *span, labels)
 
     def _joined(self, lines: list[_Line], shard: OpenShard) -> Iterator[Entry]:
         """Yields the entry of each line, and replaces it if a later member has the same or a better name."""
         lookup = _Lookup(lines)
         location = shard.info.location
-        problem: Unusable | None = None
-        try:
-            for found in shard.members():
-                name = plain_name(found.name)
-                hits = lookup.hits(name)
-                if not hits:
-                    continue
-                member = unsafe(found, location) if found.problem else shard.member(found)
-                for line, others in hits:
-                    yield Entry(
-                        line.where,
-                        self._cut_id(line, name),
-                        _ambiguous(member, line.name, others, location) if others else member,
-                        offset=line.offset or 0.0,
-                        duration=line.duration,
-                        labels=line.labels,
-                        number=line.number,
-                    )
-        except TarError as error:
-            problem = damage(error, location)
+        for found in shard.members():
+            name = plain_name(found.name)
+            hits = lookup.hits(name)
+            if not hits:
+                continue
+            member = shard.member(found)
+            for line, others in hits:
+                yield Entry(
+                    line.where,
+                    self._cut_id(line, name),
+                    _ambiguous(member, line.name, others, location) if others else member,
+                    offset=line.offset or 0.0,
+                    duration=line.duration,
+                    labels=line.labels,
+                    number=line.number,
+                )
         for line in lookup.missing():
             detail = f"{location}: no member is called {line.name!r}"
-            reason = problem or Unusable("no_such_member", detail)
+            reason = shard.problem or Unusable("no_such_member", detail)
             yield Entry(line.where, self._cut_id(line, line.name), reason, number=line.number)
 
     def _cut_id(self, line: _Line, member: str) -> str:
@@ -240,29 +228,29 @@ def _open(given: GivenInput) -> Opened:
         check_shards(given.names, str(given.path))
     elif b'"shard_id"' not in given.first_object and given.tars is None:
         check_manifest(given.path)
-        names = _names(given)
+        names = FileNames.beside(given.parent, lambda: _first_names(given))
         return names.base, lambda root: NemoManifest(given.path, root, names, given.is_spread)
     elif given.is_spread:
         raise ManifestError(f"{given.path}: a manifest of a tarred data set in another form. {ONE_PER_LINE}")
-    folder, tars = find_tars(given)
+    manifests = numbered(given.names, str(given.path), str(given.path)) if given.is_pattern else {}
+    found = _tars_beside(given) if given.tars is None else _tars_named(given.tars)
+    missing = next((manifest for number, manifest in manifests.items() if number not in found), None)
+    if missing:
+        raise ManifestError(
+            f"{given.path}: {missing} has no tar with its number among {_range(found)}. Give all tars "
+            "with --tars PATTERN, in quotes."
+        )
+    numbers, folder = [*manifests] if given.is_pattern else sorted(found), folder_of(found.values())
     return folder, lambda root: NemoTarred(
-        path=given.path,
-        manifests=tuple(given.names),
-        tars=tars,
-        is_sharded=given.is_pattern,
-        folder=folder,
-        root=root,
-        scratch=str(given.options.write_to / f"lines.{given.number}"),
+        given.path,
+        tuple((manifests.get(number, given.location), found[number]) for number in numbers),
+        () if given.is_pattern else tuple(numbers),
+        folder,
+        root,
     )
 
 
 FORMAT = Format("nemo", _detect, _open)
-
-
-def _names(given: GivenInput) -> FileNames:
-    if isinstance(given.path, str):
-        return FileNames((given.parent,), given.parent)
-    return FileNames.of(_first_names(given), (given.parent, os.getcwd()), given.parent)
 
 
 def _first_names(given: GivenInput) -> Iterator[str]:
@@ -278,6 +266,50 @@ def _name_if_any(item: bytes) -> Iterator[str]:
         yield _name_in(orjson.loads(item), "")
     except (ValueError, TypeError, AttributeError, ManifestError):
         return  # an error when it is read
+
+
+def _tars_named(pattern: str) -> dict[int, str]:
+    """Returns the tars of a pattern by their numbers."""
+    location = pattern.rstrip("/") if is_url(pattern) else os.path.abspath(pattern)
+    names = [location] if os.path.isfile(location) else expand(location)
+    check_shards(names, pattern)
+    return {shard_number(names[0]) or 0: names[0]} if len(names) == 1 else numbered(names, pattern, pattern)
+
+
+def _tars_beside(given: GivenInput) -> dict[int, str]:
+    """Finds the only set of numbered tars beside a manifest, or in the folder above `sharded_manifests`."""
+    folder = parent(given.names[0])
+    folders = [folder, parent(folder)] if name_of(folder) == _SHARDED_MANIFESTS else [folder]
+    for directory in folders:
+        sets = defaultdict(list)
+        for name in _files_in(directory):
+            if TAR.fullmatch(name):
+                match = _NUMBERED_TAR.fullmatch(name_of(name))
+                sets[match.groups() if match else name].append(name)
+        if len(sets) > 1:
+            examples = " and ".join(sorted(name_of(min(names)) for names in sets.values())[:2])
+            raise ManifestError(
+                f"{given.path}: several sets of tars in {directory}, such as {examples}. Give one with --tars PATTERN, "
+                "in quotes."
+            )
+        for names in sets.values():
+            given_path = str(given.path)
+            return {shard_number(names[0]) or 0: names[0]} if len(names) == 1 else numbered(sorted(names), given_path)
+    raise ManifestError(
+        f"{given.path}: a manifest of a tarred data set, and no tars in {folders[-1]}. Give them with "
+        "--tars 'PATTERN', such as 's3://bucket/audio_{0..511}.tar'; give manifests of files one by one."
+    )
+
+
+def _files_in(folder: str) -> list[str]:
+    """Returns the files in a folder, without those in its subfolders."""
+    if is_url(folder):
+        return [info.location for info in objects_below(folder) if parent(info.location) == folder]
+    return [entry.path for entry in os.scandir(folder) if entry.is_file()]
+
+
+def _range(tars: Mapping[int, str]) -> str:
+    return f"{len(tars)}, from {tars[min(tars)]} to {tars[max(tars)]}"
 
 
 def _ambiguous(found: Member | Unusable, name: str, others: Sequence[str], location: str) -> Unusable:
@@ -324,10 +356,6 @@ class _Lookup:
         for line, (_, members) in zip(self._lines, self._found, strict=True):
             if not members:
                 yield line
-
-
-def _shard_in(row: dict[str, Any], name: str) -> str:
-    return f"shard_id {row['shard_id']}" if "shard_id" in row else repr(name)
 
 
 def _name_in(row: dict[str, Any], where: str) -> str:

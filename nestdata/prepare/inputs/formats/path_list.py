@@ -8,7 +8,7 @@ from pathlib import Path
 from nestdata.errors import ManifestError
 from nestdata.prepare.inputs.entry import AUDIO_SUFFIXES, Entry
 from nestdata.prepare.inputs.format import Format, GivenInput, Opened
-from nestdata.prepare.inputs.lines import LineSource, open_lines
+from nestdata.prepare.inputs.lines import LineSource, numbered_lines
 from nestdata.prepare.inputs.names import FileNames, entry_of_file
 from nestdata.storage import name_of
 
@@ -26,14 +26,10 @@ class PathList(LineSource):
     def entries(self, number: int, item: bytes) -> Iterator[Entry]:
         """Yields the entry of a line; none for a blank one."""
         name = _name_in(item)
-        if not name.strip():
-            return
         if "\0" in name:
-            raise ManifestError(
-                f"{self.where(number)}: a NUL character in the path {name[:80]!r}. Write one path per line, as "
-                "`find -print` does."
-            )
-        yield entry_of_file(self.where(number), name, self.names, self.root)
+            raise ManifestError(f"{self.where(number)}: a NUL character in the path {name[:80]!r}. Fix this line.")
+        if name.strip():
+            yield entry_of_file(self.where(number), name, self.names, self.root)
 
 
 def _detect(given: GivenInput) -> bool:
@@ -55,18 +51,11 @@ def _detect(given: GivenInput) -> bool:
 
 
 def _open(given: GivenInput) -> Opened:
-    names = _names(given)
+    names = FileNames.beside(given.parent, lambda: (_name_in(line) for _, line in numbered_lines(given.location)))
     return names.base, lambda root: PathList(given.path, root, names)
 
 
 FORMAT = Format("list", _detect, _open)
-
-
-def _names(given: GivenInput) -> FileNames:
-    if isinstance(given.path, str):
-        return FileNames((given.parent,), given.parent)
-    with open_lines(given.path) as file:
-        return FileNames.of((_name_in(line) for line in file), (given.parent, os.getcwd()), given.parent)
 
 
 def _name_in(line: bytes) -> str:

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 from nestdata.errors import ManifestError, in_one_line
 from nestdata.prepare.inputs.audio import LhotseCut, Member, Unusable
@@ -19,8 +19,14 @@ from nestdata.prepare.inputs.format import Format, GivenInput, Opened
 from nestdata.prepare.inputs.formats.lhotse import LhotseManifest
 from nestdata.prepare.inputs.lines import numbered_lines, parse_object
 from nestdata.prepare.inputs.names import FileNames
-from nestdata.prepare.inputs.shard import OpenShard, damage, entry_number, open_shard, shard_and_position, unsafe
-from nestdata.prepare.inputs.tar import TarError, plain_name, stem_and_suffix
+from nestdata.prepare.inputs.tar import (
+    OpenShard,
+    ShardSource,
+    entry_number,
+    open_shard,
+    plain_name,
+    stem_and_suffix,
+)
 from nestdata.storage import join, name_of, parent
 
 _CUTS = re.compile(r"cuts\.(.+)\.jsonl(?:\.gz)?")
@@ -38,109 +44,76 @@ class _Line(NamedTuple):
     row: dict[str, Any]
 
 
-class SharShard(NamedTuple):
-    """The two files of a shard that are read."""
-
-    cuts: str
-    """Absolute path or URL of the manifest."""
-
-    recording: str
-    """Absolute path or URL of the tar."""
-
-
 @dataclass(frozen=True, slots=True)
-class SharDirectory:
+class SharDirectory(ShardSource):
     """The cuts of a Shar directory, with their own ids. Fields other than the recording are not read."""
 
-    items_per_task: ClassVar[int] = 1
     path: Path | str
-    shards: tuple[SharShard, ...] = field(repr=False)  # each item names the shards that it reads
+    shards: tuple[tuple[str, str], ...] = field(repr=False)  # each item names the shards that it reads
+    """Absolute paths or URLs of the manifest and of the tar of each shard."""
+
     parser: LhotseManifest
     """Completes and checks cuts."""
 
-    def items(self) -> Iterator[tuple[int, SharShard]]:
-        """Yields the shards with their indices."""
-        yield from enumerate(self.shards)
-
-    def entries(self, number: int, item: tuple[int, SharShard]) -> Iterator[Entry]:  # noqa: ARG002
+    def entries(self, number: int, item: tuple[int, tuple[str, str]]) -> Iterator[Entry]:  # noqa: ARG002
         """Yields the cuts of a shard, in the order of its tar.
 
         Raises:
             ManifestError: A cut cannot be parsed, or the tar does not exist.
             StorageError: A file cannot be read.
         """
-        index, names = item
+        index, (cuts, tar) = item
         lines: dict[str, _Line] = {}
-        repeated = []
-        for position, content in numbered_lines(names.cuts):
-            row = parse_object(content, f"{names.cuts}:{position}")
+        for position, content in numbered_lines(cuts):
+            row = parse_object(content, f"{cuts}:{position}")
             if row is None:
                 continue
             cut_id = row.get("id")
             if not isinstance(cut_id, str) or not cut_id:
-                where = self.where(entry_number(index, position))
-                raise ManifestError(f"{where}: the id is {cut_id!r}. Give a string.")
+                raise ManifestError(f"{cuts}:{position}: the id is {cut_id!r}. Give a string.")
             line = _Line(entry_number(index, position), cut_id, row)
             if lines.setdefault(cut_id, line) is not line:
-                repeated.append(line)
-        for line in repeated:
-            detail = f"an earlier line of {names.cuts} has the same id"
-            yield self._rejected(line, Unusable("duplicate_id", detail))
-        with open_shard(names.recording) as shard:
-            yield from self._joined(lines, shard)
+                detail = f"an earlier line of {cuts} has the same id"
+                yield self._rejected(line, Unusable("duplicate_id", detail))
+        with open_shard(tar) as shard:
+            yield from self._in_tar(lines, shard)
 
-    def files(self, item: tuple[int, SharShard]) -> list[str]:
-        """Returns the two files of the shard."""
-        return [*item[1]]
-
-    def where(self, number: int) -> str:
-        """Returns the manifest of the shard and the line number, counted from 1."""
-        index, line = shard_and_position(number)
-        return f"{self.shards[index].cuts}:{line}"
-
-    def count(self) -> int | None:
-        """Returns the number of shards."""
-        return len(self.shards)
-
-    def _joined(self, lines: dict[str, _Line], shard: OpenShard) -> Iterator[Entry]:
+    def _in_tar(self, lines: dict[str, _Line], shard: OpenShard) -> Iterator[Entry]:
+        """Yields the entry of each line: of its audio if the next member is its recording."""
         location = shard.info.location
-        problem: Unusable | None = None
         audio: tuple[str, Member | Unusable] | None = None
         seen: set[str] = set()
-        try:
-            for found in shard.members():
-                name = plain_name(found.name)
-                stem, suffix = stem_and_suffix(name)
-                line = lines.get(stem) or lines.get(found.name.rpartition(".")[0])
-                if line is None:
+        for found in shard.members():
+            stem, suffix = stem_and_suffix(plain_name(found.name))
+            line = lines.get(stem) or lines.get(found.name.rpartition(".")[0])
+            if line is None:
+                continue
+            cut_id = line.cut_id
+            if suffix not in (".json", ".nometa", ".nodata"):
+                audio = cut_id, shard.member(found)
+                if not found.problem:
                     continue
-                if found.problem:
-                    audio = (line.cut_id, unsafe(found, location)) if suffix != ".json" else audio
-                elif suffix == ".nodata":
-                    audio = line.cut_id, Unusable("no_such_member", f"{location}: {name}: a cut without audio")
-                elif suffix not in (".json", ".nometa"):
-                    audio = line.cut_id, shard.member(found)
-                    continue
-                if audio is None or audio[0] != line.cut_id:
-                    continue
-                if line.cut_id in seen:
-                    detail = f"{location}: the audio of {line.cut_id!r} is stored more than once"
-                    yield self._rejected(line, Unusable("ambiguous_member", detail))
-                elif isinstance(audio[1], Unusable):
-                    yield self._rejected(line, audio[1])
-                elif found.size > _MAX_METADATA:
-                    detail = f"{location}: {name} has {found.size} bytes, too many for a recording"
-                    yield self._rejected(line, Unusable("unreadable", detail))
-                else:
-                    yield self._entry(line, shard.read(found), audio[1], f"{location}: {name}")
-                seen.add(line.cut_id)
-                audio = None
-        except TarError as error:
-            problem = damage(error, location)
+            elif suffix == ".nodata":
+                audio = cut_id, Unusable("no_such_member", f"{location}: {found.name}: a cut without audio")
+            if audio is None or audio[0] != cut_id:
+                continue
+            if cut_id in seen:
+                detail = f"{location}: the audio of {cut_id!r} is stored more than once"
+                yield self._rejected(line, Unusable("ambiguous_member", detail))
+            elif isinstance(audio[1], Unusable):
+                yield self._rejected(line, audio[1])
+            elif found.size > _MAX_METADATA or not isinstance(metadata := shard.member(found), Member):
+                detail = f"{location}: {found.name} is not a recording, or has too many bytes"
+                yield self._rejected(line, Unusable("unreadable", detail))
+            else:
+                name = f"{location}: {plain_name(found.name)}"
+                yield self._entry(line, metadata.content.read(), audio[1], name)
+            seen.add(cut_id)
+            audio = None
         for cut_id, line in lines.items():
             if cut_id not in seen:
                 detail = f"{location}: no audio for this cut, followed by its recording in {cut_id}.json"
-                yield self._rejected(line, problem or Unusable("no_such_member", detail))
+                yield self._rejected(line, shard.problem or Unusable("no_such_member", detail))
 
     def _entry(self, line: _Line, metadata: bytes, member: Member, name: str) -> Entry:
         where = self.where(line.number)
@@ -164,8 +137,7 @@ def _detect(given: GivenInput) -> bool:
 
 
 def _open(given: GivenInput) -> Opened:
-    path = given.folder
-    shards = _shards_in(given)
+    path, shards = given.folder, _shards_in(given)
     if not shards:
         raise ManifestError(f"{path}: no cuts.000000.jsonl.gz or the like. Give the folder that holds them.")
     parser = LhotseManifest(path, FileNames((given.location,), given.location), given.options.channel)
@@ -175,7 +147,7 @@ def _open(given: GivenInput) -> Opened:
 FORMAT = Format("shar", _detect, _open)
 
 
-def _shards_in(given: GivenInput) -> tuple[SharShard, ...]:
+def _shards_in(given: GivenInput) -> tuple[tuple[str, str], ...]:
     """Returns the shards of a Shar directory, sorted by name; empty if it is none.
 
     Raises:
@@ -184,16 +156,14 @@ def _shards_in(given: GivenInput) -> tuple[SharShard, ...]:
     found = set(given.children)
     shards = []
     for cuts in sorted(found):
-        match = _CUTS.fullmatch(name_of(cuts))
-        if match is None:
-            continue
-        recording = join(parent(cuts), f"recording.{match[1]}.tar")
-        if recording not in found:
-            raise ManifestError(
-                f"{given.folder}: {name_of(cuts)} has no {name_of(recording)} beside it, from which its audio "
-                "would be read. Restore it, or move the manifest away."
-            )
-        shards.append(SharShard(cuts, recording))
+        if match := _CUTS.fullmatch(name_of(cuts)):
+            recording = join(parent(cuts), f"recording.{match[1]}.tar")
+            if recording not in found:
+                raise ManifestError(
+                    f"{given.folder}: {name_of(cuts)} has no {name_of(recording)} beside it, from which its audio "
+                    "would be read. Restore it, or move the manifest away."
+                )
+            shards.append((cuts, recording))
     return tuple(shards)
 
 

@@ -2,6 +2,7 @@
 
 import csv
 import os
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -14,7 +15,7 @@ from nestdata.prepare.inputs.entry import AUDIO_KEYS, Entry, seconds
 from nestdata.prepare.inputs.format import Format, GivenInput, Opened
 from nestdata.prepare.inputs.labels import table_labels
 from nestdata.prepare.inputs.lines import LineSource, open_lines
-from nestdata.prepare.inputs.names import FileNames, entry_of_file, entry_of_slice, read_slice
+from nestdata.prepare.inputs.names import FileNames, entry_of_file, entry_of_slice
 from nestdata.storage import join
 
 # Names of the column with the audio file, the first of them that a table has: those of NeMo, Common Voice, Hugging
@@ -31,7 +32,6 @@ _SUFFIXES = (".csv", ".csv.gz")
 # Common Voice, scripted and spontaneous speech: names in a table that begins with these columns are relative to a
 # folder beside it. Source: the folders and columns in https://github.com/common-voice/cv-dataset.
 _COMMON_VOICE = {("client_id", "path"): "clips", ("client_id", "audio_id", "audio_file"): "audios"}
-_MAX_COLUMNS = 1000
 
 
 class Columns(NamedTuple):
@@ -89,11 +89,11 @@ class Table(LineSource):
                 f"{where}: {columns.names[columns.audio]} is {name[:80]!r}. Give the path of a file, or drop this line."
             )
         labels = table_labels({label: row[index] for index, label in columns.labels})
-        if not columns.spans and (part := read_slice(self.names, name, where)):
-            yield entry_of_slice(where, *part, self.root, labels=labels)._replace(number=line)
-            return
+        of_slice = None
+        if not columns.spans:
+            of_slice = entry_of_slice(where, name, self.names, self.root, labels=labels, number=line)
         span = _span(columns, row, where)
-        yield entry_of_file(where, name, self.names, self.root, span=span, labels=labels, number=line)
+        yield of_slice or entry_of_file(where, name, self.names, self.root, span=span, labels=labels, number=line)
 
     def _malformed(self, row: list[str], where: str) -> Unusable:
         """Returns why a row has another number of fields than the header.
@@ -101,16 +101,14 @@ class Table(LineSource):
         Raises:
             ManifestError: It has several lines, most likely because of a quotation mark that hides many rows.
         """
-        delimiter = self.columns.delimiter
         problem = f"{len(row)} fields, but the header has {len(self.columns.names)}"
         if any("\n" in field for field in row):
             raise ManifestError(
                 f"{where}: {problem}, in a row of several lines that ends here. Check whether a quotation mark is "
                 "missing before this line."
             )
-        advice = (
-            "remove the tab, or drop this line" if delimiter == "\t" else f"quote fields that contain {delimiter!r}"
-        )
+        quote = f"quote fields that contain {self.columns.delimiter!r}"
+        advice = "remove the tab, or drop this line" if self.columns.delimiter == "\t" else quote
         return Unusable("malformed_row", f"{problem}; {advice}")
 
 
@@ -134,16 +132,16 @@ def _read_columns(path: Path | str) -> Columns:
         raise ManifestError(f"{path}: the table is empty. Check the command that wrote it.")
     delimiter, names = _header(line)
     audio = _audio_column(names)
-    if audio is None or len(names) > _MAX_COLUMNS:
+    if audio is None:
         found = ", ".join(name[:40] for name in names[:8])
         raise ManifestError(
             f"{path}:1: a table without a column of audio files; its columns are: {found}. Begin it with a header, and "
             f"name the column audio_filepath, path or file_name."
         )
     keys = [_key(name) for name in names]
-    repeated = next((name for name, key in zip(names, keys, strict=True) if key and keys.count(key) > 1), None)
-    if repeated is not None:
-        raise ManifestError(f"{path}:1: two columns are called {repeated[:80]!r}. Rename or remove one of them.")
+    repeated = [key for key, number in Counter(keys).items() if key and number > 1]
+    if repeated:
+        raise ManifestError(f"{path}:1: two columns are called {repeated[0][:80]!r}. Rename or remove one of them.")
     spans = tuple((index, _SPAN_COLUMNS[key]) for index, key in enumerate(keys) if key in _SPAN_COLUMNS)
     if len({what for _, what in spans}) < len(spans) or {"duration", "end"} <= {what for _, what in spans}:
         given = ", ".join(names[index] for index, _ in spans)
@@ -152,15 +150,12 @@ def _read_columns(path: Path | str) -> Columns:
             "duration and end."
         )
     taken = {audio, *(index for index, _ in spans)}
-    own = {name for index, name in enumerate(names) if index not in taken}
-    labels = tuple(
-        (index, label)
-        for index, name in enumerate(names)
-        if name and index not in taken
-        # A column with the name itself takes precedence.
-        for label in [name if _RENAMED.get(_key(name), name) in own else _RENAMED.get(_key(name), name)]
-    )
-    return Columns(delimiter, names, audio, spans, labels)
+    own = {name: index for index, name in enumerate(names) if name and index not in taken}
+    labels = []
+    for name, index in own.items():
+        renamed = _RENAMED.get(_key(name), name)
+        labels.append((index, name if renamed in own else renamed))  # a column with the name itself takes precedence
+    return Columns(delimiter, names, audio, spans, tuple(labels))
 
 
 def _detect(given: GivenInput) -> bool:
@@ -178,15 +173,16 @@ FORMAT = Format("csv", _detect, _open)
 
 def _names(given: GivenInput, columns: Columns) -> FileNames:
     """Returns how a table names its files: in Common Voice, relative to a folder beside it."""
-    path, folder = given.path, given.parent
-    clips = [join(folder, name) for header, name in _COMMON_VOICE.items() if columns.names[: len(header)] == header]
+    path = given.path
+    clips = [name for header, name in _COMMON_VOICE.items() if columns.names[: len(header)] == header]
+    folders = [join(given.parent, name) for name in clips]
     if isinstance(path, str):
-        folder = [*clips, folder][0]
-        return FileNames((folder,), folder)
-    clips = [name for name in clips if os.path.isdir(name)]
+        return FileNames.beside([*folders, given.parent][0], lambda: ())
+    if folders and os.path.isdir(folders[0]):
+        return FileNames.of((), (*folders, given.parent, os.getcwd()), folders[0])
     rows = (row for _, row in islice(_rows(path, columns.delimiter), 1, None))
     names = (row[columns.audio] for row in rows if len(row) > columns.audio and "\0" not in row[columns.audio])
-    return FileNames.of(() if clips else names, (*clips, folder, os.getcwd()), [*clips, folder][0])
+    return FileNames.beside(given.parent, lambda: names)
 
 
 def _rows(path: Path | str, delimiter: str) -> Iterator[tuple[int, list[str]]]:

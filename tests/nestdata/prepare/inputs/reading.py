@@ -13,14 +13,17 @@ from nestdata import Corpus, InputFormat, PrepareConfig, prepare_corpus
 from nestdata.prepare.inputs import Entry, InputOptions, Source
 from nestdata.prepare.inputs.audio import Unusable
 from nestdata.prepare.inputs.format import GivenInput
-from nestdata.prepare.inputs.formats import detect
-from nestdata.prepare.inputs.formats.detect import _DetectedInput, open_sources
+from nestdata.prepare.inputs.formats.detect import detect_format, open_sources
 from nestdata.prepare.inputs.formats.folder import AudioFolder
 from tests.synthesis import hiss, write_audio
 
 
-def detect_input(path: Path | str, form: InputFormat | None = None) -> _DetectedInput:
-    return detect._detect_input(GivenInput(path, InputOptions(format=form)))
+def format_of(path: Path | str, form: InputFormat | None = None) -> InputFormat:
+    """Returns the format of an input, after opening it."""
+    given = GivenInput(path, InputOptions(format=form))
+    found = detect_format(given)
+    found.open(given)
+    return found.name
 
 
 def source_of(path: Path, form: InputFormat | None = None, **options: Any) -> Source:

@@ -17,7 +17,6 @@ NEMO_CODE = "NeMo 3.0, nemo/collections/common/parts/preprocessing/manifest.py"
 KALDI = "kaldi-asr.org/doc/data_prep.html"
 SEGMENTS = "Kaldi, src/featbin/extract-segments.cc"
 WAV2VEC = "fairseq, examples/wav2vec/wav2vec_manifest.py"
-AUDIO_UTILS = "fairseq, fairseq/data/audio/audio_utils.py"
 SPEECH_TO_TEXT = "fairseq, examples/speech_to_text/prep_covost_data.py"
 SCRIPTED = "github.com/common-voice/cv-dataset, datasets/scripted-speech"
 SPONTANEOUS = "github.com/common-voice/cv-dataset, datasets/spontaneous-speech"
@@ -93,10 +92,6 @@ REFUSED: list[tuple[str, dict[str, str], str, str]] = [
     ("ESPnet", {"k/wav.scp": "r1 data/a.ark:17\n"}, "k", r"wav\.scp:1: 'data/a\.ark:17' is in a Kaldi archive"),
     (SEGMENTS, {"k/wav.scp": "r ROOT/st.wav\n", "k/segments": "u r 0 0.5 B\n"}, "k",
      r"segments:1: the channel is 'B'.* 1 the second"),
-    (AUDIO_UTILS, {"l/train.tsv": "ROOT\nx.zip:5000:10000\t64000\n"}, "l/train.tsv",
-     r"train\.tsv:2: 'x\.zip:5000:10000' is ZIP:OFFSET:LENGTH.* below ROOT,.* the folder on line 1, ROOT"),
-    (SPEECH_TO_TEXT, {"t.tsv": "id\taudio\tn_frames\n1\tfbank80.zip:5:10\t64\n"}, "t.tsv",
-     r"t\.tsv:2: 'fbank80\.zip:5:10' is ZIP:OFFSET:LENGTH"),
     ("facebookresearch/fairseq#3962", {"train.tsv": "ROOT\na.wav\t8000\tx\n"}, "train.tsv",
      r"train\.tsv:2: 3 columns, but fairseq's manifests have two"),
     (WAV2VEC, {"train.tsv": "/moved/root\na.wav\t8000\n"}, "train.tsv",

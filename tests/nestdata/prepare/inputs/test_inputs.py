@@ -8,11 +8,12 @@ from typing import get_args
 import pytest
 
 from nestdata import InputFormat, ManifestError, prepare_corpus
-from nestdata.prepare.inputs import Source
-from nestdata.prepare.inputs.formats.detect import FORMATS, _common_root
+from nestdata.prepare.inputs import InputOptions, Source
+from nestdata.prepare.inputs.format import GivenInput
+from nestdata.prepare.inputs.formats.detect import FORMATS, common_root, detect_format
 from tests.nestdata.prepare.inputs.reading import (
-    detect_input,
     entries_of,
+    format_of,
     lhotse_cut,
     lhotse_recording,
     prepared,
@@ -20,10 +21,6 @@ from tests.nestdata.prepare.inputs.reading import (
     source_of,
 )
 from tests.synthesis import write_jsonl
-
-
-def format_of(path: Path) -> InputFormat:
-    return detect_input(path).format
 
 
 @pytest.mark.parametrize(
@@ -140,7 +137,8 @@ def test_the_root_of_several_inputs_is_the_folder_that_holds_them_all(
     monkeypatch.chdir(tmp_path)
 
     def root_of(*paths: str | Path) -> Path:
-        return Path(_common_root(detect_input(Path(path)).folder for path in paths))
+        inputs = [GivenInput(Path(path), InputOptions()) for path in paths]
+        return Path(common_root(detect_format(given).open(given)[0] for given in inputs))
 
     assert root_of("en/m.json") == tmp_path / "en"
     assert root_of("en/wavs") == tmp_path / "en" / "wavs"

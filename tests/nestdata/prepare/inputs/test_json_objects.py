@@ -11,10 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nestdata import ManifestError
-from nestdata.prepare.inputs import json_objects
 from nestdata.prepare.inputs import lines as lines_module
-from nestdata.prepare.inputs.json_objects import is_spread, spread_objects
-from tests.nestdata.prepare.inputs.reading import detect_input, entries_of, lhotse_cut, lhotse_recording
+from nestdata.prepare.inputs.lines import is_spread, spread_objects
+from tests.nestdata.prepare.inputs.reading import entries_of, format_of, lhotse_cut, lhotse_recording
 from tests.synthesis import write_jsonl
 
 ROWS = [
@@ -46,7 +45,7 @@ def test_all_forms_give_the_entries_of_one_object_per_line(tmp_path: Path, form:
 @pytest.mark.parametrize("indent", [None, 2])
 def test_an_array_of_lhotse_is_read(tmp_path: Path, rows: list[dict[str, Any]], indent: int | None) -> None:
     (tmp_path / "cuts.json").write_text(json.dumps(rows, indent=indent))
-    assert detect_input(tmp_path / "cuts.json").format == "lhotse"
+    assert format_of(tmp_path / "cuts.json") == "lhotse"
     assert [entry.cut_id for entry in entries_of(tmp_path / "cuts.json")] == [row["id"] for row in rows]
 
 
@@ -67,7 +66,7 @@ def test_what_json_dump_writes_is_read(
     text = json.dumps(rows, indent=indent) if is_array else "\n".join(json.dumps(row, indent=indent) for row in rows)
     path.write_text(text)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(json_objects, "_CHUNK_BYTES", 7)
+        patch.setattr(lines_module, "_CHUNK_BYTES", 7)
         assert repr([json.loads(item) for item in spread_objects(path)]) == repr(rows)  # NaN does not equal itself
 
 
@@ -100,8 +99,8 @@ def test_what_is_not_an_object_is_an_error_that_names_its_number(tmp_path: Path,
 
 
 def test_an_object_that_is_too_long_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(json_objects, "MAX_LINE_BYTES", 1000)
-    monkeypatch.setattr(json_objects, "_CHUNK_BYTES", 100)
+    monkeypatch.setattr(lines_module, "MAX_LINE_BYTES", 1000)
+    monkeypatch.setattr(lines_module, "_CHUNK_BYTES", 100)
     for content in ('[{"a": 1}, {"text": "' + "x" * 2000 + '"}]', '[{"a": 1}, {"text": "' + "x" * 2000):
         (tmp_path / "m.json").write_text(content)
         items = spread_objects(tmp_path / "m.json")
@@ -116,7 +115,7 @@ def test_an_array_on_one_line_may_be_longer_than_lines_and_takes_bounded_memory(
     monkeypatch.setattr(lines_module, "MAX_LINE_BYTES", 1 << 16)
     path = tmp_path / "m.json"
     path.write_text("[" + ", ".join(f'{{"audio_filepath": "/data/{number}.wav"}}' for number in range(100_000)) + "]")
-    assert detect_input(path).format == "nemo"
+    assert format_of(path) == "nemo"
     tracemalloc.start()
     try:
         assert sum(1 for _ in spread_objects(path)) == 100_000

@@ -263,7 +263,7 @@ def changed(changes: dict[str, Any], recording: dict[str, Any], source: dict[str
         (changed({}, {"duration": -2}, {}), "duration is -2"),
         (changed({}, {}, {"channels": 0}), "the channels of a source are 0. Give a list of numbers"),
         (changed({}, {}, {"channels": ["left"]}), r"the channels of a source are \['left'\]"),
-        (changed({}, {}, {"source": None}), "a source of type 'file' at None"),
+        (changed({}, {}, {"source": None}), "a source of type 'file', which is not supported"),
         (changed({}, {}, {"type": "shar"}), "a source of type 'shar', .* Write the audio to files in Lhotse first"),
         (changed({}, {}, {"type": "memory"}), "a source of type 'memory'"),
         ({"sources": []}, "the id is None"),

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from nestdata import ManifestError, PrepareConfig, prepare_corpus
+from nestdata import ManifestError, prepare_corpus
 from nestdata.prepare.inputs import lines as lines_module
 from nestdata.prepare.inputs.lines import MAX_LINE_BYTES, LineReader, count_lines, open_lines
 from tests.nestdata.prepare.inputs.reading import some_audio
@@ -38,7 +38,7 @@ def test_a_longer_line_is_an_error_that_shows_its_number_and_its_beginning(conte
 
 @pytest.mark.usefixtures("short")
 @pytest.mark.parametrize(
-    "name", ["nemo.json", "nemo.json.gz", "first.json", "fairseq.tsv", "kaldi/wav.scp", "kaldi/text", "tars.txt"]
+    "name", ["nemo.json", "nemo.json.gz", "first.json", "fairseq.tsv", "kaldi/wav.scp", "kaldi/text"]
 )
 def test_every_reader_of_lines_refuses_a_line_that_is_too_long(tmp_path: Path, name: str) -> None:
     some_audio(tmp_path / "a.wav")
@@ -49,9 +49,8 @@ def test_every_reader_of_lines_refuses_a_line_that_is_too_long(tmp_path: Path, n
     content = first.get(name, b'{"audio_filepath": "a.wav"}\n' if "nemo" in name else b"") + long
     (tmp_path / name).write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
     given = tmp_path / "kaldi" if name.startswith("kaldi") else tmp_path / name
-    form = "webdataset" if name == "tars.txt" else None
     with pytest.raises(ManifestError, match=rf"{name}:[12]: a line of more than"):
-        prepare_corpus([given], tmp_path / "speech.corpus", PrepareConfig(format=form))
+        prepare_corpus([given], tmp_path / "speech.corpus")
     assert not list(tmp_path.glob("speech.corpus*"))
 
 

@@ -8,10 +8,10 @@ import pytest
 
 from nestdata import ConfigError, ManifestError, OutputError, prepare_corpus
 from nestdata.prepare.inputs.entry import cut_id_of, relative_id, resolve
-from nestdata.prepare.inputs.formats.detect import _common_root
+from nestdata.prepare.inputs.formats.detect import common_root
 from nestdata.prepare.inputs.formats.fairseq import fairseq_folder, is_fairseq
 from nestdata.prepare.inputs.formats.folder import AudioFolder, sorted_as_files
-from nestdata.prepare.inputs.formats.parquet import parquet_folder
+from nestdata.prepare.inputs.formats.huggingface import parquet_folder
 from nestdata.storage import ObjectInfo
 from nestdata.storage.clients import import_obstore
 from tests.nestdata.prepare.inputs.reading import entries_of
@@ -77,7 +77,7 @@ def test_lines_of_a_local_manifest_may_be_urls(tmp_path: Path) -> None:
 
 def test_the_root_of_inputs_in_different_places_is_empty() -> None:
     def root_of(*folders: str) -> str:
-        return _common_root(folders)
+        return common_root(folders)
 
     assert root_of("s3://bucket/en/lists", "s3://bucket/en") == "s3://bucket/en"
     assert root_of("s3://bucket/en", "s3://bucket/fr") == "s3://bucket"

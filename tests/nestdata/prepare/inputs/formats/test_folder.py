@@ -15,7 +15,7 @@ from nestdata.prepare.inputs import Entry, InputOptions, Source
 from nestdata.prepare.inputs.audio import File
 from nestdata.prepare.inputs.entry import AUDIO_SUFFIXES
 from nestdata.prepare.inputs.formats.detect import open_sources
-from nestdata.prepare.inputs.formats.folder import other_files, sorted_as_files
+from nestdata.prepare.inputs.formats.folder import sorted_as_files
 from nestdata.storage import ObjectInfo
 from tests.nestdata.prepare.inputs.formats.test_parquet import write_parquet
 from tests.nestdata.prepare.inputs.reading import entries_of, prepared, some_audio, source_of
@@ -208,15 +208,6 @@ def test_a_second_file_of_a_name_is_rejected_with_both_paths(tmp_path: Path) -> 
     lines = write_jsonl(tmp_path / "m.json", [{"audio_filepath": str(path)} for path in (first, second)])
     _, (reject,) = prepared(lines)
     assert (reject["where"], f"{first} ({lines}:1)" in reject["detail"]) == (f"{lines}:2", True)
-
-
-def test_few_kinds_of_other_files_are_told_apart(tmp_path: Path) -> None:
-    (tmp_path / "a.wav").touch()
-    for number in range(300):
-        (tmp_path / f"x.s{number}").touch()
-    (source,) = open_sources([tmp_path], InputOptions())
-    counts = other_files([source])
-    assert (sum(counts.values()), counts["other"], len(counts)) == (300, 200, 101)
 
 
 def test_the_documentation_lists_all_suffixes() -> None:

@@ -1,4 +1,3 @@
-import json
 import tarfile
 from pathlib import Path
 from typing import Any
@@ -8,7 +7,6 @@ import pytest
 from nestdata import ConfigError, ManifestError
 from nestdata.prepare.inputs import Entry, InputOptions
 from nestdata.prepare.inputs.formats.detect import open_sources
-from nestdata.prepare.inputs.grouping import grouped_lines
 from tests.nestdata.prepare.inputs.reading import content_or_reason, detail_of, entries_of, some_audio, source_of
 from tests.nestdata.prepare.inputs.shards import write_tar
 from tests.synthesis import write_jsonl
@@ -127,37 +125,21 @@ def test_the_members_before_the_damage_of_a_shard_are_used(tmp_path: Path) -> No
     assert [found for _, found in problems_of(path)] == ["compressed_tar"] * 3
 
 
-@pytest.mark.parametrize("max_waiting", [0, 1 << 20])
-def test_lines_that_are_not_in_the_order_of_shards_are_grouped_in_files(tmp_path: Path, max_waiting: int) -> None:
-    rows = [row(f"{i}.wav", shard) for i, shard in enumerate((2, 0, 2, 1, 0, 2))]
-    path = write_jsonl(tmp_path / "m.json", rows)
-    scratch = tmp_path / "lines"
-    scratch.mkdir()
-    (scratch / "0.lines").write_bytes(b"left by a run that was killed")
-
-    def shard_of(_: int, line: bytes) -> int:
-        shard: int = json.loads(line)["shard_id"]
-        return shard
-
-    grouped = list(grouped_lines(str(path), shard_of, str(scratch), max_waiting=max_waiting))
-    assert [(shard, [number for number, _ in lines]) for shard, lines in grouped] == [
-        (2, [1, 3, 6]),
-        (0, [2, 5]),
-        (1, [4]),
-    ]
+@pytest.mark.parametrize(
+    ("shards", "expected"),
+    [((1, 1, 0), [(1, [1, 2]), (0, [3])]), ((2, 0, 2, 1, 0, 2), [(2, [1, 3, 6]), (0, [2, 5]), (1, [4])])],
+)
+def test_lines_are_grouped_by_shard_in_any_order(
+    tmp_path: Path, shards: tuple[int, ...], expected: list[tuple[int, list[int]]]
+) -> None:
+    rows = [row(f"{number}.wav", shard) for number, shard in enumerate(shards)]
+    path = tarred(tmp_path, rows, *({} for _ in set(shards)))
+    source = source_of(path)
+    items = list(source.items())
+    assert [(int(Path(files[-1]).stem[-1]), [number for number, _ in found]) for _, files, found in items] == expected
     lines = path.read_bytes().splitlines(keepends=True)
-    assert all(line == lines[number - 1] for _, found in grouped for number, line in found)
-    assert not scratch.exists()
-
-
-def test_consecutive_lines_are_grouped_without_files(tmp_path: Path) -> None:
-    path = tarred(tmp_path, [row("a.wav", 1), row("b.wav", 1), row("c.wav", 0)], {"c.wav": b"0"}, {"a.wav": b"1"})
-    source = source_of(path, write_to=tmp_path / "no" / "folder")
-    assert [(Path(item.tar).name, [number for number, _ in item.lines]) for item in source.items()] == [
-        ("audio_1.tar", [1, 2]),
-        ("audio_0.tar", [3]),
-    ]
-    assert source.count() == 2
+    assert all(line == lines[number - 1] for _, _, found in items for number, line in found)
+    assert source.count() == len(set(shards))
 
 
 def test_sharded_manifests_are_joined_with_the_tars_of_the_same_numbers(tmp_path: Path) -> None:
@@ -190,7 +172,6 @@ def test_one_tar_needs_no_shard_id(tmp_path: Path) -> None:
         ([row("a.wav")], "gone_{0..3}.tar", r"gone_\{0\.\.3\}\.tar: matches nothing; .*gone_0\.tar does not exist"),
         ([row("a.wav")], "audio_{0..1}.tar", r"audio_1\.tar does not exist, of 2 shards"),
         ([row("a.wav")], "audio_{0..3}.tar", r"audio_1\.tar and 2 more do not exist, of 4 shards"),
-        ([row("a.wav")], "pipe:cat audio_{0..3}.tar", "commands are not run"),
         ([row("a.wav")], "audio{,}_0.tar", "are both shard 0"),
         ([row("a.wav")], "{m,audio_0}.tar", "'m.tar' has no number"),
     ],
@@ -201,7 +182,7 @@ def test_what_does_not_fit_together_is_one_error(
     path = tarred(tmp_path, rows, {"a.wav": b"1", "b.wav": b"2"})
     write_tar(tmp_path / "other" / "m.tar", [])
     (tmp_path / "m.tar").touch() if tars and tars.startswith("{m") else None
-    pattern = tars if tars is None or tars.startswith("pipe:") else str(tmp_path / tars)
+    pattern = None if tars is None else str(tmp_path / tars)
     options = {} if pattern is None else {"tars": (pattern,)}
     if message is None:
         assert len(last_of(entries_of(path, **options))) == 2

@@ -10,10 +10,9 @@ import pytest
 from pyarrow import parquet
 
 from nestdata import Corpus, ManifestError, PrepareConfig, prepare_corpus
-from nestdata.prepare.inputs import audio_tars
-from nestdata.prepare.inputs.formats import parquet as parquet_source
+from nestdata.prepare.inputs.formats import huggingface
 from tests.nestdata.prepare.inputs.formats.test_huggingface import encoded
-from tests.nestdata.prepare.inputs.reading import detect_input, some_audio, source_of
+from tests.nestdata.prepare.inputs.reading import format_of, some_audio, source_of
 from tests.synthesis import Samples, hiss, read_audio
 
 COLUMNS = ["bytes", "path"]
@@ -80,7 +79,7 @@ def test_tars_are_divided_and_the_sample_bank_is_made_of_their_audio(
 ) -> None:
     noise = [hiss(8000 + 100 * i, i) for i in range(4)]
     write_parquet(tmp_path / "train.parquet", [embedded(samples, "WAV") for samples in noise])
-    monkeypatch.setattr(audio_tars, "_TAR_BYTES", 30_000)  # two files
+    monkeypatch.setattr(huggingface, "_TAR_BYTES", 30_000)  # two files
     config = PrepareConfig(pcm=True, probe="decode")
     prepare_corpus([tmp_path / "train.parquet"], tmp_path / "noise.corpus", config)
     corpus = Corpus.open(tmp_path / "noise.corpus")
@@ -119,10 +118,10 @@ def test_files_folders_and_patterns_are_detected(tmp_path: Path) -> None:
         write_parquet(tmp_path / name, [embedded(hiss(8000, 1))])
     some_audio(tmp_path / "both" / "a.wav")
     write_parquet(tmp_path / "both" / "b.parquet", [embedded(hiss(8000, 1))])
-    assert detect_input(tmp_path / "both").format == "folder"
+    assert format_of(tmp_path / "both") == "folder"
     for name, number in (("a", 3), ("a/x-*.parquet", 2), ("a/y.parquet", 1)):
         source = source_of(tmp_path / name)
-        assert isinstance(source, parquet_source.ParquetFiles)
+        assert isinstance(source, huggingface.DataSetFiles)
         assert (source.count(), source.folder) == (number, str(tmp_path / "a"))
 
 
@@ -131,7 +130,7 @@ def test_files_folders_and_patterns_are_detected(tmp_path: Path) -> None:
     [
         ("gone.parquet", r"gone\.parquet: no such Parquet file"),
         ("none-*.parquet", r"none-\*\.parquet: no such Parquet file"),
-        ("text.parquet", r"text\.parquet: not a Parquet file that can be read"),
+        ("text.parquet", r"text\.parquet: not a file of a data set that can be read"),
         ("numbers.parquet", r"numbers\.parquet: no column with audio, .* among x"),
     ],
 )

@@ -6,7 +6,7 @@ import pytest
 from nestdata import ManifestError
 from nestdata.prepare.inputs import Entry, InputFormat
 from nestdata.prepare.inputs.audio import File
-from tests.nestdata.prepare.inputs.reading import detect_input, entries_of, prepared, some_audio
+from tests.nestdata.prepare.inputs.reading import entries_of, format_of, prepared, some_audio
 
 
 def table(path: Path, content: str) -> Path:
@@ -42,9 +42,9 @@ def test_a_header_with_an_audio_column_makes_a_table_whatever_its_name(
 ) -> None:
     (tmp_path / "a folder").mkdir()
     for name in ("m.csv", "m.tsv", "m.any") if form == "csv" else ("m.tsv", "m.any"):
-        assert detect_input(table(tmp_path / name, f"{header}\n")).format == form
+        assert format_of(table(tmp_path / name, f"{header}\n")) == form
         (tmp_path / f"{name}.gz").write_bytes(gzip.compress((tmp_path / name).read_bytes()))
-        assert detect_input(tmp_path / f"{name}.gz").format == form
+        assert format_of(tmp_path / f"{name}.gz") == form
 
 
 def test_common_voice_is_read_from_its_folder_of_clips(tmp_path: Path) -> None:

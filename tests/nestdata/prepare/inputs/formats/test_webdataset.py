@@ -1,9 +1,6 @@
 import json
-import os
 import pickle
 import tarfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -14,17 +11,14 @@ from hypothesis import strategies as st
 from nestdata import ManifestError
 from nestdata.prepare.inputs import Entry, InputOptions
 from nestdata.prepare.inputs.audio import Unusable
-from nestdata.prepare.inputs.formats import webdataset
 from nestdata.prepare.inputs.formats.detect import open_sources
 from nestdata.prepare.inputs.formats.folder import AudioFolder
 from nestdata.prepare.inputs.formats.webdataset import WebDataset
-from nestdata.prepare.inputs.shard import ForwardReader, OpenShard
-from nestdata.storage import ObjectInfo
 from tests.nestdata.prepare.inputs.reading import (
     content_or_reason,
     detail_of,
-    detect_input,
     entries_of,
+    format_of,
     prepared,
     some_audio,
     source_of,
@@ -90,19 +84,17 @@ def test_a_damaged_tar_is_one_reject_behind_its_samples(tmp_path: Path) -> None:
     assert entries[1].where == str(tar)
 
 
-def test_patterns_folders_and_lists_of_tars_are_the_same_data_set(tmp_path: Path) -> None:
+def test_patterns_and_folders_of_tars_are_the_same_data_set(tmp_path: Path) -> None:
     folder = tmp_path / "tars"
     for number in (9, 10):
         write_tar(folder / f"set-{number}.tar", [(f"{number}.flac", str(number).encode())])
     (folder / "index.json").write_text("{}")
     (folder / "set.index").write_bytes(pickle.dumps(print))
-    (folder / "list.txt").write_text("set-9.tar\n\nset-10.tar\n")
     expected = [("9", "9"), ("10", "10")]
     assert found_in(entries_of(folder / "set-{9..10}.tar")) == expected
-    assert found_in(entries_of(folder / "list.txt", "webdataset")) == expected
     assert found_in(entries_of(folder)) == expected[::-1]  # sorted by name
     source = source_of(folder)
-    assert (source.count(), source.where(entries_of(folder)[1].number or 0)) == (2, f"{folder}/set-9.tar (sample 1)")
+    assert (source.count(), source.where(entries_of(folder)[1].number or 0)) == (2, f"{folder}/set-9.tar:1")
 
 
 def test_the_format_is_detected_by_what_is_in_a_folder(tmp_path: Path) -> None:
@@ -112,8 +104,8 @@ def test_the_format_is_detected_by_what_is_in_a_folder(tmp_path: Path) -> None:
     with pytest.raises(
         ManifestError, match=r"tars beside tarred_audio_manifest\.json, as NeMo writes them\. Give a man"
     ):
-        detect_input(tmp_path)
-    assert detect_input(tmp_path, "webdataset").format == "webdataset"
+        format_of(tmp_path)
+    assert format_of(tmp_path, "webdataset") == "webdataset"
     some_audio(tmp_path / "b.wav")
     assert [type(source) for source in open_sources([tmp_path], InputOptions())] == [AudioFolder, WebDataset]
 
@@ -124,7 +116,7 @@ def test_the_format_is_detected_by_what_is_in_a_folder(tmp_path: Path) -> None:
         ("gone_{0..3}.tar", None, r"gone_\{0\.\.3\}\.tar: matches nothing; .* quote it"),
         ("a.tar", "nemo", "a tar, which --format nemo does not read"),
         ("m_{0..3}.json", "lhotse", "a pattern of manifests, which is read for NeMo data sets only"),
-        ("words.txt", "webdataset", r"words\.txt: not a list of tars, one in a line: '.*/no tar'"),
+        ("words.txt", "webdataset", "a file, but --format webdataset reads a folder"),
         ("empty", "webdataset", "no tars in this folder"),
     ],
 )
@@ -133,7 +125,7 @@ def test_what_is_no_data_set_is_one_error(tmp_path: Path, name: str, form: str |
     (tmp_path / "words.txt").write_text("a.tar\nno tar\n")
     (tmp_path / "empty").mkdir()
     with pytest.raises(ManifestError, match=message):
-        detect_input(tmp_path / name, form)  # type: ignore[arg-type]
+        format_of(tmp_path / name, form)  # type: ignore[arg-type]
 
 
 def test_links_in_a_tar_are_rejected_by_name(tmp_path: Path) -> None:
@@ -186,49 +178,15 @@ def test_members_of_a_sample_are_joined_in_any_order(names: list[str]) -> None:
     assert (found, len(entries)) == (expected, 3)
 
 
-def test_a_stream_is_read_twice_only_if_members_come_behind_their_audio(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    opened = []
-
-    @contextmanager
-    def as_stream(location: str) -> Iterator[OpenShard]:
-        opened.append(location)
-        with open(location, "rb", buffering=0) as file:
-            yield OpenShard(ObjectInfo(location, os.path.getsize(location), "tag"), ForwardReader(file))
-
-    monkeypatch.setattr(webdataset, "open_shard", as_stream)
-    in_order = [
-        ("a.flac", b"1"),
-        ("a.txt", b"A"),
-        ("lost.txt", b"L"),
-        ("b.txt", b"B"),
-        ("c.flac", b"3"),
-        ("b.flac", b"2"),
-    ]
-    for members, times in ((in_order, 1), ([*in_order, ("c.txt", b"C")], 2)):
-        opened.clear()
-        tar = write_tar(tmp_path / "a.tar", members)
-        found = {entry.cut_id: entry for entry in latest(entries_of(tar)).values()}
-        assert len(opened) == times
-        labels = {key: entry.labels for key, entry in found.items()}
-        c = {"text": "C"} if times == 2 else {}
-        assert labels == {"a": {"text": "A"}, "lost": None, "b": {"text": "B"}, "c": c}
-        assert [content_or_reason(found[key]) for key in ("a", "b", "c", "lost")] == ["1", "2", "3", "no_such_member"]
-        assert detail_of(found["lost"]) == "a sample without audio: lost.txt"
-
-
-def test_members_that_cannot_wait_name_the_way_to_pack_the_tar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(webdataset, "_MAX_WAITING", 1200)
-    names = ["a.txt", "b.txt", "c.txt", "a.flac", "b.flac", "c.flac"]
-    entries = entries_of(write_tar(tmp_path / "a.tar", [(name, name.encode()) for name in names]))
-    (rejected,) = [entry for entry in entries if isinstance(entry.audio, Unusable)]
-    assert (rejected.cut_id, "by name" in detail_of(rejected)) == ("c", True)
-    assert [(entry.cut_id, entry.labels) for entry in entries if entry is not rejected] == [
-        ("a", {"text": "a.txt"}),
-        ("b", {"text": "b.txt"}),
-        ("c", {}),
-    ]
+def test_a_sample_is_rejected_only_if_no_audio_comes_later(tmp_path: Path) -> None:
+    names = ["a.flac", "lost.txt", "b.txt", "a.txt", "c.flac", "b.flac"]
+    entries = latest(entries_of(write_tar(tmp_path / "a.tar", [(name, name.encode()) for name in names])))
+    assert {entry.cut_id: (entry.labels, content_or_reason(entry)) for entry in entries.values()} == {
+        "a": ({"text": "a.txt"}, "a.flac"),
+        "b": ({"text": "b.txt"}, "b.flac"),
+        "c": ({}, "c.flac"),
+        "lost": (None, "no_such_member"),
+    }
 
 
 def test_labels_packed_before_all_audio_are_those_of_the_cuts(tmp_path: Path) -> None:
