@@ -211,15 +211,19 @@ class Collector:
 
     def collected(self) -> Found:
         """Returns all that was added."""
-        outcomes = [outcome for _, found in sorted(self._found.items()) for outcome in found]
-        rows = [outcome for outcome in outcomes if isinstance(outcome, _Row)]
-        searched = [outcome for outcome in outcomes if isinstance(outcome, Searched)]
+        rows, rejects, searched = list[_Row](), list[Reject](), list[Searched]()
+        for outcome in (outcome for _, found in sorted(self._found.items()) for outcome in found):
+            if isinstance(outcome, _Row):
+                rows.append(outcome)
+            elif isinstance(outcome, Reject):
+                rejects.append(outcome)
+            else:
+                searched.append(outcome)
         shards: dict[ObjectInfo, int] = {}
+        samples_by: dict[str, Counter[str]] = {"language": Counter(), "speaker": Counter()}
         for row in rows:
             if row.member:
                 shards.setdefault(row.member[0], len(shards))
-        samples_by: dict[str, Counter[str]] = {"language": Counter(), "speaker": Counter()}
-        for row in rows:
             if row.language:
                 samples_by["language"][row.language] += row.num_samples
             if row.speaker:
@@ -228,7 +232,7 @@ class Collector:
             num_entries=self._num_entries,
             lines=b"".join([row.line for row in rows]),
             records=_records_of(rows, shards),
-            rejects=[outcome for outcome in outcomes if isinstance(outcome, Reject)],
+            rejects=rejects,
             samples_by=samples_by,
             shards=[*shards],
             searched=Searched(

@@ -80,8 +80,8 @@ class KeptResult:
 
         Args:
             found: The result.
-            audio: Locations of files and objects whose audio was rejected or searched, with size and ETag where they
-                are known. The shards of `found` are added to them.
+            audio: Locations of the audio of all entries, with size and ETag where they are known; empty for audio
+                without one.
 
         Raises:
             OSError: The disk is full.
@@ -89,9 +89,8 @@ class KeptResult:
         # A worker of Dask may have no access to the directory.
         if not (found.shards or found.searched.seconds) or not self._path.parent.is_dir():
             return
-        known = audio | {shard.location: shard for shard in found.shards}
-        self._infos |= {location: info for location, info in known.items() if info}
-        named = sorted(known)
+        self._infos |= {location: info for location, info in audio.items() if info}
+        named = sorted(location for location in audio if location)
         header = json.dumps({"digest": self._digest(named), "locations": named}).encode()
         temporary = self._path.with_suffix(f".{os.getpid()}.tmp")
         try:

@@ -79,8 +79,11 @@ def reads_audio(entry: Entry, config: PrepareConfig) -> bool:
 
 def source_rate(recording: dict[str, Any]) -> int:
     """Returns the rate in Hz of the file of a Lhotse recording, as given by the recording itself."""
-    resampled = [t["kwargs"] for t in recording.get("transforms") or () if t["name"] == "Resample"]
-    rate: int = resampled[0]["source_sampling_rate"] if resampled else recording["sampling_rate"]
+    rate: int = recording["sampling_rate"]
+    for transform in recording.get("transforms") or ():
+        if transform["name"] == "Resample":
+            rate = transform["kwargs"]["source_sampling_rate"]
+            break
     return rate
 
 

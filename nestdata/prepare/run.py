@@ -166,12 +166,10 @@ def run_task(task: Task) -> TaskResult:
     collector, depends_on = Collector(), dict[str, ObjectInfo | None]()
     entries = located_entries(task.source, task.items, task.first, lambda entry: reads_audio(entry, config))
     for number, entry in entries:
-        outcomes = probe(entry, config)
-        collector.add(outcomes, number, entry.where, replaces=entry.number is not None)
-        if config.finds_speech or any(isinstance(outcome, Reject) for outcome in outcomes):
-            audio = entry.audio.audio if isinstance(entry.audio, Unusable) else entry.audio
-            if audio and audio.location:
-                depends_on[audio.location] = audio.member.shard if audio.member else None
+        collector.add(probe(entry, config), number, entry.where, replaces=entry.number is not None)
+        audio = entry.audio.audio if isinstance(entry.audio, Unusable) else entry.audio
+        if audio:
+            depends_on[audio.location] = audio.member.shard if audio.member else None
     found = collector.collected()
     kept.save(found, depends_on)
     return TaskResult(task.source_index, found, _newly_read())

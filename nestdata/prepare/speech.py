@@ -5,6 +5,7 @@ the length of a recording, apart from the samples of one whose transforms need a
 """
 
 import importlib.util
+from bisect import bisect_right
 from collections.abc import Callable, Mapping
 from functools import cache
 from importlib.metadata import version
@@ -46,7 +47,13 @@ class Speech(NamedTuple):
 
     def within(self, start: int, stop: int) -> int:
         """Returns the number of samples of speech in a span."""
-        return sum(max(0, min(stop, end) - max(start, begin)) for begin, end in self.spans)
+        found = 0
+        for index in range(max(0, bisect_right(self.spans, (start, 0)) - 1), len(self.spans)):
+            begin, end = self.spans[index]
+            if begin >= stop:
+                break
+            found += max(0, min(stop, end) - max(start, begin))
+        return found
 
 
 def detector_name() -> str:
