@@ -6,7 +6,7 @@ from functools import lru_cache
 from typing import Any
 
 from nestdata.audio.decode import SILENCE_DB, at_rate, energy, load_samples, samples_in
-from nestdata.audio.lhotse_audio import needs_whole_cut
+from nestdata.audio.lhotse_audio import file_rate, needs_whole_cut
 from nestdata.corpus.file_version import path_of
 from nestdata.errors import AudioError
 from nestdata.prepare.config import PrepareConfig
@@ -33,7 +33,7 @@ def judge(whole: WholeEntry, row: dict[str, Any], config: PrepareConfig, content
         StorageError: Bytes cannot be read for a reason that says nothing about the audio.
     """
     audio, recording = whole.audio, row["recording"]
-    num_samples, file_rate = samples_in(row["duration"], config.sampling_rate), source_rate(recording)
+    num_samples, rate = samples_in(row["duration"], config.sampling_rate), file_rate(recording)
     if recording["sampling_rate"] != config.sampling_rate:
         recording = at_rate(recording, config.sampling_rate)
         recording["duration"] = recording["num_samples"] / config.sampling_rate
@@ -44,8 +44,8 @@ def judge(whole: WholeEntry, row: dict[str, Any], config: PrepareConfig, content
         # A copy of audio in the corpus directory is moved and copied with it, which may change its time.
         sources = [{**recording["sources"][0], "source": audio.stored_path}]
         row["recording"] = {**recording, "sources": sources}
-        return Cut(row, num_samples, file_rate)
-    return Cut(row, num_samples, file_rate, audio.member, whole.version, content)
+        return Cut(row, num_samples, rate)
+    return Cut(row, num_samples, rate, audio.member, whole.version, content)
 
 
 def content_digest(whole: WholeEntry, config: PrepareConfig) -> int:

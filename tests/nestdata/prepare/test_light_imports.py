@@ -12,7 +12,7 @@ PREPARE = """
 import json, sys
 from pathlib import Path
 from nestdata import PrepareConfig, prepare_corpus
-report = prepare_corpus([sys.argv[1]], sys.argv[2], PrepareConfig(probe="missing"))
+report = prepare_corpus([sys.argv[1]], sys.argv[2], PrepareConfig(probe="missing", report_samples=0))
 # Not `ru_maxrss` of getrusage, which includes the memory of the parent process before exec.
 (peak,) = [line.split()[1] for line in Path("/proc/self/status").read_text().splitlines() if line[:6] == "VmHWM:"]
 peak_mb = int(peak) * 1024 / 1e6
