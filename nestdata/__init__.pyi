@@ -66,6 +66,7 @@ from .plan.summary import draw_plan as draw_plan
 from .plan.summary import summarise_plan as summarise_plan
 from .prepare.config import PrepareConfig as PrepareConfig
 from .prepare.config import ProbeMode as ProbeMode
+from .prepare.config import SegmentConfig as SegmentConfig
 from .prepare.inputs import AudioInput as AudioInput
 from .prepare.inputs import AudioInputs as AudioInputs
 from .prepare.inputs import audio_inputs as audio_inputs
@@ -74,8 +75,6 @@ from .prepare.load_audio import load_audio as load_audio
 from .prepare.progress import PrepareProgress as PrepareProgress
 from .prepare.progress import PrepareReport as PrepareReport
 from .prepare.run import prepare_corpus as prepare_corpus
-from .prepare.speech.config import SegmentConfig as SegmentConfig
-from .prepare.speech.summary import SpeechSummary as SpeechSummary
 from .redaction import redacted as redacted
 from .stateless_rng import derive_key as derive_key
 from .storage import ObjectInfo as ObjectInfo
@@ -135,7 +134,6 @@ __all__ = [
     "Shard",
     "ShortAudio",
     "SpeakerNoiseMixer",
-    "SpeechSummary",
     "StageSummary",
     "StartMethod",
     "Storage",

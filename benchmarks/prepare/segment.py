@@ -16,13 +16,11 @@ import statistics
 import sys
 import tempfile
 import time
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import soundfile
@@ -33,10 +31,10 @@ from benchmarks.harness.arguments import benchmark_parser
 from benchmarks.harness.report import Report, machine, versions
 from benchmarks.harness.rounds import ratios, run_rounds
 from nestdata import Corpus, PrepareConfig, SegmentConfig, prepare_corpus
-from nestdata.prepare.speech.detector import FRAME_SAMPLES, speech_probabilities, start_state
 
 QUICK = None
 RATE = 16000
+FRAME_SAMPLES = 512
 WINDOWS_S = (15.0, 30.0)
 SNRS_DB = (30.0, 20.0, 10.0)
 # What stands between two utterances: probability, shortest and longest duration in seconds, source.
@@ -211,7 +209,7 @@ def _cuts(directory: Path, recordings: list[Recording]) -> tuple[dict[str, list[
         report = prepare_corpus([directory / "talks"], directory / f"{number}.corpus", config)
         cpu_s[name] = time.process_time() - before
         cuts[name] = _spans_of(Corpus.open(report.path), recordings)
-    cuts["`get_speech_timestamps` of silero-vad"] = [_own_segments(recording) for recording in recordings]
+    cuts["`get_speech_timestamps_sequence` of silero-vad"] = [_own_segments(recording) for recording in recordings]
     return cuts, cpu_s
 
 
@@ -223,19 +221,11 @@ def _spans_of(corpus: Corpus, recordings: list[Recording]) -> list[Spans]:
     return [np.array(sorted(each)).reshape(-1, 2) for each in spans.values()]
 
 
-def _package_model() -> Any:
-    from silero_vad import load_silero_vad
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
-        return load_silero_vad()
-
-
 def _own_segments(recording: Recording) -> Spans:
-    from silero_vad import get_speech_timestamps
+    from silero_vad import get_speech_timestamps_sequence, load_silero_vad
 
-    samples = torch.from_numpy(soundfile.read(recording.path, dtype="float32")[0])
-    found = get_speech_timestamps(samples, _package_model(), max_speech_duration_s=30.0)
+    samples = soundfile.read(recording.path, dtype="float32")[0]
+    found = get_speech_timestamps_sequence(samples, load_silero_vad(sequence=True), max_speech_duration_s=30.0)
     return np.array([(each["start"] / RATE, each["end"] / RATE) for each in found]).reshape(-1, 2)
 
 
@@ -322,42 +312,27 @@ def _print_speed(report: Report, recordings: list[Recording], cpu_s: dict[str, f
         times = f"{statistics.median(ratios(rounds, name, package)):.1f}"
         rows.append([name, f"{statistics.median(speeds):,.0f}", spread, times])
     rows += [[f"`prepare` of FLAC, {name} (once)", f"{total / used_s:,.0f}", "", ""] for name, used_s in cpu_s.items()]
-    report.table(["work", "median", "lowest to highest", "times the speed of the package"], rows)
+    report.table(["work", "median", "lowest to highest", "times the speed of the first"], rows)
     outputs = [detector(samples) for detector in detectors.values()]
     errors = [float(np.abs(first - second).max()) for first, second in pairwise(outputs)]
     report.text(f"Largest difference between the probabilities of two detectors in this order: {max(errors):.1e}.")
 
 
 def _detectors() -> dict[str, Callable[[Audio], Audio]]:
-    """Returns the detector of this project and the package's; each computes the probabilities of all frames."""
-    model = _package_model()
+    """Returns the detectors of the package; each computes the probabilities of all frames."""
+    from silero_vad import load_silero_vad
 
-    def package(samples: Audio) -> Audio:
-        model.reset_states()
-        with torch.inference_mode():
-            blocks = torch.from_numpy(samples).split(FRAME_SAMPLES)
-            return np.array([model(block[None], RATE).item() for block in blocks], np.float32)
-
-    detectors: dict[str, Callable[[Audio], Audio]] = {
-        "silero-vad, TorchScript, frame by frame": package,
-        "this project, torch": lambda samples: speech_probabilities(samples, start_state())[0],
-    }
-    try:
-        from silero_vad import load_silero_vad
-
-        sequence = load_silero_vad(sequence=True)
-        single = load_silero_vad(onnx=True)
-    except ImportError:
-        return detectors
+    single, sequence = load_silero_vad(onnx=True), load_silero_vad(sequence=True)
 
     def frame_by_frame(samples: Audio) -> Audio:
         single.reset_states()
         blocks = torch.from_numpy(samples).split(FRAME_SAMPLES)
         return np.array([single(block[None], RATE).item() for block in blocks], np.float32)
 
-    detectors["silero-vad, ONNX, frame by frame"] = frame_by_frame
-    detectors["silero-vad, ONNX, sequences"] = lambda samples: sequence.audio_forward(samples)
-    return detectors
+    return {
+        "silero-vad, ONNX, frame by frame": frame_by_frame,
+        "silero-vad, ONNX, sequences (used here)": lambda samples: sequence.audio_forward(samples),
+    }
 
 
 def _speed(detector: Callable[[Audio], Audio], samples: Audio) -> float:

@@ -156,8 +156,6 @@ def _print_summary(report: "PrepareReport") -> None:
         out.print(f"  {note}")
     if report.num_resampled:
         out.print(f"  resampled when read: {report.num_resampled}")
-    if report.speech:
-        out.print(f"  {report.speech.text()}")
     if report.rejected:
         out.print(f"  {rejected_text(report.rejected, report.path)}")
     out.print(f"  report: {report.path / 'report.html'}")

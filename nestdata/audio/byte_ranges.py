@@ -31,9 +31,11 @@ class FileRanges:
         try:
             while not self._error and len(found) < length:
                 more = os.pread(self._descriptor, length - len(found), start + len(found))
+                if len(more) == length:
+                    return more
                 if not more:
                     break
-                found = found + more if found else more
+                found += more
         except OSError as error:
             self._error = error
         return found

@@ -152,10 +152,11 @@ def needs_whole_cut(recording: Mapping[str, Any]) -> bool:
     return any(_name_of(transform) not in _LOCAL_TRANSFORMS for transform in recording.get("transforms") or ())
 
 
-def is_resampled(recording: Mapping[str, Any]) -> bool:
-    """Returns whether transforms of a recording, as dicts, change its sampling rate."""
+def file_rate(recording: Mapping[str, Any]) -> int:
+    """Returns the sampling rate in Hz of the file of a recording, before its transforms, which are dicts."""
     rate: int = recording["sampling_rate"]
-    return _rates_before(recording.get("transforms") or (), rate)[:1] not in ([], [rate])
+    transforms = recording.get("transforms")
+    return _rates_before(transforms, rate)[0] if transforms else rate
 
 
 def parsed_transforms(recording: Mapping[str, Any]) -> list[Any]:

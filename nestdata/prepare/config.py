@@ -8,10 +8,44 @@ from nestdata.config_checks import require, require_at_least, require_share
 from nestdata.errors import ConfigError
 from nestdata.field_docs import with_field_docs
 from nestdata.input_format import InputFormat
-from nestdata.prepare.speech.config import SegmentConfig
-from nestdata.prepare.writing.draw import MAX_DRAWN
 
 ProbeMode = Literal["missing", "all", "decode"]
+_MAX_SAMPLES = 100
+
+
+@with_field_docs
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SegmentConfig:
+    """How recordings are cut at pauses."""
+
+    min_seconds: float = 5.0
+    """Length that cuts should reach, in seconds. Speech is joined across pauses of up to `max_pause` until a cut is at
+    least this long. Speech without such a neighbour stays shorter; `PrepareConfig.min_seconds` rejects it."""
+
+    max_seconds: float = 30.0
+    """Longest cut, in seconds. Longer speech is cut at its longest pause; speech without a pause, at this length."""
+
+    max_pause: float = 2.0
+    """Longest pause inside a cut, in seconds. Longer pauses are left out."""
+
+    padding_seconds: float = 0.3
+    """What a cut includes before and after its speech, in seconds; less where the next cut is near."""
+
+    def __post_init__(self) -> None:
+        require_at_least(0, "segment", self, "min_seconds", "max_pause", "padding_seconds")
+        require(self.max_seconds >= 1, "segment.max_seconds", self.max_seconds, "at least 1 s")
+        require(
+            self.min_seconds <= self.max_seconds,
+            "segment.min_seconds",
+            self.min_seconds,
+            f"at most segment.max_seconds ({self.max_seconds:g})",
+        )
+        require(
+            4 * self.padding_seconds <= self.max_seconds,
+            "segment.padding_seconds",
+            self.padding_seconds,
+            f"at most a quarter of segment.max_seconds ({self.max_seconds:g})",
+        )
 
 
 @with_field_docs
@@ -52,11 +86,6 @@ class PrepareConfig:
 
     None sets no limit."""
 
-    min_snr_db: float | None = None
-    """Reject cuts with a lower signal-to-noise ratio in dB (needs the extra `vad`).
-
-    `nestdata.prepare.speech.measures` estimates it. Cuts for which it is unknown are kept. None sets no limit."""
-
     min_rate: int = 4000
     """Reject files with a lower sampling rate in Hz.
 
@@ -86,17 +115,17 @@ class PrepareConfig:
 
     The file has the rate of the corpus. Noise is read many times."""
 
-    report_samples: int = 3
-    """Cuts of each kind, and rejects of each reason, that can be listened to in the report; 0 for none.
+    report_samples: int = 10
+    """Cuts that can be listened to in the report, drawn at random; 0 for none.
 
-    At most 20. 0 copies no audio and decodes none for the report."""
+    At most 100. 0 copies no audio and decodes none for the report."""
 
     def __post_init__(self) -> None:
         require(self.sampling_rate >= 1, "sampling_rate", self.sampling_rate, "a rate in Hz, such as 16000")
         is_valid = self.channel == "mix" if isinstance(self.channel, str) else self.channel >= 0
         require(is_valid, "channel", self.channel, "a channel counted from 0, or mix for the average of all")
         require_at_least(0, "", self, "min_seconds", "min_rate")
-        require(0 <= self.report_samples <= MAX_DRAWN, "report_samples", self.report_samples, f"0 to {MAX_DRAWN}")
+        require(0 <= self.report_samples <= _MAX_SAMPLES, "report_samples", self.report_samples, f"0 to {_MAX_SAMPLES}")
         if self.max_seconds is not None and self.max_seconds < self.min_seconds:
             raise ConfigError(
                 f"max_seconds ({self.max_seconds:g}) is below min_seconds ({self.min_seconds:g}): no cut would be left."
@@ -111,7 +140,7 @@ class PrepareConfig:
     @property
     def finds_speech(self) -> bool:
         """Whether a detector looks for speech, which decodes all audio."""
-        return not (self.segment is None and self.min_speech_share is None and self.min_snr_db is None)
+        return self.segment is not None or self.min_speech_share is not None
 
     def _check_speech(self) -> None:
         if self.min_speech_share is not None:
@@ -119,7 +148,7 @@ class PrepareConfig:
         if self.finds_speech and self.probe == "missing":
             raise ConfigError(
                 "probe is 'missing', which trusts the durations in manifests, but finding speech decodes all audio: "
-                "leave out --probe, or --segment, --min-speech-share and --min-snr-db."
+                "leave out --probe, or --segment and --min-speech-share."
             )
         if self.segment is None:
             return

@@ -1,43 +1,27 @@
-"""Divides an entry into cuts of admitted length: one, windows of one length, or what is between the pauses of speech.
-
-If the configuration asks for speech, all audio is decoded, and each cut is measured.
-"""
+"""Divides an entry into cuts of admitted length: one, windows of one length, or the speech between its pauses."""
 
 import math
-from collections.abc import Iterator
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any
 
 from nestdata.audio.decode import samples_in
-from nestdata.errors import AudioError
 from nestdata.prepare.config import PrepareConfig
+from nestdata.prepare.found import Reject, Searched
 from nestdata.prepare.inputs.audio import RejectReason
 from nestdata.prepare.read import WholeEntry
-from nestdata.prepare.speech.config import FRAME_SECONDS, SegmentConfig
-from nestdata.prepare.speech.cutting import FrameRules, Spans, plan_cuts, speech_runs
-from nestdata.prepare.speech.frames import SpeechFrames, speech_frames
-from nestdata.prepare.speech.measures import FramePowers, SpeechMeasures, SpeechTotals
-from nestdata.prepare.writing.found import Reject, rejected_entry
+from nestdata.prepare.speech import RATE, Speech, find_speech, join_speech
 
 # A few limits are compared with every cut.
 _limit_in = cache(samples_in)
+# Speech that is not cut at pauses is still found in spans of a limited length, so that memory is limited.
+_MAX_SPAN_SECONDS = 30.0
+
+Part = dict[str, Any] | Reject | Searched
+"""A cut of an entry as a dict, which has not been judged yet; or a part that is rejected; or how much was searched."""
 
 
-class Part(NamedTuple):
-    """A cut of an entry that has not been judged yet."""
-
-    row: dict[str, Any]
-    """The cut as a dict."""
-
-    measures: SpeechMeasures | None = None
-    """Its speech, if it was looked for."""
-
-
-Divided = Part | Reject | SpeechTotals
-
-
-def divide(whole: WholeEntry, config: PrepareConfig) -> list[Divided]:
-    """Returns the parts of an entry and the rejected ones in order, and how much speech it has if that was looked for.
+def divide(whole: WholeEntry, config: PrepareConfig) -> list[Part]:
+    """Returns the parts of an entry in order, and how much speech it has if that was looked for.
 
     Raises:
         StorageError: Bytes cannot be read for a reason that says nothing about the audio.
@@ -45,17 +29,16 @@ def divide(whole: WholeEntry, config: PrepareConfig) -> list[Divided]:
     rows = _windows(whole.row, config.window_seconds, config.sampling_rate)
     problem = _length_problem(rows[0], config)  # windows are equally long
     if problem and (config.segment is None or problem[0] != "too_long"):  # a recording that is too long is cut
-        return [rejected_entry(whole.entry, *problem, config.channel)]
+        return [Reject(whole.entry.where, whole.entry.cut_id, *problem)]
     if not config.finds_speech:
-        return [Part(row) for row in rows]
-    try:
-        frames = speech_frames(whole.row, whole.audio.read())
-    except AudioError as error:
-        return [whole.reject(whole.row, error.reason, str(error))]
-    runs = speech_runs(frames.probabilities)
-    if config.segment is None:
-        return [*_measured(whole, rows, frames, runs)]
-    return [*_segments(whole, config, frames, runs, config.segment)]
+        return [*rows]
+    max_seconds = _MAX_SPAN_SECONDS
+    if config.segment:
+        max_seconds = config.segment.max_seconds - 2 * config.segment.padding_seconds
+    speech = find_speech(whole.row, whole.audio.read(), max_seconds)
+    parts = _segments(whole, config, speech) if config.segment else _with_speech(whole, rows, config, speech)
+    total = sum(end - start for start, end in speech.spans)
+    return [*parts, Searched(speech.num_samples / RATE, total / RATE)]
 
 
 def _windows(row: dict[str, Any], max_seconds: float | None, rate: int) -> list[dict[str, Any]]:
@@ -102,66 +85,49 @@ def _length_problem(row: dict[str, Any], config: PrepareConfig) -> tuple[RejectR
     return None
 
 
-def _segments(
-    whole: WholeEntry, config: PrepareConfig, frames: SpeechFrames, runs: Spans, segment: SegmentConfig
-) -> Iterator[Divided]:
-    """Yields the cuts of a recording between its pauses."""
-    row, num_frames = whole.row, len(frames.powers)
-    plan = plan_cuts(runs, frames.probabilities, FrameRules.of(segment))
-    if num_frames:
-        yield _totals(frames, runs, plan.spans, num_in_speech=plan.num_in_speech)
-    if num_frames and not len(runs):
-        part = _span_of(row, 0, num_frames)
-        yield whole.reject(part, "no_speech", f"no speech in {part['duration']:.6g} s")
-    powers = FramePowers(frames.powers, runs)
-    for start, stop in plan.spans.tolist():
+def _segments(whole: WholeEntry, config: PrepareConfig, speech: Speech) -> list[Part]:
+    """Returns the cuts of a recording between its pauses."""
+    assert config.segment is not None
+    row, parts = whole.row, list[Part]()
+    if not speech.spans and not speech.error:
+        parts.append(whole.reject(row, "no_speech", f"no speech in {row['duration']:.6g} s"))
+    for start, stop in join_speech(speech, config.segment):
         part = _span_of(row, start, stop)
-        if problem := _length_problem(part, config):
-            yield whole.reject(part, *problem)
-        else:
-            yield Part(part, powers.measure(start, stop))
-    if frames.error:
-        rest = _span_of(row, num_frames, math.ceil(row["duration"] / FRAME_SECONDS))
-        yield whole.reject(rest, frames.error.reason, str(frames.error))
+        problem = _length_problem(part, config) or _speech_problem(speech, start, stop, config)
+        parts.append(whole.reject(part, *problem) if problem else part)
+    if speech.error:
+        rest = _span_of(row, speech.num_samples, math.ceil(row["duration"] * RATE))
+        parts.append(whole.reject(rest, speech.error.reason, str(speech.error)))
+    return parts
 
 
-def _measured(whole: WholeEntry, rows: list[dict[str, Any]], frames: SpeechFrames, runs: Spans) -> Iterator[Divided]:
-    """Yields the cut of an entry, or its windows, with their measures."""
-    powers = FramePowers(frames.powers, runs)
+def _with_speech(whole: WholeEntry, rows: list[dict[str, Any]], config: PrepareConfig, speech: Speech) -> list[Part]:
+    """Returns the cut of an entry, or its windows, if they have enough speech."""
+    parts = list[Part]()
     for window in rows:
-        offset = window["start"] - whole.row["start"]
-        start = math.floor(round(offset / FRAME_SECONDS, 6))
-        stop = math.ceil(round((offset + window["duration"]) / FRAME_SECONDS, 6))
-        if frames.error and stop > len(frames.powers):
-            yield whole.reject(window, frames.error.reason, str(frames.error))
+        start = samples_in(window["start"] - whole.row["start"], RATE)
+        stop = start + max(1, samples_in(window["duration"], RATE))
+        if speech.error and stop > speech.num_samples:
+            parts.append(whole.reject(window, speech.error.reason, str(speech.error)))
+        elif problem := _speech_problem(speech, start, stop, config):
+            parts.append(whole.reject(window, *problem))
         else:
-            yield Part(window, powers.measure(start, stop))
-    if len(frames.powers):
-        yield _totals(frames, runs, [[0, len(frames.powers)]])
+            parts.append(window)
+    return parts
 
 
-def _totals(frames: SpeechFrames, runs: Spans, spans: Any, num_in_speech: int = 0) -> SpeechTotals:
-    return SpeechTotals(
-        num_recordings=1,
-        num_without_speech=int(not len(runs)),
-        frames=len(frames.powers),
-        speech_frames=_length(runs),
-        cut_frames=_length(spans),
-        num_in_speech=num_in_speech,
-    )
-
-
-def _length(spans: Any) -> int:
-    return sum(int(stop - start) for start, stop in spans)
+def _speech_problem(speech: Speech, start: int, stop: int, config: PrepareConfig) -> tuple[RejectReason, str] | None:
+    found = speech.within(start, stop)
+    if not found:
+        return "no_speech", "no speech in the whole cut"
+    share = found / (stop - start)
+    if config.min_speech_share is not None and share < config.min_speech_share:
+        return "little_speech", f"the share of speech is {share:.3g}, the minimum is {config.min_speech_share:g}"
+    return None
 
 
 def _span_of(row: dict[str, Any], start: int, stop: int) -> dict[str, Any]:
-    """Returns a span of a cut in frames; the cut itself if the span is all of it."""
-    offset, duration = _seconds(row, start, stop)
-    return row if duration == row["duration"] else _window_of(row, row["start"] + offset, duration)
-
-
-def _seconds(row: dict[str, Any], start: int, stop: int) -> tuple[float, float]:
-    """Returns offset and duration of a span in frames. The last frame may end after the cut."""
-    offset, end = round(start * FRAME_SECONDS, 6), min(round(stop * FRAME_SECONDS, 6), row["duration"])
-    return offset, round(end - offset, 9) if offset else end
+    """Returns a span of a cut in samples at `RATE`; the cut itself if the span is all of it."""
+    offset, end = start / RATE, min(stop / RATE, row["duration"])
+    duration = round(end - offset, 9)
+    return row if not start and end == row["duration"] else _window_of(row, row["start"] + offset, duration)

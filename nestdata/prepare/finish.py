@@ -1,31 +1,28 @@
-"""The last steps of `prepare_corpus`, when all cuts are written: the sample bank, the HTML report, and `meta.json`.
+"""The last steps of `prepare_corpus`, when all cuts are written: the sample bank, the HTML report, and `meta.json`."""
 
-`prepare.run` imports this module, and numpy with it, when a corpus is prepared.
-"""
-
-import logging
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from nestdata.corpus.addresses import AddressTable, relative_name
+import numpy as np
+
+from nestdata.corpus.addresses import relative_name
 from nestdata.corpus.meta import FORMAT_VERSION, meta_content
 from nestdata.prepare.bank_writer import write_bank
 from nestdata.prepare.config import PrepareConfig
-from nestdata.prepare.equal_files import equal_files
+from nestdata.prepare.corpus_writer import LONG_SECONDS, CorpusStats
 from nestdata.prepare.inputs import Source
 from nestdata.prepare.inputs.formats.folder import other_files
-from nestdata.prepare.notes import notes_of
 from nestdata.prepare.pool import Pool
 from nestdata.prepare.progress import PrepareReport
-from nestdata.prepare.reporting.listening import ListeningConfig, collect_samples
-from nestdata.prepare.reporting.report import write_report
-from nestdata.prepare.speech.detector import detector_name
-from nestdata.prepare.speech.summary import SpeechSummary
-from nestdata.prepare.writing.corpus_writer import CorpusStats
+from nestdata.prepare.report import write_report
+from nestdata.prepare.speech import detector_name
+from nestdata.prepare.written_cuts import WrittenCuts
+from nestdata.redaction import redacted
 
-_log = logging.getLogger(__name__)
+_MAX_KINDS = 10
+_FOUND_BY_DECODING = "files cut off behind their headers, damage, all-zero audio and byte-equal files"
 
 
 def finish_corpus(
@@ -51,75 +48,105 @@ def finish_corpus(
     """
     report = _report(stats, output, config, other_files(sources))
     meta = _meta(stats, sources, config, report)
-    addresses = AddressTable.open(partial, meta)
-    equal = equal_files(partial, addresses, pool) if config.probe == "decode" else None
-    notes = notes_of(config, stats, report.other_files, equal)
-    report = replace(report, notes=notes, num_equal_files=equal.number if equal else None)
     if config.pcm:
-        write_bank(partial, output, pool, addresses)
-    listening = None
-    if config.report_samples:
-        options = ListeningConfig(
-            per_group=config.report_samples,
-            directory=partial,
-            stored_in=output,
-            is_probed=config.probe != "missing",
-        )
-        languages = {name: stats.drawn_cuts.get(name, []) for name in report.hours_by_language}
-        listening = collect_samples(options, addresses, languages, stats.drawn_rejects)
-    hours_by = {"language": report.hours_by_language, "speaker": report.hours_by_speaker}
-    write_report(partial, output.name, meta, hours_by, listening, notes)
+        write_bank(partial, output, meta, pool)
+    hours_by = {
+        "rate": report.hours_by_rate,
+        "language": report.hours_by_language,
+        "speaker": report.hours_by_speaker,
+    }
+    write_report(WrittenCuts(partial, output, meta), partial, output.name, meta, hours_by, report.notes)
     # Last, because a directory without it does not open as a corpus.
     (partial / "meta.json").write_bytes(meta_content(meta))
     return report
 
 
 def _report(stats: CorpusStats, output: Path, config: PrepareConfig, others: dict[str, int]) -> PrepareReport:
-    rate = config.sampling_rate
+    rate, lengths = config.sampling_rate, stats.lengths
     hours_by = {
-        kind: {name: samples / rate / 3600 for name, samples in counter.most_common() if samples}
+        kind: {name: samples / rate / 3600 for name, samples in counter.most_common()}
         for kind, counter in stats.samples_by.items()
     }
     return PrepareReport(
         path=output,
         num_cuts=stats.num_cuts,
-        hours=stats.total_samples / rate / 3600,
-        shortest_s=stats.shortest / rate,
-        longest_s=stats.longest / rate,
+        hours=int(lengths.sum()) / rate / 3600,
+        shortest_s=int(lengths[0]) / rate,
+        longest_s=int(lengths[-1]) / rate,
         num_resampled=stats.num_resampled,
-        num_long=stats.num_long,
+        num_long=stats.num_cuts - int(np.searchsorted(lengths, LONG_SECONDS * rate, "right")),
         other_files=others,
+        num_equal_files=stats.num_equal_files if config.probe == "decode" else None,
+        notes=_notes(stats, config, others),
         rejected=stats.rejected,
+        hours_by_rate=hours_by["rate"],
         hours_by_language=hours_by.get("language", {}),
         hours_by_speaker=hours_by.get("speaker", {}),
-        speech=SpeechSummary.of(stats.speech) if config.finds_speech else None,
+        searched_hours=stats.searched.seconds / 3600 if config.finds_speech else None,
+        speech_hours=stats.searched.speech / 3600 if config.finds_speech else None,
     )
+
+
+def _notes(stats: CorpusStats, config: PrepareConfig, others: dict[str, int]) -> list[str]:
+    """Returns what a person should know about the corpus, in lines: on the terminal and in the HTML report."""
+    notes = [_checked(config)]
+    long = stats.lengths[np.searchsorted(stats.lengths, LONG_SECONDS * config.sampling_rate, "right") :]
+    if len(long) and not (config.pcm or config.window_seconds or config.segment):
+        hours = int(long.sum()) / config.sampling_rate / 3600
+        notes.append(
+            f"longer than a minute: {_number_of(len(long), 'cut')}, {hours:,.2f} h; --window-seconds 30 divides them, "
+            "--segment vad cuts them at pauses"
+        )
+    if config.finds_speech:
+        searched, speech = stats.searched
+        notes.append(f"speech found by {detector_name()}: {speech / 3600:,.2f} of {searched / 3600:,.2f} h")
+    if others:
+        kinds = [f"{number:,} {kind}" for kind, number in others.items()]
+        more = f", {len(kinds) - _MAX_KINDS} more kinds" if len(kinds) > _MAX_KINDS else ""
+        number = sum(others.values())
+        what = "file of another kind" if number == 1 else "files of other kinds"
+        notes.append(f"not read: {number:,} {what} ({', '.join(kinds[:_MAX_KINDS])}{more})")
+    if stats.equal_files:
+        first, second = (name if name.isprintable() else repr(name) for name in map(redacted, stats.equal_files))
+        number_of_files = _number_of(stats.num_equal_files, "file")
+        notes.append(f"byte-equal to another file: {number_of_files}, such as {second}, a copy of {first}")
+    return notes
+
+
+def _number_of(number: int, what: str) -> str:
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
+
+
+def _checked(config: PrepareConfig) -> str:
+    if config.probe == "decode":
+        return "checked: all audio was decoded"
+    if config.finds_speech:
+        return "checked: all audio was searched for speech; --probe decode also finds byte-equal files"
+    what = "headers" if config.probe == "all" else "headers of files whose duration the manifest does not give"
+    return f"checked: {what} only; --probe decode also finds {_FOUND_BY_DECODING}"
 
 
 def _meta(
     stats: CorpusStats, sources: Sequence[Source], config: PrepareConfig, report: PrepareReport
 ) -> dict[str, Any]:
     """Returns the content of `meta.json`."""
-    rate = config.sampling_rate
     found: dict[str, Any] = {}
-    if speech := report.speech:
-        found = {"speech": {"detector": detector_name(), **asdict(speech)}}
-        _log.info("%s: %s", ", ".join(str(source.path) for source in sources), speech.text())
-    shards: dict[str, Any] = {}
+    if config.finds_speech:
+        hours = {"searched_hours": report.searched_hours, "speech_hours": report.speech_hours}
+        found["speech"] = {"detector": detector_name(), **hours}
     if stats.shards is not None:
         # A root in the corpus directory is relative to it, so that the corpus may be moved.
         root = relative_name(stats.shards.root, str(report.path))
-        shards = {"root": root, "shards": asdict(stats.shards)}
+        found |= {"root": root, "shards": asdict(stats.shards)}
     return {
         "format_version": FORMAT_VERSION,
-        "sampling_rate": rate,
+        "sampling_rate": config.sampling_rate,
         "num_cuts": stats.num_cuts,
         "num_bytes": stats.num_bytes,
-        "hours": stats.total_samples / rate / 3600,
+        "hours": report.hours,
         "fingerprint": stats.fingerprint,
         "rejected": stats.rejected,
         **found,
-        **shards,
         "manifests": list(dict.fromkeys(str(source.path) for source in sources)),
         "settings": asdict(config),
     }

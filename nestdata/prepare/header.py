@@ -105,7 +105,10 @@ def _header_of_file(path: str, searches: bool) -> tuple[AudioInfo, int]:
             ranges.check()
     finally:
         os.close(descriptor)
-    return info._replace(version=FileVersion.of(status)), status.st_size
+    # Not by `_replace`, which takes a fiftieth of the time of a line.
+    return AudioInfo(
+        info.rate, info.num_frames, info.num_channels, info.ends_early, FileVersion.of(status)
+    ), status.st_size
 
 
 def _header_of_member(member: Member, searches: bool) -> tuple[AudioInfo, int]:

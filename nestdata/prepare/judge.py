@@ -1,65 +1,65 @@
-"""Judges the parts of an entry: by the speech in them, and by decoding them if the configuration asks for that."""
+"""Judges a part of an entry: converts it to the rate of the corpus, and decodes it if the settings ask for that."""
 
+import hashlib
 import sys
+from functools import lru_cache
 from typing import Any
 
 from nestdata.audio.decode import SILENCE_DB, at_rate, energy, load_samples, samples_in
-from nestdata.audio.lhotse_audio import needs_whole_cut
+from nestdata.audio.lhotse_audio import file_rate, needs_whole_cut
+from nestdata.corpus.file_version import path_of
 from nestdata.errors import AudioError
 from nestdata.prepare.config import PrepareConfig
-from nestdata.prepare.divide import Divided, Part
+from nestdata.prepare.found import Cut, Reject
 from nestdata.prepare.inputs.audio import File, RejectReason
 from nestdata.prepare.read import WholeEntry, source_rate
-from nestdata.prepare.speech.measures import SpeechMeasures, SpeechTotals
-from nestdata.prepare.writing.found import Cut, Reject
+from nestdata.storage import FileVersion
 
 # Samples of all channels that are decoded at a time, in 256 MiB.
 _MAX_DECODED = 1 << 26
+_DIGEST_BYTES = 8
 
 
-def judge(whole: WholeEntry, divided: list[Divided], config: PrepareConfig) -> list[Cut | Reject | SpeechTotals]:
-    """Returns the cuts at the rate of the corpus, with a reject in the place of each part that is not taken.
+def judge(whole: WholeEntry, row: dict[str, Any], config: PrepareConfig, content: int) -> Cut | Reject:
+    """Returns a part of an entry as a cut at the rate of the corpus, or why it is not taken; modifies `row`.
+
+    Args:
+        whole: The entry.
+        row: The part as a dict.
+        config: The settings.
+        content: The `content_digest` of the entry.
 
     Raises:
         StorageError: Bytes cannot be read for a reason that says nothing about the audio.
     """
-    return [_judged(whole, found, config) if isinstance(found, Part) else found for found in divided]
-
-
-def _judged(whole: WholeEntry, part: Part, config: PrepareConfig) -> Cut | Reject:
-    row, measures = part
-    if measures:
-        if problem := _speech_problem(measures, config):
-            return whole.reject(row, *problem)
-        row = {**row, "custom": {**(row.get("custom") or {}), **measures.fields()}}
-    num_samples = samples_in(row["duration"], config.sampling_rate)
-    row["recording"] = _resampled(row["recording"], config.sampling_rate)
+    audio, recording = whole.audio, row["recording"]
+    num_samples, rate = samples_in(row["duration"], config.sampling_rate), file_rate(recording)
+    if recording["sampling_rate"] != config.sampling_rate:
+        recording = at_rate(recording, config.sampling_rate)
+        recording["duration"] = recording["num_samples"] / config.sampling_rate
+        row["recording"] = recording
     if config.probe == "decode" and (problem := _decoding_problem(whole, row, num_samples)):
         return whole.reject(row, *problem)
-    audio = whole.audio
     if isinstance(audio, File) and audio.stored_path:
         # A copy of audio in the corpus directory is moved and copied with it, which may change its time.
-        row["recording"]["sources"] = [{**row["recording"]["sources"][0], "source": audio.stored_path}]
-        return Cut(row, num_samples)
-    return Cut(row, num_samples, audio.member, whole.version)
+        sources = [{**recording["sources"][0], "source": audio.stored_path}]
+        row["recording"] = {**recording, "sources": sources}
+        return Cut(row, num_samples, rate)
+    return Cut(row, num_samples, rate, audio.member, whole.version, content)
 
 
-def _speech_problem(measures: SpeechMeasures, config: PrepareConfig) -> tuple[RejectReason, str] | None:
-    if measures.level_db is None:
-        return "no_speech", "no speech in the whole cut"
-    if config.min_speech_share is not None and measures.share < config.min_speech_share:
-        return "little_speech", f"the share of speech is {measures.share:g}, the minimum is {config.min_speech_share:g}"
-    if config.min_snr_db is not None and measures.snr_db is not None and measures.snr_db < config.min_snr_db:
-        return "low_snr", f"signal-to-noise ratio {measures.snr_db:g} dB, the minimum is {config.min_snr_db:g} dB"
-    return None
+def content_digest(whole: WholeEntry, config: PrepareConfig) -> int:
+    """Returns a digest of the bytes of the audio file of an entry, by which equal files are found.
 
-
-def _resampled(recording: dict[str, Any], rate: int) -> dict[str, Any]:
-    """Returns a copy of a recording at a rate; if it is resampled, it lasts as long as its samples there."""
-    found = at_rate(recording, rate)
-    if recording["sampling_rate"] != rate:
-        found["duration"] = found["num_samples"] / rate
-    return found
+    It is 0 if the audio is not decoded anyway, and for copies of audio in the corpus directory.
+    """
+    if config.probe != "decode":
+        return 0
+    content = whole.audio.read()
+    if content is not None:
+        return int.from_bytes(hashlib.blake2b(content, digest_size=_DIGEST_BYTES).digest(), "little")
+    is_copy = isinstance(whole.audio, File) and whole.audio.stored_path
+    return _digest_of_file(path_of(whole.row), whole.version) if whole.version and not is_copy else 0
 
 
 def _decoding_problem(whole: WholeEntry, row: dict[str, Any], num_samples: int) -> tuple[RejectReason, str] | None:
@@ -85,3 +85,13 @@ def _samples_at_a_time(row: dict[str, Any]) -> int:
         return sys.maxsize
     ratio = max(1.0, source_rate(recording) / recording["sampling_rate"])
     return max(1, int(_MAX_DECODED / ratio / max(len(source["channels"]) for source in recording["sources"])))
+
+
+@lru_cache(maxsize=1024)
+def _digest_of_file(path: str, _: FileVersion) -> int:  # another version is another file
+    try:
+        with open(path, "rb", buffering=0) as file:
+            digest = hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=_DIGEST_BYTES)).digest()
+    except OSError:
+        return 0
+    return int.from_bytes(digest, "little")

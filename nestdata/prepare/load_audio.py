@@ -11,12 +11,12 @@ from numpy.typing import NDArray
 from nestdata.audio.decode import load_samples
 from nestdata.errors import AudioError, ConfigError
 from nestdata.prepare.config import PrepareConfig
+from nestdata.prepare.found import Cut, Reject
 from nestdata.prepare.inputs.audio import File, Member
 from nestdata.prepare.inputs.content import LoadedContent
 from nestdata.prepare.inputs.entry import Entry
 from nestdata.prepare.inputs.remote import with_members
-from nestdata.prepare.probe import probe
-from nestdata.prepare.writing.found import Cut, Reject
+from nestdata.prepare.run import probe
 from nestdata.storage import ObjectInfo, is_url
 
 _SUBTYPES = {"float32": "FLOAT", "float64": "FLOAT", "int16": "PCM_16"}

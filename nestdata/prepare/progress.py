@@ -4,8 +4,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from nestdata.prepare.speech.summary import SpeechSummary
-
 
 class PrepareProgress(NamedTuple):
     """What has been probed so far. Results that are reused from an interrupted run count, except for their bytes."""
@@ -60,11 +58,17 @@ class PrepareReport:
     rejected: dict[str, int] = field(default_factory=dict)
     """Number of rejects by reason, most frequent first; each reject is a line of `rejected.jsonl`."""
 
+    hours_by_rate: dict[str, float] = field(default_factory=dict)
+    """Hours of each sampling rate of the files, such as `16000 Hz`, descending."""
+
     hours_by_language: dict[str, float] = field(default_factory=dict)
     """Hours of each language, descending; empty if the inputs give no languages."""
 
     hours_by_speaker: dict[str, float] = field(default_factory=dict)
     """Hours of each speaker, descending; empty if the inputs give no speakers or more than a hundred thousand."""
 
-    speech: SpeechSummary | None = None
-    """How much speech the recordings have; None if it was not looked for."""
+    searched_hours: float | None = None
+    """Hours of audio that were searched for speech; None if it was not looked for."""
+
+    speech_hours: float | None = None
+    """Hours of speech in them, without pauses."""

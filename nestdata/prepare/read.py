@@ -12,11 +12,11 @@ from nestdata.audio.decode import samples_in
 from nestdata.corpus import members
 from nestdata.errors import StorageError
 from nestdata.prepare.config import PrepareConfig
+from nestdata.prepare.found import Reject
 from nestdata.prepare.header import AudioInfo, read_header
 from nestdata.prepare.inputs.audio import Audio, File, LhotseCut, Member, RejectReason, Unusable, at_member
 from nestdata.prepare.inputs.entry import Entry
 from nestdata.prepare.inputs.labels import LABELS, label_text
-from nestdata.prepare.writing.found import Reject, rejected_entry, span_of_cut
 from nestdata.storage import FileVersion
 
 # Tolerance for durations that manifests have rounded up.
@@ -37,8 +37,8 @@ class WholeEntry(NamedTuple):
     """The version of its local file, if it was opened."""
 
     def reject(self, row: dict[str, Any], reason: RejectReason, detail: str) -> Reject:
-        """Returns why a part of the entry is not taken, with its audio."""
-        return Reject(self.entry.where, row["id"], reason, detail, span_of_cut(row, self.audio.member))
+        """Returns why a part of the entry is not taken."""
+        return Reject(self.entry.where, row["id"], reason, detail)
 
 
 def read_entry(entry: Entry, config: PrepareConfig) -> WholeEntry | Reject:
@@ -64,7 +64,7 @@ def read_entry(entry: Entry, config: PrepareConfig) -> WholeEntry | Reject:
             raise
         found = Unusable(error.kind, str(error))
     if isinstance(found, Unusable):
-        return rejected_entry(entry, found.reason, found.detail, config.channel)
+        return Reject(entry.where, entry.cut_id, found.reason, found.detail)
     return found
 
 
@@ -79,8 +79,11 @@ def reads_audio(entry: Entry, config: PrepareConfig) -> bool:
 
 def source_rate(recording: dict[str, Any]) -> int:
     """Returns the rate in Hz of the file of a Lhotse recording, as given by the recording itself."""
-    resampled = [t["kwargs"] for t in recording.get("transforms") or () if t["name"] == "Resample"]
-    rate: int = resampled[0]["source_sampling_rate"] if resampled else recording["sampling_rate"]
+    rate: int = recording["sampling_rate"]
+    for transform in recording.get("transforms") or ():
+        if transform["name"] == "Resample":
+            rate = transform["kwargs"]["source_sampling_rate"]
+            break
     return rate
 
 

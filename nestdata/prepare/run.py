@@ -1,48 +1,55 @@
 """Prepares one corpus directory from one or many inputs.
 
-One process splits the inputs into items in order, any number of processes probe them, and one process writes the
-results in order. The corpus therefore does not depend on the number of processes. `finish` beside this module writes
-what follows from the cuts.
-
-numpy and the modules that need it are imported when a corpus is prepared, so that importing this module is fast.
+The line of work is in this file. One process splits the inputs into items (`_tasks`). Any number of processes, on this
+machine or in a Dask cluster, turn each task into cuts and rejects (`run_task`): its items into entries, each of which
+is read, divided and judged (`probe`). The first process writes what they found in the order of the tasks
+(`prepare_corpus`). The corpus therefore does not depend on the number of processes.
 """
 
 import json
 import logging
 import os
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import NamedTuple
 
 from nestdata.errors import ManifestError, OutputError
 from nestdata.output import output_directory
+from nestdata.prepare.advice import ADVICE
 from nestdata.prepare.config import PrepareConfig, ProbeMode
-from nestdata.prepare.inputs import AudioInputs, InputOptions, Source, audio_inputs
+from nestdata.prepare.corpus_writer import CorpusStats, CorpusWriter
+from nestdata.prepare.divide import divide
+from nestdata.prepare.finish import finish_corpus
+from nestdata.prepare.found import Collector, Found, Outcome, Reject
+from nestdata.prepare.inputs import AudioInputs, Entry, InputOptions, Source, audio_inputs
+from nestdata.prepare.inputs.audio import Unusable
 from nestdata.prepare.inputs.formats.detect import open_sources
 from nestdata.prepare.inputs.formats.lhotse import CorpusCuts, LhotseManifest, LhotseObjects
-from nestdata.prepare.pool import Pool, open_pool
+from nestdata.prepare.inputs.remote import located_entries
+from nestdata.prepare.judge import content_digest, judge
+from nestdata.prepare.keep import KeptResult, Task
+from nestdata.prepare.pool import open_pool
 from nestdata.prepare.progress import PrepareProgress, PrepareReport
-from nestdata.prepare.reporting.advice import ADVICE
+from nestdata.prepare.read import read_entry, reads_audio
+from nestdata.prepare.speech import detector_name
 from nestdata.redaction import redacted_url
-from nestdata.storage import has_scheme, is_url
-
-if TYPE_CHECKING:
-    from nestdata.prepare.tasks import Task, Traffic
-    from nestdata.prepare.writing.corpus_writer import CorpusStats, CorpusWriter
+from nestdata.storage import ObjectInfo, has_scheme, is_url, storage
 
 _log = logging.getLogger(__name__)
 # Subfolders of the corpus directory: the results of tasks, while it is being written, and tars of audio.
 _KEPT_RESULTS, _SHARDS = "tasks", "shards"
 # Bytes read in an epoch for each byte that the cuts need, above which packing is recommended.
 _MAX_OVERHEAD = 4
-# Items that are sent to a process at a time, unless the source sets a number: fewer in a slower mode, so that all
-# processes finish at about the same time.
+# Most items that are sent to a process at a time, unless the source sets a number: fewer in a slower mode, so that all
+# processes finish at about the same time. Recordings that are cut at pauses may last hours.
 _ITEMS_PER_TASK: dict[ProbeMode, int] = {"missing": 500, "all": 500, "decode": 25}
-# Recordings that are cut at pauses may last hours, and utterances that are measured seconds.
 _RECORDINGS_PER_TASK = 1
+# The first tasks are shorter: no task is longer than this part of the items before it, so that progress is shown early.
+_SHARE_OF_ITEMS_BEFORE = 8
 
 
 def prepare_corpus(
@@ -78,16 +85,11 @@ def prepare_corpus(
         ConfigError: A required package is not installed, or no Dask scheduler answers.
         StorageError: A store cannot be read.
 
-    If the call fails or is interrupted, nothing is left behind, except for finished results of shards and of audio at
-    URLs: the next call with the same inputs, settings and target takes them from `OUTPUT.partial`.
+    If the call fails or is interrupted, nothing is left behind, except for finished results of shards, of audio at URLs
+    and of speech: the next call with the same inputs, settings and target takes them from `OUTPUT.partial`.
     """
-    from nestdata.prepare.finish import finish_corpus
-    from nestdata.prepare.writing.corpus_writer import CorpusWriter
-
     config = config or PrepareConfig()
     if config.finds_speech:
-        from nestdata.prepare.speech.detector import detector_name
-
         detector_name()  # raises an error now if the detector is not installed
     output = _local_path(output)
     checked = audio_inputs([*config.tars, *audio_inputs(inputs)])[len(config.tars) :]
@@ -97,19 +99,174 @@ def prepare_corpus(
             output_directory(output, kind="a corpus", overwrite=overwrite, may_replace=_is_corpus, resumable=resumable)
         )
         stack.enter_context(_keeps_finished_work(partial))
-        sources = _open_sources(checked, config, partial, output)
+        options = InputOptions(
+            format=config.format, channel=config.channel, tars=config.tars, write_to=partial, stored_in=output
+        )
+        sources = open_sources(checked, options)
         (partial / _KEPT_RESULTS).mkdir(exist_ok=True)
         pool = stack.enter_context(open_pool(jobs, dask, preload=_worker_modules(sources, config)))
-        tasks = _tasks(sources, config, partial, output)
         with closing(CorpusWriter(partial)) as writer:
-            traffic = _probe_sources(sources, tasks, pool, writer, config.sampling_rate, on_progress)
+            progress = _Progress(sources, writer, config.sampling_rate, on_progress)
+            for result in pool.map(run_task, _tasks(sources, config, partial, output)):
+                writer.add(result.found, result.source_index)
+                progress.add(result)
             stats = writer.finish(sources, config.sampling_rate)
             _check_rejects(writer, stats, sources, config)
         assert stats is not None
         report = finish_corpus(partial, output, stats, sources, config, pool)
         _remove_work(partial)
-    _warn_of_traffic(traffic, report)
+    progress.warn_of_traffic(report)
     return report
+
+
+def _tasks(sources: list[Source], config: PrepareConfig, partial: Path, output: Path) -> Iterator[Task]:
+    """Yields consecutive items of each source."""
+    most = (
+        _RECORDINGS_PER_TASK if config.segment else _ITEMS_PER_TASK["decode" if config.finds_speech else config.probe]
+    )
+    number = num_items = 0
+    for source_index, source in enumerate(sources):
+        items, first = source.items(), 1
+        while batch := list(
+            islice(items, source.items_per_task or max(1, min(most, num_items // _SHARE_OF_ITEMS_BEFORE)))
+        ):
+            yield Task(
+                number=number,
+                source=source,
+                source_index=source_index,
+                first=first,
+                items=batch,
+                config=config,
+                kept_in=str(partial / _KEPT_RESULTS),
+                moved=(str(output), str(partial)),
+            )
+            number, num_items, first = number + 1, num_items + len(batch), first + len(batch)
+
+
+class TaskResult(NamedTuple):
+    """What a task found."""
+
+    source_index: int
+    found: Found
+    bytes_read: int
+    """Bytes that were read from shards and stores; a kept result has none."""
+
+
+def run_task(task: Task) -> TaskResult:
+    """Finds the cuts of the items of a task, or takes the kept result of an earlier run; runs in any process.
+
+    Raises:
+        ManifestError: An item cannot be parsed.
+        StorageError: A shard or object cannot be read for a reason that says nothing about its audio.
+    """
+    config, kept = task.config, KeptResult(task)
+    found = kept.load()
+    if found is not None:
+        return TaskResult(task.source_index, found, 0)
+    collector, depends_on = Collector(), dict[str, ObjectInfo | None]()
+    entries = located_entries(task.source, task.items, task.first, lambda entry: reads_audio(entry, config))
+    for number, entry in entries:
+        collector.add(probe(entry, config), number, entry.where, replaces=entry.number is not None)
+        audio = entry.audio.audio if isinstance(entry.audio, Unusable) else entry.audio
+        if audio:
+            depends_on[audio.location] = audio.member.shard if audio.member else None
+    found = collector.collected()
+    kept.save(found, depends_on)
+    return TaskResult(task.source_index, found, _newly_read())
+
+
+def probe(entry: Entry, config: PrepareConfig) -> list[Outcome]:
+    """Returns the cut of an entry, or its windows or segments, at the rate of the corpus; unusable ones are a `Reject`.
+
+    With `config.probe` "missing", a file is opened only if the manifest gives no duration; "all" reads the header of
+    every file; "decode" decodes every cut. If speech is looked for, the result says how much there is.
+
+    Raises:
+        StorageError: Bytes cannot be read for a reason that says nothing about the audio.
+    """
+    whole = read_entry(entry, config)
+    if isinstance(whole, Reject):
+        return [whole]
+    content = content_digest(whole, config)
+    return [judge(whole, part, config, content) if isinstance(part, dict) else part for part in divide(whole, config)]
+
+
+class _Progress:
+    """Tells the caller how far the work has come."""
+
+    def __init__(
+        self,
+        sources: list[Source],
+        writer: CorpusWriter,
+        sampling_rate: int,
+        on_progress: Callable[[PrepareProgress], None] | None,
+    ) -> None:
+        self._sources = sources
+        self._writer = writer
+        self._rate = sampling_rate
+        self._on_progress = on_progress
+        self._bytes_in_epoch, self._bytes_needed = 0, 0.0
+        total_entries, total_shards = _totals(sources) if on_progress else (None, 0)
+        self._shown = PrepareProgress(0, total_entries, 0, total_shards)
+        self._show()
+
+    def add(self, result: TaskResult) -> None:
+        """Adds what a task found."""
+        shown, found = self._shown, result.found
+        self._bytes_in_epoch += found.bytes_in_epoch
+        self._bytes_needed += found.bytes_needed
+        self._shown = shown._replace(
+            entries=self._writer.num_entries,
+            shards=shown.shards + (self._sources[result.source_index].items_per_task is not None),
+            bytes_read=shown.bytes_read + result.bytes_read,
+            hours=shown.hours + found.hours(self._rate),
+        )
+        self._show()
+
+    def warn_of_traffic(self, report: PrepareReport) -> None:
+        """Warns if the cuts are small parts of what must be read for them."""
+        if self._bytes_needed and self._bytes_in_epoch > _MAX_OVERHEAD * self._bytes_needed:
+            _log.warning(
+                "%s: %.0f bytes are read for each byte of audio that the cuts need, because cuts are parts of long "
+                "recordings, which are read whole. `nestdata pack %s` writes each cut as a file of its own",
+                report.path,
+                self._bytes_in_epoch / self._bytes_needed,
+                report.path,
+            )
+
+    def _show(self) -> None:
+        if self._on_progress:
+            self._on_progress(self._shown)
+
+
+def _totals(sources: list[Source]) -> tuple[int | None, int]:
+    """Returns the number of entries, or None if it is unknown, and the number of shards."""
+    counts = [(source.items_per_task is None, source.count()) for source in sources]
+    has_shards = any(not is_entries for is_entries, _ in counts)
+    entries = [count for is_entries, count in counts if is_entries]
+    total = None if has_shards or None in entries else sum(count or 0 for count in entries)
+    return total, sum(count or 0 for is_entries, count in counts if not is_entries)
+
+
+def _check_rejects(
+    writer: CorpusWriter, stats: CorpusStats | None, sources: list[Source], config: PrepareConfig
+) -> None:
+    """Raises ManifestError if there is no cut, or if there is a reject and `config.strict` is set."""
+    example = writer.first_reject
+    why = f"; the first: {example.where}: {example.reason}, {example.detail}" if example else ""
+    reasons = ", ".join(f"{number} {reason}" for reason, number in writer.rejected.most_common())
+    if stats is None:
+        advice = ADVICE[example.reason] if example else "Check the command that wrote it."
+        names = [*dict.fromkeys(str(source.path) for source in sources)]
+        raise ManifestError(
+            f"{', '.join(names[:3])}{', ...' if len(names) > 3 else ''}: no usable cut among {writer.num_entries} "
+            f"entries{f' ({reasons})' if reasons else ''}{why}. {advice}"
+        )
+    if config.strict and example:
+        raise ManifestError(
+            f"{writer.rejected.total()} of {writer.num_entries} entries cannot be used ({reasons}), and --strict "
+            f"allows none{why}. Without --strict they are skipped and listed."
+        )
 
 
 def _local_path(output: str | Path) -> Path:
@@ -131,89 +288,19 @@ def _is_corpus(directory: Path) -> bool:
     return has_keys and (directory / "index.npy").is_file()
 
 
-def _probe_sources(
-    sources: list[Source],
-    tasks: "Iterator[Task]",
-    pool: Pool,
-    writer: "CorpusWriter",
-    sampling_rate: int,
-    on_progress: Callable[[PrepareProgress], None] | None,
-) -> "Traffic":
-    from nestdata.prepare.tasks import Traffic, run_task
+def _worker_modules(sources: list[Source], config: PrepareConfig) -> list[str]:
+    """Returns the modules that the workers need, which are imported once and shared by all of them.
 
-    total_entries, total_shards = _totals(sources) if on_progress else (None, 0)
-    traffic, num_shards, hours = Traffic(), 0, 0.0
-    if on_progress:
-        on_progress(PrepareProgress(0, total_entries, 0, total_shards))
-    for source_index, probed, more in pool.map(run_task, tasks):
-        writer.add(probed, source_index)
-        traffic = traffic.plus(more)
-        num_shards += sources[source_index].items_per_task is not None
-        hours += probed.hours(sampling_rate)
-        if on_progress:
-            on_progress(
-                PrepareProgress(writer.num_entries, total_entries, num_shards, total_shards, traffic.read, hours)
-            )
-    return traffic
-
-
-def _totals(sources: list[Source]) -> tuple[int | None, int]:
-    """Returns the number of entries, or None if it is unknown, and the number of shards."""
-    counts = [(source.items_per_task is None, source.count()) for source in sources]
-    has_shards = any(not is_entries for is_entries, _ in counts)
-    entries = [count for is_entries, count in counts if is_entries]
-    total = None if has_shards or None in entries else sum(count or 0 for count in entries)
-    return total, sum(count or 0 for is_entries, count in counts if not is_entries)
-
-
-def _tasks(sources: list[Source], config: PrepareConfig, partial: Path, output: Path) -> "Iterator[Task]":
-    from nestdata.prepare.tasks import Task
-
-    per_task = _ITEMS_PER_TASK["decode" if config.finds_speech else config.probe]
-    if config.segment:
-        per_task = _RECORDINGS_PER_TASK
-    moved = (str(output), str(partial))
-    for source_index, source in enumerate(sources):
-        items = source.items()
-        first = 1
-        while batch := list(islice(items, source.items_per_task or per_task)):
-            yield Task(
-                source=source,
-                source_index=source_index,
-                first=first,
-                items=batch,
-                config=config,
-                kept_in=str(partial / _KEPT_RESULTS),
-                moved=moved,
-            )
-            first += len(batch)
-
-
-def _remove_work(partial: Path) -> None:
-    """Removes the results of tasks, and tars of audio that no cut refers to."""
-    shutil.rmtree(partial / _KEPT_RESULTS, ignore_errors=True)
-    if not (partial / _SHARDS).is_dir():
-        return
-    if not (partial / "shards.jsonl").exists():  # no cut has an address
-        shutil.rmtree(partial / _SHARDS)
-        return
-    with (partial / "shards.jsonl").open("rb") as file:
-        used = {os.path.basename(json.loads(line)["name"]) for line in file}
-    for path in (partial / _SHARDS).rglob("*"):
-        if path.is_file() and path.name not in used:
-            path.unlink()
-
-
-def _warn_of_traffic(traffic: "Traffic", report: PrepareReport) -> None:
-    """Warns if the cuts are small parts of what must be read for them."""
-    if traffic.needed and traffic.in_epoch > _MAX_OVERHEAD * traffic.needed:
-        _log.warning(
-            "%s: %.0f bytes are read for each byte of audio that the cuts need, because cuts are parts of long "
-            "recordings, which are read whole. `nestdata pack %s` writes each cut as a file of its own",
-            report.path,
-            traffic.in_epoch / traffic.needed,
-            report.path,
-        )
+    Files are opened with soundfile and, if libsndfile does not know their format, with Lhotse; decoding resamples with
+    torchaudio. Lhotse also parses its own manifests.
+    """
+    modules = ["nestdata.prepare.run"]
+    if config.finds_speech:
+        modules.append("torch")
+    if config.probe != "missing" or config.pcm:
+        return [*modules, "soundfile", "lhotse", "torchaudio"]
+    parses_lhotse = any(isinstance(source, (CorpusCuts, LhotseManifest, LhotseObjects)) for source in sources)
+    return [*modules, "lhotse"] if parses_lhotse else modules
 
 
 @contextmanager
@@ -238,51 +325,32 @@ def _keeps_finished_work(partial: Path) -> Iterator[None]:
         raise
 
 
-def _worker_modules(sources: list[Source], config: PrepareConfig) -> list[str]:
-    """Returns the modules that the workers need, which are imported once and shared by all of them.
+def _remove_work(partial: Path) -> None:
+    """Removes the results of tasks, and tars of audio that no cut refers to."""
+    shutil.rmtree(partial / _KEPT_RESULTS, ignore_errors=True)
+    if not (partial / _SHARDS).is_dir():
+        return
+    if not (partial / "shards.jsonl").exists():  # no cut has an address
+        shutil.rmtree(partial / _SHARDS)
+        return
+    with (partial / "shards.jsonl").open("rb") as file:
+        used = {os.path.basename(json.loads(line)["name"]) for line in file}
+    for path in (partial / _SHARDS).rglob("*"):
+        if path.is_file() and path.name not in used:
+            path.unlink()
 
-    Files are opened with soundfile and, if libsndfile does not know their format, with Lhotse; decoding resamples with
-    torchaudio. Lhotse also parses its own manifests.
+
+_claimed = 0
+_claiming = threading.Lock()
+
+
+def _newly_read() -> int:
+    """Returns the bytes that this process has read through `storage()` since the last call.
+
+    The sum over all calls is exact, even if a worker of Dask runs several tasks at a time.
     """
-    modules = ["nestdata.prepare.writing.corpus_writer", "nestdata.prepare.probe", "nestdata.prepare.tasks"]
-    if config.finds_speech:
-        modules.append("torch")
-    if config.probe != "missing" or config.pcm:
-        return [*modules, "nestdata.prepare.bank_writer", "soundfile", "lhotse", "torchaudio"]
-    return (
-        [*modules, "lhotse"]
-        if any(isinstance(source, (CorpusCuts, LhotseManifest, LhotseObjects)) for source in sources)
-        else modules
-    )
-
-
-def _open_sources(inputs: Sequence[Any], config: PrepareConfig, partial: Path, output: Path) -> list[Source]:
-    options = InputOptions(
-        format=config.format,
-        channel=config.channel,
-        tars=config.tars,
-        write_to=partial,
-        stored_in=output,
-    )
-    return open_sources(inputs, options)
-
-
-def _check_rejects(
-    writer: "CorpusWriter", stats: "CorpusStats | None", sources: list[Source], config: PrepareConfig
-) -> None:
-    """Raises ManifestError if there is no cut, or if there is a reject and `config.strict` is set."""
-    example = writer.first_reject
-    why = f"; the first: {example.where}: {example.reason}, {example.detail}" if example else ""
-    reasons = ", ".join(f"{number} {reason}" for reason, number in writer.rejected.most_common())
-    if stats is None:
-        advice = ADVICE[example.reason] if example else "Check the command that wrote it."
-        names = [*dict.fromkeys(str(source.path) for source in sources)]
-        raise ManifestError(
-            f"{', '.join(names[:3])}{', ...' if len(names) > 3 else ''}: no usable cut among {writer.num_entries} "
-            f"entries{f' ({reasons})' if reasons else ''}{why}. {advice}"
-        )
-    if config.strict and example:
-        raise ManifestError(
-            f"{writer.rejected.total()} of {writer.num_entries} entries cannot be used ({reasons}), and --strict "
-            f"allows none{why}. Without --strict they are skipped and listed."
-        )
+    global _claimed
+    with _claiming:
+        total = storage().stats.bytes_read
+        newly, _claimed = total - _claimed, total
+    return newly

@@ -11,7 +11,7 @@ from nestcli.nestdata import main
 from nestdata import Corpus
 from tests.cli.commands import run
 from tests.conftest import MessyCorpora
-from tests.nestdata.prepare.speech.recordings import joined, needs_vad
+from tests.nestdata.prepare.recordings import joined, needs_vad
 from tests.synthesis import chirp, tone, write_audio, write_jsonl
 
 
@@ -151,7 +151,7 @@ def test_options_of_segments_that_contradict_each_other_are_one_line(
     assert message in error_of(capsys)
 
 
-@pytest.mark.parametrize("options", [["--segment", "vad"], ["--min-snr-db", "10"]])
+@pytest.mark.parametrize("options", [["--segment", "vad"], ["--min-speech-share", "0.5"]])
 def test_a_missing_detector_is_one_line_with_its_extra(
     options: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -170,7 +170,7 @@ def test_prepare_prints_how_much_speech_it_found(tmp_path: Path, capsys: pytest.
     assert main(["prepare", str(tmp_path / "talks"), "-o", str(tmp_path / "a.corpus"), *options]) == 0
     printed = capsys.readouterr().out
     assert "2 cuts" in printed
-    assert "speech in 1 of 1 recordings" in printed
+    assert "speech found by silero-vad 6" in printed
     settings = Corpus.open(tmp_path / "a.corpus").meta["settings"]["segment"]
     assert settings == {"min_seconds": 1.0, "max_seconds": 20.0, "max_pause": 1.5, "padding_seconds": 0.3}
 

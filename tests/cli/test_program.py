@@ -56,7 +56,7 @@ def test_the_flags_of_all_commands_are_deliberate() -> None:
         "prepare": [
             *("--channel", "--dask", "--format", "--jobs -j", "--json", "--max-pause"),
             *("--max-seconds", "--max-segment-seconds", "--min-rate", "--min-seconds", "--min-segment-seconds"),
-            *("--min-snr-db", "--min-speech-share", "--output -o", "--overwrite", "--pcm", "--probe"),
+            *("--min-speech-share", "--output -o", "--overwrite", "--pcm", "--probe"),
             *("--report-samples", "--sampling-rate", "--segment", "--strict", "--tars", "--window-seconds", "INPUT"),
         ],
         "pack": [

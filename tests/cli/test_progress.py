@@ -59,10 +59,8 @@ def test_plain_lines_are_repeated_while_nothing_is_reported(
 
 PREPARE = """
 import sys
-import nestdata.prepare.run
 from nestcli import nestdata as command, progress
 progress._SECONDS_BETWEEN_LINES = 0.01
-nestdata.prepare.run._ITEMS_PER_TASK = {"missing": 1, "all": 1, "decode": 1}
 sys.exit(command.main(["prepare", *sys.argv[1:]]))
 """
 

@@ -22,7 +22,6 @@ RejectReason = Literal[
     "silent",
     "no_speech",
     "little_speech",
-    "low_snr",
     "too_short",
     "too_long",
     "duplicate_id",

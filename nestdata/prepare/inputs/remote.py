@@ -2,7 +2,6 @@
 
 import re
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
@@ -118,24 +117,6 @@ def in_parallel(
             yield waiting.popleft().result()
     while waiting:
         yield waiting.popleft().result()
-
-
-def in_time(function: Callable[[_Item], _Result], item: _Item, until: float) -> _Result:
-    """Returns the result of a function of an item, computed in a daemon thread, which is left behind if it is late.
-
-    Args:
-        function: Computes the result.
-        item: Its argument.
-        until: Time of `time.monotonic` at which waiting ends.
-
-    Raises:
-        TimeoutError: There is no result in time.
-    """
-    if time.monotonic() >= until:
-        raise TimeoutError
-    future: Future[_Result] = Future()
-    threading.Thread(target=_run, args=(future, function, item), daemon=True).start()
-    return future.result(timeout=max(0.0, until - time.monotonic()))
 
 
 def _run(future: "Future[Any]", function: Callable[[Any], Any], item: Any) -> None:

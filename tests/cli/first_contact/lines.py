@@ -112,7 +112,8 @@ LINES = (
         *(
             "nestdata prepare talks -o my.corpus --segment vad",
             2,
-            "error: finding speech needs silero-vad. Install it with `pip install 'nest-pretrain[vad]'`.",
+            "error: finding speech needs silero-vad and onnxruntime. Install them with "
+            "`pip install 'nest-pretrain[vad]'`.",
         ),
         hidden=("silero_vad",),
     ),

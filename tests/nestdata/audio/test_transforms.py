@@ -1,6 +1,5 @@
 """Transforms that Lhotse puts into manifests: equal samples at every load and in every process, or a refusal."""
 
-import json
 import os
 import subprocess
 import sys
@@ -19,9 +18,6 @@ from nestdata import ConfigError, Corpus, ManifestError, PrepareConfig, prepare_
 from nestdata.audio import lhotse_audio
 from nestdata.audio.decode import at_rate, load_samples
 from nestdata.audio.resampling import resample
-from nestdata.prepare.speech import frames
-from nestdata.prepare.speech.frames import speech_frames
-from tests.extras import needs
 from tests.synthesis import Samples, chirp, hiss, write_audio, write_jsonl
 
 # Lhotse passes a tensor to a function of NumPy.
@@ -197,15 +193,3 @@ def test_only_cuts_whose_rate_changes_are_called_resampled(tmp_path: Path, recor
     assert num_resampled(recording.reverb_rir(), wide.perturb_volume(0.5)) == 1
     # From 16 to 8 kHz, and back to the rate of the corpus.
     assert num_resampled(wide.resample(16000), recording.narrowband("mulaw", restore_orig_sr=False)) == 1
-
-
-@needs("vad", "silero_vad")
-def test_speech_is_found_in_a_transformed_recording_whatever_the_blocks(
-    monkeypatch: pytest.MonkeyPatch, recording: Recording
-) -> None:
-    cut = json.loads(json.dumps(recording.clip_amplitude(gain_db=6.0).to_cut().to_dict()))
-    expected = speech_frames(cut)
-    monkeypatch.setattr(frames, "_BLOCK_FRAMES", 5)
-    found = speech_frames(cut)
-    np.testing.assert_array_equal(found.powers, expected.powers)
-    np.testing.assert_allclose(found.probabilities, expected.probabilities, rtol=0, atol=1e-5)  # other batch sizes

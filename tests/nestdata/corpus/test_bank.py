@@ -12,13 +12,12 @@ from hypothesis.extra import numpy as hnp
 from nestdata import AudioError, Corpus, CorpusError, NoiseSampler, PrepareConfig, prepare_corpus
 from nestdata.corpus.bank import FULL_SCALE
 from nestdata.prepare.bank_writer import _scale_of, write_bank
+from nestdata.prepare.corpus_writer import CorpusWriter
+from nestdata.prepare.found import Collector, Cut
 from nestdata.prepare.inputs import Entry
 from nestdata.prepare.inputs.audio import File
 from nestdata.prepare.pool import Pool
-from nestdata.prepare.probe import probe
-from nestdata.prepare.writing.corpus_writer import CorpusWriter
-from nestdata.prepare.writing.found import Cut
-from nestdata.prepare.writing.item_collector import ItemCollector
+from nestdata.prepare.run import probe
 from nestdata.stateless_rng import StatelessRng
 from tests.conftest import MessyCorpora
 from tests.synthesis import Samples, chirp, folder_corpus, hiss, read_audio, tone, write_audio
@@ -156,12 +155,12 @@ def test_stored_audio_is_read_from_the_partial_directory(tmp_path: Path) -> None
     entry = Entry("row 0", "a", File(str(stored), str(output / "audio" / "0.wav")))
     (cut,) = probe(entry, PrepareConfig(min_seconds=0.0))
     assert isinstance(cut, Cut)
-    collector = ItemCollector()
-    collector.add([cut], 1, entry.where, replaces=False)
+    collector = Collector()
+    collector.add([cut], 1, entry.where)
     with closing(CorpusWriter(partial)) as writer:
         writer.add(collector.collected(), 0)
         writer.finish([], 16000)
-    write_bank(partial, output, Pool(None, 1))
+    write_bank(partial, output, {}, Pool(None, 1))
     bank = np.fromfile(partial / "bank.pcm", "<i2")
     np.testing.assert_array_equal(bank / np.float32(32768), read_audio(stored))
 

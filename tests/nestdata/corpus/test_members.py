@@ -28,7 +28,6 @@ from nestdata.audio.decode import load_samples
 from nestdata.errors import StorageError
 from nestdata.prepare.inputs.audio import File, Member
 from nestdata.prepare.inputs.content import LoadedContent
-from nestdata.prepare.reporting import listening
 from nestdata.storage import ObjectInfo, Storage
 from tests.nestdata.bad_files import BAD_FILES_CONFIG, bad_files
 from tests.shards import corpus_of, entries_of, tar_corpus, write_tar
@@ -380,10 +379,7 @@ def test_moved_shards_are_found_under_another_root(
             assert moved[index].id == corpus[index].id
 
 
-def test_address_of_a_remote_object_names_its_url(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(listening, "MAX_STORE_SECONDS", 0.0)  # there is no such store, and no audio for the report
+def test_address_of_a_remote_object_names_its_url(folder: Path, tmp_path: Path) -> None:
     entries = []
     for i, entry in enumerate(entries_of(write_tar(tmp_path / "speech.tar", folder))):
         assert isinstance(entry.audio, Member)
@@ -391,7 +387,8 @@ def test_address_of_a_remote_object_names_its_url(
         shard = ObjectInfo(f"s3://bucket/speech/{entry.cut_id}.bin", len(content), f"tag-{i}")
         member = replace(entry.audio, shard=shard, offset=0, content=LoadedContent(content))
         entries.append(entry._replace(audio=member))
-    corpus = corpus_of(tmp_path / "remote.corpus", entries)
+    # There is no such store, and no audio for the report.
+    corpus = corpus_of(tmp_path / "remote.corpus", entries, PrepareConfig(report_samples=0))
     assert (corpus.is_remote, corpus.root, corpus.num_shards) == (True, "s3://bucket/speech", 3)
     assert [shard.num_addresses for shard in corpus.shards()] == [1, 1, 1]
     address = corpus.address(0)

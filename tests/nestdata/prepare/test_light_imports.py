@@ -12,7 +12,7 @@ PREPARE = """
 import json, sys
 from pathlib import Path
 from nestdata import PrepareConfig, prepare_corpus
-report = prepare_corpus([sys.argv[1]], sys.argv[2], PrepareConfig(probe="missing"))
+report = prepare_corpus([sys.argv[1]], sys.argv[2], PrepareConfig(probe="missing", report_samples=0))
 # Not `ru_maxrss` of getrusage, which includes the memory of the parent process before exec.
 (peak,) = [line.split()[1] for line in Path("/proc/self/status").read_text().splitlines() if line[:6] == "VmHWM:"]
 peak_mb = int(peak) * 1024 / 1e6
@@ -46,7 +46,7 @@ def test_trusted_durations_are_prepared_without_heavy_packages_in_150_mb(tmp_pat
 
 
 def test_the_configuration_is_imported_without_numpy() -> None:
-    program = "import sys; from nestdata import PrepareConfig, ProbeMode, InputFormat, prepare_corpus\n"
+    program = "import sys; from nestdata import PrepareConfig, ProbeMode, InputFormat\n"
     program += "print(sorted({'numpy', 'soundfile', 'jinja2', 'torch', 'lhotse'} & set(sys.modules)))"
     printed = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=120)
     assert printed.stdout == "[]\n"

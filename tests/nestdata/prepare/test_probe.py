@@ -18,11 +18,11 @@ import nestdata.prepare.read
 from nestdata import PrepareConfig
 from nestdata.audio.decode import load_samples
 from nestdata.errors import AudioError
+from nestdata.prepare.found import Cut, Reject
 from nestdata.prepare.header import AudioInfo
 from nestdata.prepare.inputs import Entry
 from nestdata.prepare.inputs.audio import File, LhotseCut
-from nestdata.prepare.probe import probe
-from nestdata.prepare.writing.found import Cut, Reject
+from nestdata.prepare.run import probe
 from tests.nestdata.bad_files import without_length
 from tests.synthesis import hiss, read_audio, tone, write_audio
 

@@ -119,7 +119,7 @@ def test_results_of_another_version_of_the_package_are_not_taken(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     interrupted(data, tmp_path / "speech.corpus")
-    monkeypatch.setattr("nestdata.prepare.tasks._package_version", lambda: "0.0.1")
+    monkeypatch.setattr("nestdata.prepare.keep._package_version", lambda: "0.0.1")
     assert reads(data, tmp_path / "speech.corpus") == NUM_FILES
 
 

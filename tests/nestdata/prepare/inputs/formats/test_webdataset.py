@@ -159,7 +159,7 @@ def test_labels_that_are_nested_too_deep_make_a_reject(tmp_path: Path) -> None:
 
 
 def latest(entries: list[Entry]) -> dict[int, Entry]:
-    """Returns the entries by number, as `ItemCollector` keeps them: a later one replaces an earlier one."""
+    """Returns the entries by number, as `Collector` keeps them: a later one replaces an earlier one."""
     return {entry.number or 0: entry for entry in entries}
 
 

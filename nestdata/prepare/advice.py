@@ -16,10 +16,9 @@ ADVICE: dict[RejectReason, str] = {
     "silent": "Check that --channel names the channel with speech.",
     "no_speech": (
         "No speech was found: these are pauses, music or noise, or --channel names a channel without speech. Prepare "
-        "noise without --segment, --min-speech-share and --min-snr-db."
+        "noise without --segment and --min-speech-share."
     ),
     "little_speech": "Lower --min-speech-share to keep them.",
-    "low_snr": "Lower --min-snr-db to keep them.",
     "too_short": "Lower --min-seconds to keep them.",
     "too_long": "Raise --max-seconds, or cut them with --window-seconds.",
     "duplicate_id": "Drop one of the two entries, or give each line of the same file its own offset.",

@@ -8,7 +8,7 @@ import numpy as np
 from tests.extras import needs
 from tests.synthesis import Samples, hiss, read_audio
 
-SPEECH = Path(__file__).parents[4] / "manifests/demo/speech"
+SPEECH = Path(__file__).parents[3] / "manifests/demo/speech"
 RATE = 16000
 
 needs_vad = needs("vad", "silero_vad")

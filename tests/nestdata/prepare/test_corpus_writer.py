@@ -1,6 +1,7 @@
 import hashlib
 import json
 import tracemalloc
+import zlib
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import closing
@@ -8,7 +9,6 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
-from unittest.mock import patch
 
 import numpy as np
 import orjson
@@ -16,16 +16,13 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from nestdata import Address, ManifestError
+from nestdata import Address
 from nestdata.corpus.addresses import AddressTable
+from nestdata.prepare import corpus_writer
+from nestdata.prepare.corpus_writer import CorpusStats, CorpusWriter, ShardStats
+from nestdata.prepare.found import Collector, Cut, Found, Reject, Searched
 from nestdata.prepare.inputs.audio import Member
 from nestdata.prepare.inputs.content import LoadedContent
-from nestdata.prepare.writing import corpus_writer, records, shard_writer
-from nestdata.prepare.writing.corpus_writer import CorpusStats, CorpusWriter
-from nestdata.prepare.writing.found import Cut, Reject
-from nestdata.prepare.writing.item_collector import ItemCollector
-from nestdata.prepare.writing.probed_items import ProbedItems
-from nestdata.prepare.writing.shard_writer import ShardStats
 from nestdata.storage import ObjectInfo
 from tests.nestdata.full_disk import files_up_to
 
@@ -64,15 +61,17 @@ def row_of(item: Item) -> dict[str, Any]:
         "channel": 0,
         "supervisions": [label],
         "recording": {"id": item.cut_id, "sampling_rate": 16000}
-        | ({"transforms": _FROM_8K} if item.is_resampled else {}),
+        | ({"transforms": _FROM_8K} if item.is_resampled else {})
+        | {"duration": item.num_samples / 16000},
     }
 
 
-def collect(items: Sequence[Item], first: int = 1) -> ProbedItems:
-    collector = ItemCollector()
+def collect(items: Sequence[Item], first: int = 1) -> Found:
+    collector = Collector()
     for number, item in enumerate(items, start=first):
-        cut = Cut(row_of(item), item.num_samples, member_of(item))
-        collector.add([cut], number, f"m:{number}", replaces=False)
+        rate = 8000 if item.is_resampled else 16000
+        cut = Cut(row_of(item), item.num_samples, rate, member_of(item))
+        collector.add([cut], number, f"m:{number}")
     return collector.collected()
 
 
@@ -112,7 +111,7 @@ def contents(written: CorpusStats | None) -> tuple[Any, ...] | None:
         return None
     languages = +written.samples_by.get("language", Counter())  # the plus sign drops names with zero samples
     return (
-        *(written.num_cuts, written.num_bytes, written.total_samples, written.shortest, written.longest),
+        *(written.num_cuts, written.num_bytes, written.lengths.tolist(), written.samples_by["rate"]),
         *(written.fingerprint, written.num_resampled, dict(languages)),
     )
 
@@ -126,7 +125,7 @@ def test_the_index_is_sorted_by_length_and_gives_the_offset_of_each_line(tmp_pat
     ids = [json.loads(lines[offset:].split(b"\n", 1)[0])["id"] for offset in offsets]
     assert ids == ["b", "d", "c", "a"]  # cuts of the same length keep their input order
     assert written is not None
-    assert (written.num_cuts, written.total_samples, written.shortest, written.longest) == (4, 700, 100, 300)
+    assert (written.num_cuts, written.lengths.tolist()) == (4, lengths.tolist())
     assert (written.num_bytes, written.rejected) == (len(lines), {})
     assert sorted(path.name for path in tmp_path.iterdir()) == ["cuts.jsonl", "index.npy", "rejected.jsonl"]
 
@@ -140,20 +139,6 @@ def test_the_sort_by_length_is_stable_for_any_lengths(lengths: list[int]) -> Non
     order = [int(json.loads(lines[offset:].split(b"\n", 1)[0])["id"]) for offset in index[1]]
     assert order == sorted(range(len(lengths)), key=lengths.__getitem__)
     assert index[0].tolist() == sorted(lengths)
-
-
-def test_the_index_does_not_depend_on_the_block_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    items = [Item(str(i), 1 + i * 7919 % 101) for i in range(500)]
-    write(tmp_path / "a", items)
-    monkeypatch.setattr(records, "BLOCK", 7)
-    write(tmp_path / "b", items)
-    for name in ("index.npy", "cuts.jsonl"):
-        assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
-
-
-def test_a_cut_that_is_too_long_to_be_sorted_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(ManifestError, match=r"a cut of 4611686018427387904 samples .* --window-seconds"):
-        write(tmp_path, [Item("a", 2**62), Item("b")])
 
 
 def test_without_cuts_no_index_is_written(tmp_path: Path) -> None:
@@ -172,21 +157,20 @@ ITEMS = st.builds(
 )
 
 
-@given(items=st.lists(ITEMS, max_size=30), part=st.integers(1, 40), block=st.sampled_from([1, 2, 3, 1 << 20]))
-@example(items=[Item("a"), Item("a", 5), Item("b")], part=9, block=9)  # the first cut
-@example(items=[Item("b"), Item("a"), Item("a", 5)], part=9, block=9)  # the last cut
-@example(items=[Item("a", i) for i in range(1, 8)], part=2, block=3)  # all cuts
-@example(items=[Item(c, i + 1, "de") for i, c in enumerate("aabbbbcadadcde")], part=5, block=2)  # runs of repeated ids
-@example(items=[Item(c, i + 1, "de") for i, c in enumerate("abcdefghi" * 2)], part=5, block=2)  # a manifest twice
-def test_a_corpus_with_duplicates_equals_the_corpus_without_them(items: list[Item], part: int, block: int) -> None:
+@given(items=st.lists(ITEMS, max_size=30), part=st.integers(1, 40))
+@example(items=[Item("a"), Item("a", 5), Item("b")], part=9)  # the first cut
+@example(items=[Item("b"), Item("a"), Item("a", 5)], part=9)  # the last cut
+@example(items=[Item("a", i) for i in range(1, 8)], part=2)  # all cuts
+@example(items=[Item(c, i + 1, "de") for i, c in enumerate("aabbbbcadadcde")], part=5)  # runs of repeated ids
+@example(items=[Item(c, i + 1, "de") for i, c in enumerate("abcdefghi" * 2)], part=5)  # a manifest twice
+def test_a_corpus_with_duplicates_equals_the_corpus_without_them(items: list[Item], part: int) -> None:
     kept, repeated = {}, []
     for number, item in enumerate(items, start=1):
         if item.cut_id in kept:
             repeated.append((f"m:{number}", item.cut_id, "duplicate_id"))
         else:
             kept[item.cut_id] = item
-    with TemporaryDirectory() as directory, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(records, "BLOCK", block)
+    with TemporaryDirectory() as directory:
         first, second = Path(directory, "first"), Path(directory, "second")
         written, expected = write(first, items, part), write(second, list(kept.values()))
         assert contents(written) == contents(expected)
@@ -263,7 +247,7 @@ def test_adding_items_does_not_modify_them(tmp_path: Path) -> None:
 def test_hours_are_counted_by_language_and_speaker(tmp_path: Path) -> None:
     written = write(tmp_path, [Item("a", 5, "de"), Item("b", 7, "en"), Item("c", 11), Item("d", 13, "de")], part=2)
     assert written is not None
-    assert written.samples_by == {"language": {"de": 18, "en": 7}}  # no key for speakers
+    assert written.samples_by == {"rate": {"16000 Hz": 36}, "language": {"de": 18, "en": 7}}  # no key for speakers
 
 
 def test_hours_are_not_counted_if_there_are_too_many_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -277,8 +261,8 @@ def test_hours_are_not_counted_if_there_are_too_many_names(tmp_path: Path, monke
 
 @pytest.mark.parametrize("value", ["half of a \ud83d", 2**80])
 def test_labels_that_cannot_be_written_are_rejected(value: Any) -> None:
-    collector = ItemCollector()
-    collector.add([Cut({**row_of(Item("a")), "custom": {"label": value}}, 16000)], 5, "m:5", replaces=False)
+    collector = Collector()
+    collector.add([Cut({**row_of(Item("a")), "custom": {"label": value}}, 16000, 16000)], 5, "m:5")
     probed = collector.collected()
     assert (probed.lines, len(probed.records)) == (b"", 0)
     ((where, cut_id, reason, *_),) = probed.rejects
@@ -286,12 +270,12 @@ def test_labels_that_cannot_be_written_are_rejected(value: Any) -> None:
 
 
 def test_the_bytes_of_members_are_not_held_until_a_task_ends() -> None:
-    collector = ItemCollector()
+    collector = Collector()
     tracemalloc.start()
     try:
         for number in range(1, 9):
             member = Member(ObjectInfo("s.tar", 1 << 30, None), 0, 1 << 20, LoadedContent(bytes(1 << 20)))
-            collector.add([Cut(row_of(Item("a")), 16000, member)], number, "m", replaces=False)
+            collector.add([Cut(row_of(Item("a")), 16000, 16000, member)], number, "m")
             del member
         assert tracemalloc.get_traced_memory()[0] < 2 << 20
     finally:
@@ -308,23 +292,12 @@ LOCATED = st.builds(
 )
 
 
-@given(
-    items=st.lists(LOCATED, max_size=25),
-    part=st.integers(1, 30),
-    block=st.sampled_from([1, 3, 1 << 20]),
-    known=st.sampled_from([1, 1 << 18]),
-)
-@example(
-    items=[Item("a", shard="s3://b/1.tar"), Item("a", 5), Item("b", 2, shard="s3://b/2.tar")], part=9, block=9, known=9
-)
-def test_every_cut_keeps_its_own_address(items: list[Item], part: int, block: int, known: int) -> None:
+@given(items=st.lists(LOCATED, max_size=25), part=st.integers(1, 30))
+@example(items=[Item("a", shard="s3://b/1.tar"), Item("a", 5), Item("b", 2, shard="s3://b/2.tar")], part=9)
+def test_every_cut_keeps_its_own_address(items: list[Item], part: int) -> None:
     first = {item.cut_id: item for item in reversed(items)}
     expected = [item for item in items if first[item.cut_id] is item]
-    with (
-        TemporaryDirectory() as directory,
-        patch.object(records, "BLOCK", block),
-        patch.object(shard_writer, "_MAX_KNOWN", known),
-    ):
+    with TemporaryDirectory() as directory:
         written = write(Path(directory), items, part)
         if not any(item.shard for item in items):
             assert sorted(path.name for path in Path(directory).glob("*s.*")) == ["cuts.jsonl"]
@@ -352,7 +325,6 @@ def test_shards_are_numbered_in_the_order_of_first_use_and_named_below_their_com
         -(1 << 32),
         2 << 32 | 9,
     ]
-    assert not (tmp_path / "shards.tmp").exists()
 
 
 @pytest.mark.parametrize(
@@ -379,13 +351,13 @@ def test_names_of_shards_are_relative_to_the_deepest_folder_of_all(
 
 
 def test_checksums_are_written_only_if_all_are_known(tmp_path: Path) -> None:
-    collector = ItemCollector()
+    collector = Collector()
     for number, checksum in enumerate((7, None)):
         item = Item(str(number), shard="/data/1.tar")
         member = member_of(item)
         assert member is not None
-        cut = Cut(row_of(item), 16000, replace(member, crc32=checksum))
-        collector.add([cut], number, "m", replaces=False)
+        cut = Cut(row_of(item), 16000, 16000, replace(member, crc32=checksum))
+        collector.add([cut], number, "m")
     with closing(CorpusWriter(tmp_path)) as writer:
         writer.add(collector.collected(), 0)
         written = writer.finish([NamedSource("m")], 16000)
@@ -396,38 +368,13 @@ def test_checksums_are_written_only_if_all_are_known(tmp_path: Path) -> None:
     assert not (tmp_path / "checksums.npy").exists()
 
 
-@pytest.mark.parametrize(("num_copies", "num_shards"), [(1, 0), (30, 0), (2, 9_000), (1, 9_000)])
-def test_finishing_takes_at_most_16_bytes_per_cut_for_any_number_of_duplicates(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_copies: int, num_shards: int
-) -> None:
-    monkeypatch.setattr(records, "BLOCK", 200)
-    num_cuts = 18_000
-    with closing(CorpusWriter(tmp_path)) as writer:
-        for first in range(0, num_cuts, 500):
-            items = [Item(str(i % (num_cuts // num_copies)), 1 + i % 977) for i in range(first, first + 500)]
-            if num_shards:
-                items = [item._replace(shard=f"s3://b/{i % num_shards}") for i, item in enumerate(items, first)]
-            writer.add(collect(items, first), 0)
-        tracemalloc.start()
-        try:
-            written = writer.finish([NamedSource("m")], 16000)
-            peak = tracemalloc.get_traced_memory()[1]
-        finally:
-            tracemalloc.stop()
-    assert written is not None
-    assert written.num_cuts == num_cuts // num_copies
-    # Memory for blocks, and up to 2,000 tuples that the interpreter keeps for later use.
-    assert peak < 16 * num_cuts + 80_000 + 160_000
-
-
-def test_files_are_closed_and_the_temporary_one_removed_if_the_disk_is_full(tmp_path: Path) -> None:
+def test_files_are_closed_if_the_disk_is_full(tmp_path: Path) -> None:
     writer = CorpusWriter(tmp_path)
     writer.add(collect([Item("a")]), 0)
     with files_up_to(10), pytest.raises(OSError, match="File too large"):
         writer.close()
     assert writer._cuts.closed
     assert writer._rejected.closed
-    assert writer._records.closed
     assert sorted(path.name for path in tmp_path.iterdir()) == ["cuts.jsonl", "rejected.jsonl"]
 
 
@@ -448,3 +395,38 @@ def test_the_fingerprint_depends_only_on_ids_lengths_and_the_rate(tmp_path: Path
 def test_cuts_are_written_as_compact_json_lines(tmp_path: Path) -> None:
     write(tmp_path, [Item("ü")])
     assert (tmp_path / "cuts.jsonl").read_bytes() == orjson.dumps(row_of(Item("ü"))) + b"\n"
+
+
+OUTCOMES: list[Cut | Reject | Searched] = [
+    Cut(row_of(Item("a", 5, "de")), 5, 16000),
+    Cut(row_of(Item("b", 7)), 7, 8000, member_of(Item("b", 7, shard="s3://b/1.tar", offset=3))),
+    Reject("m:1", "caf\udce9", "missing", "gone"),
+    Searched(2.0, 0.5),
+]
+
+
+@given(
+    entries=st.lists(
+        st.tuples(st.integers(1, 3), st.lists(st.sampled_from(OUTCOMES), max_size=5), st.booleans()), max_size=8
+    )
+)
+def test_what_a_task_found_is_in_order_of_numbers_and_restored_from_bytes(
+    entries: list[tuple[int, list[Any], bool]],
+) -> None:
+    collector, expected, num_entries = Collector(), dict[int, list[Any]](), 0
+    for number, outcomes, replaces in entries:
+        collector.add(outcomes, number, f"m:{number}", replaces=replaces)
+        num_entries += not (replaces and number in expected)
+        expected[number] = outcomes if replaces else expected.get(number, []) + outcomes
+    found, in_order = collector.collected(), [one for number in sorted(expected) for one in expected[number]]
+    again = Found.from_bytes(found.to_bytes())
+    for one in (found, again):
+        assert one.num_entries == num_entries
+        assert one.rejects == [each for each in in_order if isinstance(each, Reject)]
+        cuts = [each for each in in_order if isinstance(each, Cut)]
+        assert one.records["num_samples"].tolist() == [cut.num_samples for cut in cuts]
+        assert one.searched.seconds == pytest.approx(sum(e.seconds for e in in_order if isinstance(e, Searched)))
+    assert again.lines == found.lines
+    np.testing.assert_array_equal(again.records, found.records)
+    with pytest.raises((ValueError, zlib.error)):
+        Found.from_bytes(found.to_bytes()[:-5])

@@ -1,0 +1,316 @@
+"""Writes the files of a corpus: cuts, rejects, index and addresses.
+
+Cuts are added in order. Each one adds a line to `cuts.jsonl` and a record of about 90 bytes in memory. Once all cuts
+are there, `CorpusWriter.finish` removes those with a repeated id and sorts the rest by length.
+"""
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+import orjson
+from numpy.typing import NDArray
+
+from nestdata.corpus.addresses import NO_SHARD, relative_name
+from nestdata.errors import ManifestError, shortened
+from nestdata.prepare.found import RECORD, Found, Reject, Searched
+from nestdata.storage import ObjectInfo, common_folder, is_url, parent
+
+LONG_SECONDS = 60
+"""Cuts that last longer are counted: few batches have room for them, and they pad the others."""
+
+# Hours are not counted by language or speaker if there are more names than this: the counts would not fit a report.
+_MAX_NAMES = 100_000
+# Characters of an id in a reject, and in an explanation.
+_MAX_ID, _MAX_ID_IN_TEXT = 2000, 200
+# Records whose columns are hashed at a time, which is part of the fingerprint.
+_BLOCK = 1 << 20
+_LOW_BITS = np.uint64(0xFFFFFFFF)
+_SHIFT = np.uint64(32)
+
+
+@runtime_checkable
+class _Source(Protocol):
+    """The part of `nestdata.prepare.inputs.Source` that `CorpusWriter` uses."""
+
+    def where(self, number: int) -> str: ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ShardStats:
+    """The shards of a corpus that was written."""
+
+    num_shards: int
+    root: str
+    """The deepest folder that holds all shards, which their names are relative to; empty if there is none."""
+
+    has_urls: bool
+    """Whether any shard was an object of a store."""
+
+    has_checksums: bool
+    """Whether the checksums of all addresses are known."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CorpusStats:
+    """Size and content of a corpus that was written."""
+
+    num_cuts: int
+    num_bytes: int
+    """Size of `cuts.jsonl`."""
+
+    lengths: NDArray[np.int64]
+    """Lengths in samples, ascending, shape (num_cuts,)."""
+
+    fingerprint: str
+    num_resampled: int
+    """Number of cuts that are resampled when they are loaded."""
+
+    rejected: dict[str, int]
+    """Number of rejects by reason, most frequent first."""
+
+    samples_by: dict[str, Counter[str]]
+    """Number of samples by name, under `rate`, `language` and `speaker`. A key without names, or with more than a
+    hundred thousand, is omitted."""
+
+    shards: ShardStats | None
+    """The shards of the corpus; None if no cut has an address."""
+
+    searched: Searched
+    """Speech in all recordings, if it was looked for."""
+
+    num_equal_files: int
+    """Number of audio files with the bytes of an earlier one, as far as digests of their bytes are known."""
+
+    equal_files: tuple[str, str] | None
+    """Two files with equal bytes."""
+
+
+class CorpusWriter:
+    """Writes `cuts.jsonl`, `rejected.jsonl`, `index.npy` and the files of addresses of one corpus."""
+
+    def __init__(self, directory: Path) -> None:
+        self.num_entries = 0
+        self.rejected: Counter[str] = Counter()
+        self.first_reject: Reject | None = None
+        self._directory = directory
+        self._files = ExitStack()
+        self._cuts = self._files.enter_context((directory / "cuts.jsonl").open("w+b"))
+        # File names may hold bytes that are not Unicode; they are written as escapes.
+        self._rejected = self._files.enter_context(
+            (directory / "rejected.jsonl").open("w", encoding="utf-8", errors="backslashreplace")
+        )
+        self._records = bytearray()
+        self._shards: dict[ObjectInfo, int] = {}
+        self._num_bytes = 0
+        self._searched = Searched(0.0, 0.0)
+        self._samples_by: dict[str, Counter[str]] = {"language": Counter(), "speaker": Counter()}
+
+    def add(self, found: Found, source_index: int) -> None:
+        """Appends the cuts and rejects of the next items of a source; does not modify `found`.
+
+        Raises:
+            ManifestError: There are more shards than addresses can number.
+        """
+        records = found.records.copy()
+        records["offset"] += self._num_bytes
+        records["source"] = source_index
+        if found.shards:
+            numbers = [self._shards.setdefault(shard, len(self._shards)) for shard in found.shards]
+            if len(self._shards) >= NO_SHARD:
+                raise ManifestError(f"more than {NO_SHARD} files and objects. Divide the input into several corpora.")
+            has_shard = records["extent"] >> _SHIFT != NO_SHARD
+            own = records["extent"][has_shard]
+            records["extent"][has_shard] = np.array(numbers, np.uint64)[own >> _SHIFT] << _SHIFT | own & _LOW_BITS
+        self._cuts.write(found.lines)
+        self._records += records.tobytes()
+        self._num_bytes += len(found.lines)
+        self.num_entries += found.num_entries
+        self._searched = Searched(*map(sum, zip(self._searched, found.searched, strict=True)))
+        for kind, counter in found.samples_by.items():
+            if len(self._samples_by[kind]) <= _MAX_NAMES:
+                self._samples_by[kind].update(counter)
+        self._reject(found.rejects)
+
+    def finish(self, sources: Sequence[_Source], sampling_rate: int) -> CorpusStats | None:
+        """Rejects cuts that repeat the id of an earlier cut, sorts the rest by length, and writes the index.
+
+        Args:
+            sources: The sources by index, which name the positions of repeated ids.
+            sampling_rate: Rate of the corpus in Hz, which is part of the fingerprint.
+
+        Returns:
+            The statistics of the corpus, or None if there is no cut and thus no index.
+        """
+        self._cuts.flush()
+        if not self._num_bytes:
+            return None
+        records = np.frombuffer(self._records, RECORD)
+        if repeated := self._repeated(records["id"], records["offset"]):
+            for index, first in sorted(repeated.items()):
+                self._reject_repeated(records[index], records[first], sources)
+            records = self._without(records, [*repeated])
+        equal = self._equal_files(records)
+        lengths, shards = self._write_index(records)
+        samples_by = {"rate": _samples_by_rate(records), **self._samples_by}
+        return CorpusStats(
+            num_cuts=len(records),
+            num_bytes=self._num_bytes,
+            lengths=lengths,
+            fingerprint=_fingerprint(records, sampling_rate),
+            num_resampled=int((records["file_rate"] != sampling_rate).sum()),
+            rejected=dict(self.rejected.most_common()),
+            samples_by={kind: +counter for kind, counter in samples_by.items() if 0 < len(counter) <= _MAX_NAMES},
+            shards=shards,
+            searched=self._searched,
+            num_equal_files=len(equal),
+            equal_files=(self._file_of(records[equal[0][0]]), self._file_of(records[equal[0][1]])) if equal else None,
+        )
+
+    def close(self) -> None:
+        """Closes all files, even if flushing fails because the disk is full."""
+        self._files.close()
+
+    def _reject(self, rejects: Iterable[Reject]) -> None:
+        for reject in rejects:
+            self.first_reject = self.first_reject or reject
+            self.rejected[reject.reason] += 1
+            self._rejected.write(json.dumps(reject._asdict(), ensure_ascii=False) + "\n")
+
+    def _repeated(self, ids: NDArray[np.uint64], offsets: NDArray[np.int64]) -> dict[int, int]:
+        """Returns the indices of cuts that repeat the id of an earlier cut, with that of the earlier one."""
+        order = np.argsort(ids, kind="stable")
+        is_same = ids[order[1:]] == ids[order[:-1]]
+        found, firsts, digest = dict[int, int](), dict[str, int](), None
+        for position in np.flatnonzero(is_same).tolist():
+            index, before = int(order[position + 1]), int(order[position])
+            if ids[index] != digest:  # different ids may have the same digest
+                digest, firsts = ids[index], {self._cut_at(offsets[before])["id"]: before}
+            first = firsts.setdefault(self._cut_at(offsets[index])["id"], index)
+            if first != index:
+                found[index] = first
+        return found
+
+    def _reject_repeated(self, record: np.void, first: np.void, sources: Sequence[_Source]) -> None:
+        cut = self._cut_at(record["offset"])
+        cut_id = shortened(cut["id"], _MAX_ID)
+        where, earlier = (sources[int(one["source"])].where(int(one["number"])) for one in (record, first))
+        audio, earlier_audio = _audio_of(cut), _audio_of(self._cut_at(first["offset"]))
+        detail = f"{audio}: the id {shortened(cut_id, _MAX_ID_IN_TEXT)!r} is taken by {earlier_audio} ({earlier})"
+        self._reject([Reject(where, cut_id, "duplicate_id", detail).shown()])
+        label = (cut["supervisions"] or [{}])[0]
+        for kind, counter in self._samples_by.items():
+            if label.get(kind) in counter:
+                counter[label[kind]] -= int(record["num_samples"])
+
+    def _without(self, records: NDArray[Any], repeated: list[int]) -> NDArray[Any]:
+        """Removes cuts from `cuts.jsonl`, and returns the records of the others."""
+        is_kept = np.ones(len(records), np.bool_)
+        is_kept[repeated] = False
+        sizes = np.diff(records["offset"], append=self._num_bytes)[is_kept]
+        self._cuts.seek(0)
+        kept = self._files.enter_context((self._directory / "kept.tmp").open("w+b"))
+        kept.writelines(line for line, is_in in zip(self._cuts, is_kept.tolist(), strict=True) if is_in)
+        kept.flush()
+        (self._directory / "kept.tmp").replace(self._directory / "cuts.jsonl")
+        self._cuts, self._num_bytes = kept, int(sizes.sum())
+        records = records[is_kept]
+        records["offset"] = np.cumsum(sizes) - sizes
+        return records
+
+    def _cut_at(self, offset: np.int64) -> dict[str, Any]:
+        self._cuts.seek(int(offset))
+        cut: dict[str, Any] = orjson.loads(self._cuts.readline())
+        return cut
+
+    def _equal_files(self, records: NDArray[Any]) -> list[tuple[int, int]]:
+        """Returns pairs of files with equal bytes, by the indices of their first cuts, in order."""
+        known = np.flatnonzero(records["content"])
+        files = known[np.sort(np.unique(records["place"][known], return_index=True)[1])]
+        files = files[np.argsort(records["content"][files], kind="stable")]
+        content = records["content"][files]
+        is_same = content[1:] == content[:-1]
+        return sorted(zip(files[:-1][is_same].tolist(), files[1:][is_same].tolist(), strict=True))
+
+    def _file_of(self, record: np.void) -> str:
+        """Returns the path or URL of the audio of a cut, with the first byte of a member of a tar."""
+        number = int(record["extent"]) >> 32
+        if number == NO_SHARD:
+            return _audio_of(self._cut_at(record["offset"]))
+        location, begin = [*self._shards][number].location, int(record["begin"])
+        return f"{location} (byte {begin})" if begin else location
+
+    def _write_index(self, records: NDArray[Any]) -> tuple[NDArray[np.int64], ShardStats | None]:
+        """Writes the index and the addresses, sorted by length, with cuts of the same length in input order.
+
+        Returns:
+            The lengths in samples, ascending, shape (num_cuts,), and the statistics of the shards.
+        """
+        order = np.argsort(records["num_samples"], kind="stable")
+
+        def column(name: str) -> NDArray[Any]:
+            values: NDArray[Any] = records[name][order]
+            return values
+
+        lengths, has_checksums = column("num_samples"), bool(records["has_crc32"].all())
+        self._write_array("index.npy", [lengths, column("offset")])
+        if self._shards or (records["extent"] != NO_SHARD << 32).any():
+            self._write_array("addresses.npy", [column("begin"), column("extent").view("<i8")])
+        if not self._shards:
+            return lengths, None
+        if has_checksums:
+            self._write_array("checksums.npy", column("crc32"))
+        return lengths, self._write_shards(records["extent"] >> _SHIFT, has_checksums)
+
+    def _write_shards(self, numbers: NDArray[np.uint64], has_checksums: bool) -> ShardStats:
+        root = parent(next(iter(self._shards)).location)
+        for shard in self._shards:
+            root = common_folder(root, parent(shard.location))
+        counts = np.bincount(numbers[numbers != NO_SHARD].astype(np.int64), minlength=len(self._shards)).tolist()
+        starts = [0]
+        with (self._directory / "shards.jsonl").open("wb") as file:
+            for (location, size, etag), count in zip(self._shards, counts, strict=True):
+                row = {"name": relative_name(location, root), "size": size, "etag": etag, "members": count}
+                starts.append(starts[-1] + file.write(orjson.dumps(row, option=orjson.OPT_APPEND_NEWLINE)))
+        self._write_array("shards.npy", np.array(starts))
+        has_urls = any(is_url(shard.location) for shard in self._shards)
+        return ShardStats(num_shards=len(self._shards), root=root, has_urls=has_urls, has_checksums=has_checksums)
+
+    def _write_array(self, name: str, rows: NDArray[Any] | list[NDArray[Any]]) -> None:
+        """Writes an array, or one from its rows."""
+        rows = [*rows] if isinstance(rows, list) else [rows]
+        shape = (len(rows), len(rows[0])) if len(rows) > 1 else rows[0].shape
+        # Neither np.save, whose error does not say that the disk is full, nor a memory map, which kills the process.
+        with (self._directory / name).open("wb") as file:
+            header = {"descr": rows[0].dtype.str, "fortran_order": False, "shape": shape}
+            np.lib.format.write_array_header_1_0(file, header)
+            for row in rows:
+                file.write(row.data)
+
+
+def _audio_of(cut: dict[str, Any]) -> str:
+    """Returns the path or URL of the audio of a cut for messages."""
+    sources = [source for source in cut["recording"].get("sources", ()) if cut["channel"] in source["channels"]]
+    return str(sources[0].get("source", "")) if sources else "a recording without a source"
+
+
+def _samples_by_rate(records: NDArray[Any]) -> Counter[str]:
+    """Returns the number of samples by the sampling rate of the file in Hz."""
+    rates, inverse = np.unique(records["file_rate"], return_inverse=True)
+    totals = np.bincount(inverse, weights=records["num_samples"])
+    return Counter({f"{rate} Hz": round(total) for rate, total in zip(rates.tolist(), totals.tolist(), strict=True)})
+
+
+def _fingerprint(records: NDArray[Any], sampling_rate: int) -> str:
+    """Returns a digest of ids, spans, channels and lengths of all cuts, in their order."""
+    content = hashlib.blake2b(str(sampling_rate).encode(), digest_size=16)
+    for start in range(0, len(records), _BLOCK):
+        for name in ("id", "start_us", "channel", "num_samples"):
+            content.update(records[name][start : start + _BLOCK].tobytes())
+    return content.hexdigest()

@@ -1,0 +1,135 @@
+"""Keeps the results of tasks until the corpus is complete, so that a run that was ended goes on where it stopped.
+
+The result of a task is one file, whose name is the number of the task. It holds one digest of all that the result
+depends on: the package, the settings, the source and its items, and size and time or ETag of every file and object that
+the task read or rejected. It is taken while that digest is the same. A changed shard thus changes the digest of the
+tasks that read it, and no others.
+
+Results are kept where reading again would take long: of audio in shards or at URLs, and of audio that was searched for
+speech. Headers of other files are read again.
+"""
+
+import hashlib
+import importlib.metadata
+import json
+import os
+import zlib
+from dataclasses import dataclass, replace
+from functools import cache, cached_property
+from pathlib import Path
+from typing import Any
+
+from nestdata.corpus.meta import FORMAT_VERSION
+from nestdata.errors import StorageError
+from nestdata.output import path_before_move
+from nestdata.prepare.config import PrepareConfig
+from nestdata.prepare.found import Found
+from nestdata.prepare.inputs import Source
+from nestdata.prepare.inputs.entry import ReadsFiles
+from nestdata.prepare.inputs.remote import in_parallel
+from nestdata.prepare.speech import detector_name
+from nestdata.storage import ObjectInfo, is_url, storage
+
+# Another version of the package may find something else in the same audio.
+_DISTRIBUTION = "nest-pretrain"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Task:
+    """Consecutive items of a source."""
+
+    number: int
+    """Number of the task in the run."""
+
+    source: Source
+    source_index: int
+    first: int
+    """Number of the first item, counted from 1."""
+
+    items: list[Any]
+    config: PrepareConfig
+    kept_in: str
+    """Directory of kept results."""
+
+    moved: tuple[str, str]
+    """Paths of the corpus directory once it is in place, and now."""
+
+
+class KeptResult:
+    """The result of a task in a file. It is made before the task reads anything, because files may change meanwhile."""
+
+    def __init__(self, task: Task) -> None:
+        self._task, source = task, task.source
+        self._path = Path(task.kept_in, str(task.number))
+        self._infos = {item.location: item for item in task.items if isinstance(item, ObjectInfo)}
+        files = [file for item in task.items for file in source.files(item)] if isinstance(source, ReadsFiles) else []
+        self._files = self._versions(files)
+
+    def load(self) -> Found | None:
+        """Returns the kept result; None if there is none, or if anything that it depends on has changed."""
+        try:
+            header, _, content = self._path.read_bytes().partition(b"\n")
+            kept = json.loads(header)
+            found = Found.from_bytes(content)
+        except (OSError, ValueError, KeyError, TypeError, zlib.error):
+            return None
+        return found if kept["digest"] == self._digest(kept["locations"]) else None
+
+    def save(self, found: Found, audio: dict[str, ObjectInfo | None]) -> None:
+        """Keeps a result.
+
+        Args:
+            found: The result.
+            audio: Locations of the audio of all entries, with size and ETag where they are known; empty for audio
+                without one.
+
+        Raises:
+            OSError: The disk is full.
+        """
+        # A worker of Dask may have no access to the directory.
+        if not (found.shards or found.searched.seconds) or not self._path.parent.is_dir():
+            return
+        self._infos |= {location: info for location, info in audio.items() if info}
+        named = sorted(location for location in audio if location)
+        header = json.dumps({"digest": self._digest(named), "locations": named}).encode()
+        temporary = self._path.with_suffix(f".{os.getpid()}.tmp")
+        try:
+            temporary.write_bytes(header + b"\n" + found.to_bytes())
+            temporary.replace(self._path)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+    def _digest(self, locations: list[str]) -> str:
+        depends_on = (self._input, self._versions(locations))
+        return hashlib.blake2b(repr(depends_on).encode(errors="surrogateescape"), digest_size=20).hexdigest()
+
+    @cached_property
+    def _input(self) -> tuple[Any, ...]:
+        task = self._task
+        versions = [_package_version(), FORMAT_VERSION, detector_name() if task.config.finds_speech else ""]
+        # These settings change no result of a task.
+        config = replace(task.config, format=None, tars=(), strict=False, pcm=False, report_samples=0)
+        return versions, config, task.source, task.first, task.items, self._files
+
+    def _versions(self, locations: list[str]) -> list[tuple[str, int, Any] | None]:
+        """Returns what distinguishes the content of each location from others; None if there is none."""
+
+        def version(location: str) -> tuple[str, int, Any] | None:
+            try:
+                if is_url(location):
+                    info = self._infos.get(location) or storage().info(location)
+                    return location, info.size, info.etag
+                status = os.stat(path_before_move(location, *self._task.moved))
+                return location, status.st_size, status.st_mtime_ns
+            except (OSError, ValueError, StorageError):  # ValueError: the path holds a null character
+                return None
+
+        return [*in_parallel(version, locations, is_slow=lambda name: is_url(name) and name not in self._infos)]
+
+
+@cache
+def _package_version() -> str:
+    try:
+        return importlib.metadata.version(_DISTRIBUTION)
+    except importlib.metadata.PackageNotFoundError:  # imported from a source tree that is not installed
+        return ""

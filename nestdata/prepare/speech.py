@@ -1,0 +1,153 @@
+"""Finds speech in recordings with Silero VAD, and joins it into cuts.
+
+The package computes its network with onnxruntime, and decides where speech begins and ends. Memory does not depend on
+the length of a recording, apart from the samples of one whose transforms need all of it.
+"""
+
+import importlib.util
+from bisect import bisect_right
+from collections.abc import Callable, Mapping
+from functools import cache
+from importlib.metadata import version
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+from nestdata.audio.decode import at_rate, load_samples, samples_in
+from nestdata.audio.lhotse_audio import needs_whole_cut
+from nestdata.errors import AudioError, ConfigError
+from nestdata.prepare.config import SegmentConfig
+
+RATE = 16000
+"""Sampling rate of the detector and of its spans, in Hz."""
+
+# Speech lasts until its probability falls below this. Silero VAD's own 0.35 often ends speech before its last syllable
+# (docs/decisions/nestdata/cut-at-pauses.md).
+_RELEASE = 0.1
+# Shortest part of a recording that is searched at a time.
+_BLOCK_SECONDS = 120.0
+# Speech that is near the end of a part is searched again, from this many samples before it, with the next part.
+_MARGIN = RATE
+_MISSING = "finding speech needs silero-vad and onnxruntime. Install them with `pip install 'nest-pretrain[vad]'`."
+
+Span = tuple[int, int]
+"""Start and end of speech or of a cut in a recording, in samples at `RATE`."""
+
+
+class Speech(NamedTuple):
+    """The speech of a recording, up to where it can be decoded."""
+
+    spans: list[Span]
+    """Ordered and disjoint."""
+
+    num_samples: int
+    """Number of samples that were searched."""
+
+    error: AudioError | None
+    """Why the recording could not be decoded up to its end."""
+
+    def within(self, start: int, stop: int) -> int:
+        """Returns the number of samples of speech in a span."""
+        found = 0
+        for index in range(max(0, bisect_right(self.spans, (start, 0)) - 1), len(self.spans)):
+            begin, end = self.spans[index]
+            if begin >= stop:
+                break
+            found += max(0, min(stop, end) - max(start, begin))
+        return found
+
+
+def detector_name() -> str:
+    """Returns name and version of the detector.
+
+    Raises:
+        ConfigError: It is not installed.
+    """
+    if not all(importlib.util.find_spec(name) for name in ("silero_vad", "onnxruntime")):
+        raise ConfigError(_MISSING)
+    return f"silero-vad {version('silero-vad')}"
+
+
+def find_speech(row: Mapping[str, Any], content: bytes | None, max_seconds: float) -> Speech:
+    """Finds speech in a cut of any length.
+
+    Args:
+        row: The cut as a dict, at the sampling rate of its file or with a transform to another one.
+        content: The bytes of the audio file, as for `load_samples`.
+        max_seconds: Longest span; longer speech is divided at its longest pause or, without one, anywhere.
+
+    Raises:
+        StorageError: Bytes cannot be read for a reason that says nothing about the audio.
+    """
+    row = {**row, "recording": at_rate(row["recording"], RATE)}
+    num_samples = samples_in(row["duration"], RATE)
+    block = round(max(_BLOCK_SECONDS, 4 * max_seconds) * RATE)
+    if needs_whole_cut(row["recording"]):
+        block = max(1, num_samples)
+    spans, unfinished, start = list[Span](), list[Span](), 0
+    while start < num_samples:
+        stop = min(start + block, num_samples)
+        try:
+            samples = load_samples(row, start=start, num_samples=stop - start, content=content)
+        except AudioError as error:
+            spans += unfinished
+            return Speech(spans, max([start, *(end for _, end in unfinished)]), error)
+        found = [(start + each["start"], start + each["end"]) for each in _detector()(samples, max_seconds)]
+        unfinished = [span for span in found[-1:] if stop < num_samples and span[1] > stop - _MARGIN]
+        spans += found[: len(found) - len(unfinished)]
+        for begin, _ in unfinished:
+            stop = max(begin - _MARGIN, *(end for _, end in spans[-1:]), start + 1)
+        start = stop
+    return Speech(spans, num_samples, None)
+
+
+def join_speech(speech: Speech, config: SegmentConfig) -> list[Span]:
+    """Returns the cuts of a recording: spans of speech that are joined across pauses, with padding.
+
+    A span is joined with the next one until it is long enough, and one that stays too short with the one before it, as
+    far as the pause between them and the length of both allow.
+    """
+    padding, shortest = round(config.padding_seconds * RATE), round(config.min_seconds * RATE)
+    longest, max_pause = round(config.max_seconds * RATE) - 2 * padding, round(config.max_pause * RATE)
+    shortest -= 2 * padding
+
+    def joined(spans: list[Span], is_short: Callable[[Span, Span], bool]) -> list[Span]:
+        found = spans[:1]
+        for start, end in spans[1:]:
+            first, last = found[-1]
+            if start - last <= max_pause and end - first <= longest and is_short((first, last), (start, end)):
+                found[-1] = first, end
+            else:
+                found.append((start, end))
+        return found
+
+    spans = joined(speech.spans, lambda before, _: before[1] - before[0] < shortest)
+    spans = joined(spans, lambda _, after: after[1] - after[0] < shortest)
+    if not spans:
+        return spans
+    # Two cuts that are near each other meet in the middle of the pause.
+    middles = [(before[1] + after[0]) // 2 for before, after in pairwise(spans)]
+    lows, highs = [0, *middles], [*middles, speech.num_samples]
+    return [
+        (max(low, start - padding), min(high, end + padding))
+        for (start, end), low, high in zip(spans, lows, highs, strict=True)
+    ]
+
+
+@cache
+def _detector() -> Callable[[Any, float], list[dict[str, int]]]:
+    """Returns a function of samples and of the longest span in seconds, which returns spans in samples."""
+    import torch
+
+    num_threads = torch.get_num_threads()
+    from silero_vad import get_speech_timestamps_sequence, load_silero_vad
+
+    torch.set_num_threads(num_threads)  # the import sets it for the whole process
+    model = load_silero_vad(sequence=True)
+
+    def detect(samples: Any, max_seconds: float) -> list[dict[str, int]]:
+        found: list[dict[str, int]] = get_speech_timestamps_sequence(
+            samples, model, neg_threshold=_RELEASE, speech_pad_ms=0, max_speech_duration_s=max_seconds
+        )
+        return found
+
+    return detect

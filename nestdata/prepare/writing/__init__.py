@@ -1,1 +1,0 @@
-"""The files of a corpus: cuts, rejects, records, index, addresses."""

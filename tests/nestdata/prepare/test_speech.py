@@ -1,0 +1,111 @@
+"""Speech that Silero VAD finds, and the cuts that are joined from it."""
+
+import importlib.util
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nestdata import ConfigError, SegmentConfig
+from nestdata.prepare import speech
+from nestdata.prepare.speech import RATE, Span, Speech, detector_name, find_speech, join_speech
+from tests.nestdata.prepare.recordings import joined, needs_vad
+from tests.synthesis import Samples, hiss, tone, write_audio
+
+CONFIG = SegmentConfig(min_seconds=5.0, max_seconds=20.0, max_pause=2.0, padding_seconds=0.25)
+
+
+def cuts_of(*seconds: tuple[float, float], total: float = 100.0) -> list[tuple[float, float]]:
+    spans = [(round(start * RATE), round(end * RATE)) for start, end in seconds]
+    return [(start / RATE, end / RATE) for start, end in join_speech(Speech(spans, round(total * RATE), None), CONFIG)]
+
+
+def test_speech_is_joined_until_it_is_long_enough() -> None:
+    assert cuts_of((1, 3), (4, 7), (8, 14)) == [(0.75, 7.25), (7.75, 14.25)]
+    assert cuts_of((1, 3), (5.5, 12)) == [(0.75, 3.25), (5.25, 12.25)]  # the pause is too long
+
+
+def test_speech_that_stays_short_is_joined_with_the_one_before() -> None:
+    assert cuts_of((1, 7), (8, 9)) == [(0.75, 9.25)]
+    assert cuts_of((1, 20), (20.5, 21)) == [(0.75, 20.25), (20.25, 21.25)]  # longer than a cut may be
+
+
+def test_padding_ends_at_the_middle_of_a_pause_and_at_the_ends_of_a_recording() -> None:
+    assert cuts_of((0.1, 6), (6.2, 12), total=12.1) == [(0.0, 6.1), (6.1, 12.1)]
+    assert cuts_of() == []
+
+
+@given(
+    gaps=st.lists(st.tuples(st.integers(0, 3 * RATE), st.integers(1, 19 * RATE)), max_size=30),
+    end=st.integers(0, RATE),
+    padding=st.sampled_from([0.0, 0.25]),
+)
+def test_cuts_hold_all_speech_in_order_and_within_limits(gaps: list[tuple[int, int]], end: int, padding: float) -> None:
+    spans, position = list[Span](), 0
+    for gap, length in gaps:
+        spans.append((position + gap, position + gap + length))
+        position += gap + length
+    found = Speech(spans, position + end, None)
+    cuts = join_speech(found, SegmentConfig(min_seconds=5.0, max_seconds=20.0, padding_seconds=padding))
+    assert all(0 <= start < stop <= found.num_samples and stop - start <= 20 * RATE for start, stop in cuts)
+    assert all(before[1] <= after[0] for before, after in pairwise(cuts))
+    assert sum(found.within(*cut) for cut in cuts) == sum(stop - start for start, stop in spans)
+
+
+def row_of(path: str, samples: Samples) -> dict[str, object]:
+    recording = {
+        "sources": [{"type": "file", "channels": [0], "source": path}],
+        "sampling_rate": RATE,
+        "num_samples": len(samples),
+        "duration": len(samples) / RATE,
+    }
+    return {"id": "a", "start": 0.0, "duration": len(samples) / RATE, "channel": 0, "recording": recording}
+
+
+@needs_vad
+def test_parts_of_a_long_recording_give_nearly_the_speech_of_the_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    samples = joined([0.3, 2.0, 1.0, 0.5]).samples
+    row = row_of(str(write_audio(tmp_path / "a.wav", samples)), samples)
+    whole = find_speech(row, None, 3.0)
+    monkeypatch.setattr(speech, "_BLOCK_SECONDS", 1.0)
+    parts = find_speech(row, None, 3.0)  # of 12 s
+    assert (parts.num_samples, parts.error) == (len(samples), None)
+    marked = np.zeros((2, len(samples)), np.bool_)
+    for marks, found in zip(marked, (whole, parts), strict=True):
+        assert found.spans == sorted(found.spans)
+        for start, stop in found.spans:
+            assert stop - start <= 3 * RATE
+            marks[start:stop] = True
+    assert marked[0].mean() > 0.3
+    assert (marked[0] != marked[1]).mean() < 0.03  # the network has forgotten what was before a part
+
+
+@needs_vad
+def test_noise_and_tones_are_no_speech(tmp_path: Path) -> None:
+    for samples in (hiss(2 * RATE, 0), tone(440, 2.0), np.zeros(2 * RATE, np.float32)):
+        row = row_of(str(write_audio(tmp_path / "a.wav", samples)), samples)
+        assert find_speech(row, None, 30.0).spans == []
+
+
+@needs_vad
+def test_the_number_of_threads_and_the_generator_of_torch_stay_as_they_are() -> None:
+    speech._detector.cache_clear()
+    before = torch.get_num_threads(), torch.get_rng_state()
+    speech._detector()(np.zeros(512, np.float32), 30.0)
+    assert torch.get_num_threads() == before[0]
+    assert torch.equal(torch.get_rng_state(), before[1])
+
+
+@pytest.mark.parametrize("missing", ["silero_vad", "onnxruntime"])
+def test_a_missing_package_is_named_with_its_extra(missing: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == missing else object())
+    with pytest.raises(
+        ConfigError, match=r"^finding speech needs silero-vad and .*`pip install 'nest-pretrain\[vad\]'`.$"
+    ):
+        detector_name()
