@@ -102,7 +102,7 @@ def open_sources(inputs: Sequence[Any], options: InputOptions) -> list[Source]:
     openers: list[Callable[[str], Source | Sequence[Source]]] = []
     for number, (path, pattern) in enumerate(zip(inputs, tars, strict=True)):
         if source := open_objects(path, options.channel):
-            openers.append(lambda _, source=source: source)
+            openers.append(_always(source))
             continue
         given = GivenInput(path, options, number, pattern)
         folder_of_input, opener = detect_format(given).open(given)
@@ -117,3 +117,7 @@ def open_sources(inputs: Sequence[Any], options: InputOptions) -> list[Source]:
         else:
             sources.extend(opened if isinstance(opened, Sequence) else [opened])
     return sources
+
+
+def _always(source: Source) -> Callable[[str], Source]:
+    return lambda _: source

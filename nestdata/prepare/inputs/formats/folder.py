@@ -201,6 +201,7 @@ def _open_folder(given: GivenInput) -> Opened:
     given.check_folder()
     others: Counter[str] = Counter()
     shards: dict[str, list[str]] = {"tar": [], "parquet": []}
+    listed: Iterator[tuple[str, str]]
     if isinstance(given.path, str):
         listed = ((info.location, kind) for info, kind in _objects(given.location))
     else:
