@@ -1,7 +1,7 @@
 """Finds the format of each input of a corpus, and opens the inputs as sources."""
 
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial, reduce
+from functools import reduce
 from typing import Any, get_args
 
 from nestdata.errors import ConfigError, ManifestError
@@ -76,10 +76,6 @@ def common_root(folders: Iterable[str]) -> str:
     return reduce(common_folder, found) if found else ""
 
 
-def _opened(source: Source, _root: str) -> Source:
-    return source
-
-
 def open_sources(inputs: Sequence[Any], options: InputOptions) -> list[Source]:
     """Detects and opens all inputs of one corpus; consecutive audio files become one source.
 
@@ -106,7 +102,7 @@ def open_sources(inputs: Sequence[Any], options: InputOptions) -> list[Source]:
     openers: list[Callable[[str], Source | Sequence[Source]]] = []
     for number, (path, pattern) in enumerate(zip(inputs, tars, strict=True)):
         if source := open_objects(path, options.channel):
-            openers.append(partial(_opened, source))
+            openers.append(_always(source))
             continue
         given = GivenInput(path, options, number, pattern)
         folder_of_input, opener = detect_format(given).open(given)
@@ -121,3 +117,7 @@ def open_sources(inputs: Sequence[Any], options: InputOptions) -> list[Source]:
         else:
             sources.extend(opened if isinstance(opened, Sequence) else [opened])
     return sources
+
+
+def _always(source: Source) -> Callable[[str], Source]:
+    return lambda _: source

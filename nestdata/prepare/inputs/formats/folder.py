@@ -201,12 +201,11 @@ def _open_folder(given: GivenInput) -> Opened:
     given.check_folder()
     others: Counter[str] = Counter()
     shards: dict[str, list[str]] = {"tar": [], "parquet": []}
-    is_remote = isinstance(given.path, str)
-    listed: Iterator[tuple[str, str]] = (
-        ((info.location, kind) for info, kind in _objects(given.location))
-        if is_remote
-        else _files(given.location, set())
-    )
+    listed: Iterator[tuple[str, str]]
+    if isinstance(given.path, str):
+        listed = ((info.location, kind) for info, kind in _objects(given.location))
+    else:
+        listed = _files(given.location, set())
     for location, kind in listed:
         if kind in shards:
             shards[kind].append(location)
@@ -221,6 +220,7 @@ def _open_folder(given: GivenInput) -> Opened:
 
     def sources(root: str) -> list[Source]:
         if not (num_audio or tars or parquet):
+            is_remote = isinstance(given.path, str)
             what = (
                 "object of this name, and no audio below it" if is_remote else "audio in this folder or its subfolders"
             )

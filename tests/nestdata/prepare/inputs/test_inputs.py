@@ -67,6 +67,7 @@ def test_the_files_in_a_directory_decide_its_format(tmp_path: Path) -> None:
         (tmp_path / directory).mkdir()
         for name in names:
             (tmp_path / directory / name).touch()
+    (tmp_path / "huggingface" / "state.json").write_text('{"_data_files": []}')
     assert {name: format_of(tmp_path / name) for name in files} == {name: name for name in files}
 
 
