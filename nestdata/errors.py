@@ -69,9 +69,9 @@ class StorageError(NestError):
     kind: StorageErrorKind = "unavailable"
     """Category of the failure:
 
-    - "missing": there is no such file or object.
+    - "missing": there is no such file, object or bucket.
     - "changed": it has another size or ETag than expected.
-    - "denied": no permission, wrong or expired credentials, or no such bucket.
+    - "denied": no permission, or wrong credentials.
     - "unavailable": no usable answer within the patience.
     - "invalid": the location or the request itself is wrong.
 
