@@ -1,6 +1,5 @@
 import argparse
 import ast
-import math
 import sys
 from functools import partial
 from pathlib import Path
@@ -15,7 +14,6 @@ from benchmarks.harness.children import run_command, run_peer
 from benchmarks.harness.kept_settings import keep_settings
 from benchmarks.harness.report import Report
 from benchmarks.harness.rounds import ratios, run_rounds, spread
-from benchmarks.learning import scores
 from benchmarks.learning.parts import time_to_loss_report
 from benchmarks.learning.parts.blind import draw_once
 
@@ -108,24 +106,6 @@ def test_a_drawn_order_is_kept_for_a_run_that_goes_on(tmp_path: Path) -> None:
     drawn = draw_once(tmp_path / "order.json", items)
     assert sorted(drawn) == items
     assert draw_once(tmp_path / "order.json", items) == drawn
-
-
-def test_a_score_is_compared_with_the_errors_within_equal_steps_or_over_all_checkpoints() -> None:
-    # With each step, the score falls although the errors do too; at equal steps, a high score goes with few errors.
-    points = [
-        scores.Point(f"setting {i}", "0", step, 0.9 - 0.1 * i - step / 2000, {"rank": i - step / 100})
-        for i in range(5)
-        for step in (100, 800)
-    ]
-    all_of_them, equal_steps, one_run = (
-        scores.rank_correlation(points, "rank", stratum) for stratum in scores.COMPARISONS.values()
-    )
-    assert equal_steps == pytest.approx((-1.0, -1.0, -1.0, 10, 2))
-    assert one_run == pytest.approx((1.0, 1.0, 1.0, 10, 5))
-    assert -1.0 < all_of_them.value < 1.0
-    assert all_of_them.low <= all_of_them.value <= all_of_them.high
-    few = scores.rank_correlation(points[:4], "rank", scores.COMPARISONS["all checkpoints"])
-    assert math.isnan(few.low)
 
 
 @pytest.mark.parametrize(("since", "ours", "ratio"), [("start", "30", "> 3.30"), ("step", "20", "> 4.45")])

@@ -34,7 +34,18 @@ class RemoteObjects:
 
     def info(self, location: str) -> ObjectInfo:
         """Asks for size and ETag of an object."""
-        return _info(location, self._request(location, lambda store, key: import_obstore().head(store, key)))
+        patience_s, began = self._patience_s(parse_url(location)), time.monotonic()
+        try:
+            return _info(location, self._request(location, lambda store, key: import_obstore().head(store, key)))
+        except StorageError as error:
+            if error.kind == "unavailable" and time.monotonic() - began >= patience_s:
+                raise
+
+        # Some servers refuse HEAD requests, and a URL may be signed for GET only.
+        def get(store: "ObjectStore", key: str) -> ObjectInfo:
+            return _info(location, import_obstore().get(store, key, options={"range": (0, 1)}).meta)
+
+        return self._request(location, get)
 
     def read_range(self, location: str, offset: int, length: int, *, etag: str | None, size: int | None) -> bytes:
         """Returns a range of an object."""

@@ -231,7 +231,7 @@ def test_preview_rejects_a_step_without_microbatches(
 
 @pytest.mark.parametrize(
     ("blocked", "option", "extra"),
-    [("distributed", "--dask=tcp://host:1", "dask"), ("datasets", "--jobs=1", "huggingface")],
+    [("distributed", "--dask=tcp://host:1", "dask"), ("pyarrow", "--jobs=1", "huggingface")],
 )
 def test_a_missing_extra_is_one_line_with_the_pip_command(
     blocked: str, option: str, extra: str, tmp_path: Path

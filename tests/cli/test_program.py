@@ -91,10 +91,10 @@ def test_the_flags_of_all_commands_are_deliberate() -> None:
             *("--overwrite", "INPUT", "MODEL"),
         ],
         "probe": [
-            *("--baselines", "--context", "--device", "--each-layer", "--group-by", "--held-out"),
+            *("--baselines", "--context", "--device", "--group-by", "--held-out"),
             *("--held-out-where", "--json", "--label", "--labels-per-frame"),
-            *("--learning-rates", "--max-batch-seconds", "--max-epochs", "--num-units", "--output -o", "--overwrite"),
-            *("--patience", "--probe-seeds", "--seed", "--task", "--test", "--train-per-class", "--units"),
+            *("--learning-rates", "--max-batch-seconds", "--max-epochs", "--output -o", "--overwrite"),
+            *("--patience", "--probe-seeds", "--seed", "--task", "--test", "--train-per-class"),
             *("INPUT", "MODEL"),
         ],
         "import": ["--output -o", "--overwrite", "MODEL"],
