@@ -9,6 +9,8 @@ from benchmarks.counts.fake_gpu import OperationLog
 from nestmodel import preset_path
 from tests.fakes import needs_fake_gpu
 
+pytestmark = pytest.mark.slow
+
 
 def test_bytes_of_dropped_tensors_are_no_longer_counted() -> None:
     with OperationLog(rounding=512) as log:

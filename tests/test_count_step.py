@@ -31,6 +31,8 @@ from nestmodel.preflight.measure.trial_step import noise_batch
 from tests.fakes import needs_fake_gpu
 from tests.training import tiny_config
 
+pytestmark = pytest.mark.slow
+
 OUTSIDE = {
     "small": {
         "features": (38, 1.9),

@@ -11,6 +11,8 @@ import pytest
 
 from tests.browsers import open_browser
 
+pytestmark = pytest.mark.slow
+
 REPOSITORY = Path(__file__).parents[1]
 PHONE = {"width": 390, "height": 844}
 KINDS = {".css", ".gz", ".html", ".inv", ".ipynb", ".js", ".json", ".map", ".png", ".svg", ".xml"}

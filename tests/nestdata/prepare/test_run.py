@@ -323,6 +323,8 @@ VARIED_CONFIG = PrepareConfig(probe="decode", window_seconds=0.7, pcm=True)
 
 
 @pytest.mark.multiprocess
+@pytest.mark.slow
+@pytest.mark.smoke
 def test_the_corpus_does_not_depend_on_the_number_of_jobs(varied_inputs: list[Path], tmp_path: Path) -> None:
     reports = [
         prepare_corpus(varied_inputs, tmp_path / f"{jobs}.corpus", VARIED_CONFIG, jobs=jobs) for jobs in (1, 2, 3)

@@ -159,6 +159,7 @@ with _first_stages.set_kernel_enabled("cpu", False), _gradients.set_kernel_enabl
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("code", [INTERPRETED, IN_A_MODULE])
 def test_kernels_for_a_gpu_compute_the_definition(code: str, tmp_path: Path) -> None:
     pytest.importorskip("triton", reason="Triton comes with torch for GPUs")
