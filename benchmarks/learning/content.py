@@ -180,7 +180,6 @@ def _tables(output: Path, arguments: argparse.Namespace, alike: Mapping[str, str
 def _head(arguments: argparse.Namespace, output: Path, digest: str) -> str:
     """Returns what stands before the tables of the results."""
     config = read_probe(next(output.glob(f"{arguments.data[0][0]}-A*")))["config"]
-    heads = "linear heads" if config["hidden"] is None else f"heads with a hidden layer of {config['hidden']}"
     script = "benchmarks/learning/content.py"
     return f"""# Content of encoders
 
@@ -188,7 +187,7 @@ def _head(arguments: argparse.Namespace, output: Path, digest: str) -> str:
 
 Made by `{script}`{" --quick" if arguments.quick else ""} on {machine("CPU cores")}, {versions("torch", "jiwer")}. Error
 rates in characters in %, differences in percentage points, with 95 % bootstrap intervals over groups of
-`{arguments.group_by}`. The encoders are frozen; {heads} learned with seeds {config["probe_seeds"]}, learning rates
+`{arguments.group_by}`. The encoders are frozen; linear heads learned with seeds {config["probe_seeds"]}, learning rates
 {config["learning_rates"]}, {config["max_epochs"]} epochs. {PURPOSES[arguments.purpose]}
 
 Models had letters instead of names until the figures were written (SHA-256 of figures.md: `{digest}`).

@@ -239,7 +239,7 @@ class _BatchSource(Dataset[Any]):
     def __getitem__(self, task: _Task) -> AudioNoiseBatch | FilledSlot:
         memory = None if self._ring is None or task.slot is None else self._ring.bytes_of(task.slot)
         batch: AudioNoiseBatch = self._dataset.load(task.batch_index, memory, task.upcoming)
-        return batch if task.slot is None else FilledSlot.of(batch, task.slot)
+        return batch if task.slot is None or memory is None else FilledSlot.of(batch, task.slot, memory)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _received_source, (bytes(ForkingPickler.dumps(self._dataset)), self._ring)

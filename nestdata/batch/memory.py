@@ -153,9 +153,19 @@ class FilledSlot:
     metadata: dict[str, Any]
 
     @classmethod
-    def of(cls, batch: AudioNoiseBatch, slot: int) -> "FilledSlot":
-        """Returns what travels of a batch whose tensors are in a slot."""
+    def of(cls, batch: AudioNoiseBatch, slot: int, memory: NDArray[np.uint8]) -> "FilledSlot":
+        """Returns what travels of a batch whose tensors are in a slot.
+
+        Raises:
+            ValueError: A tensor is elsewhere, so that it would not travel.
+        """
         num_cuts, num_samples = batch.audio.shape
+        begin, places = memory.ctypes.data, _layout(num_cuts, num_samples)
+        if elsewhere := [name for name, at in places.items() if getattr(batch, name).data_ptr() != begin + at.start]:
+            raise ValueError(
+                f"the data set gave a batch whose {', '.join(elsewhere)} is not in the memory that `load` was given. "
+                "Write into the tensors of the batch instead of replacing them."
+            )
         return cls(slot, (num_cuts, num_samples), batch.metadata())
 
     def open(self, ring: SlotRing) -> AudioNoiseBatch:

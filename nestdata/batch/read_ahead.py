@@ -2,6 +2,7 @@
 
 import logging
 import time
+import weakref
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, wait
@@ -59,6 +60,7 @@ class ReadAhead:
         self._fetch = fetch
         self._max_bytes = max_bytes
         self._pool = DaemonPool(num_threads, "read-ahead")
+        weakref.finalize(self, self._pool.close).atexit = False
         self._held: dict[Request, Future[bytes | None]] = {}
         self._untaken: set[Request] = set()
         """Requests in `_held` whose bytes were never taken."""
@@ -109,6 +111,7 @@ class ReadAhead:
         if future is not None and not future.done():
             if not wait([future], _WARN_AFTER_S).done:
                 _log.warning("waiting for %s", redacted(request.address.location))
+                wait([future])
             return future
         # The store may have recovered since.
         future = Future()

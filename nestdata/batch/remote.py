@@ -3,6 +3,7 @@
 Only corpora with audio in object stores use it; local audio, in tars as well, is read where it is decoded.
 """
 
+import os
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -117,6 +118,7 @@ class RemoteReader:
         self._repeats = tuple(repeats)
         self._cuts_of = cuts_of
         self._process: _ReaderOfProcess | None = None
+        self._process_id = 0
 
     @staticmethod
     def is_needed(speech: Corpora, noise: Corpus | None) -> bool:
@@ -125,7 +127,9 @@ class RemoteReader:
 
     def begin(self, index: Index, upcoming: Iterable[Index]) -> None:
         """Requests the bytes of a microbatch, and then those of the next ones."""
-        if self._process is None:
+        if self._process is None or self._process_id != os.getpid():
+            # The threads of a process are not in those that are forked from it.
+            self._process_id = os.getpid()
             shares = shares_of_corpora(self.config.cache_bytes, self._speech, self._noise, self._repeats)
             self._process = _ReaderOfProcess(self.config, shares)
         self._process.begin(index, upcoming, self._requests)

@@ -170,10 +170,15 @@ def _read_own(path: Path, num_bytes: int) -> bytes:
         OSError: There is no such file, or it cannot be opened.
     """
     descriptor = os.open(path, os.O_RDONLY | _OPEN)
-    with open(descriptor, "rb", buffering=0) as file:
+    try:
         status = os.fstat(descriptor)
         is_own = stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid()
-        return file.readall() if is_own and status.st_size == num_bytes else b""
+        if not is_own or status.st_size != num_bytes:
+            return b""
+        with open(descriptor, "rb", buffering=0, closefd=False) as file:
+            return file.readall()
+    finally:
+        os.close(descriptor)
 
 
 def _trailer(address: Address, checksum: int) -> bytes:

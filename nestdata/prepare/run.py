@@ -27,6 +27,7 @@ from nestdata.prepare.finish import finish_corpus
 from nestdata.prepare.found import Collector, Found, Outcome, Reject
 from nestdata.prepare.inputs import AudioInputs, Entry, InputOptions, Source, audio_inputs
 from nestdata.prepare.inputs.audio import Unusable
+from nestdata.prepare.inputs.entry import ReadsFiles
 from nestdata.prepare.inputs.formats.detect import open_sources
 from nestdata.prepare.inputs.formats.lhotse import CorpusCuts, LhotseManifest, LhotseObjects
 from nestdata.prepare.inputs.remote import located_entries
@@ -165,13 +166,17 @@ def run_task(task: Task) -> TaskResult:
         return TaskResult(task.source_index, found, 0)
     collector, depends_on = Collector(), dict[str, ObjectInfo | None]()
     entries = located_entries(task.source, task.items, task.first, lambda entry: reads_audio(entry, config))
+    knows_all = True  # what the result depends on
     for number, entry in entries:
         collector.add(probe(entry, config), number, entry.where, replaces=entry.number is not None)
         audio = entry.audio.audio if isinstance(entry.audio, Unusable) else entry.audio
         if audio:
             depends_on[audio.location] = audio.member.shard if audio.member else None
+        else:  # the files of an item are known, if the source names them
+            knows_all &= isinstance(task.source, ReadsFiles)
     found = collector.collected()
-    kept.save(found, depends_on)
+    if knows_all:
+        kept.save(found, depends_on)
     return TaskResult(task.source_index, found, _newly_read())
 
 
@@ -253,7 +258,7 @@ def _check_rejects(
 ) -> None:
     """Raises ManifestError if there is no cut, or if there is a reject and `config.strict` is set."""
     example = writer.first_reject
-    why = f"; the first: {example.where}: {example.reason}, {example.detail}" if example else ""
+    why = f"; the first: {example.where}: {example.reason}, {example.detail.rstrip('.')}" if example else ""
     reasons = ", ".join(f"{number} {reason}" for reason, number in writer.rejected.most_common())
     if stats is None:
         advice = ADVICE[example.reason] if example else "Check the command that wrote it."

@@ -159,6 +159,8 @@ def storage_error(error: Exception, location: str) -> StorageError:
 def _first_line(error: Exception) -> str:
     """Returns what obstore says, without the body of an answer, which may hold a session token."""
     line = (str(error).splitlines() or [type(error).__name__])[0]
+    until_status, status, body = line.partition("status code: ")
+    line = until_status + status + body.partition(":")[0]
     for start_of_body in "<{":
         line = line.partition(start_of_body)[0]
     return redacted(line).rstrip(" :.")

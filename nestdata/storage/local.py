@@ -39,6 +39,7 @@ def read_file_range(path: str, offset: int, length: int, *, size: int | None) ->
 def open_file(path: str, offset: int) -> io.BufferedReader:
     """Opens a file for sequential reading."""
     with _storage_errors(path):
+        _size_of_file(path, os.stat(path))  # a pipe would be opened once it has a writer
         file: io.BufferedReader = io.BufferedReader(io.FileIO(path), buffer_size=MIB)
         file.seek(offset)
         return file
@@ -98,7 +99,8 @@ def _storage_errors(path: str) -> Iterator[None]:
 
 def _size_of_file(path: str, status: os.stat_result) -> int:
     if not stat.S_ISREG(status.st_mode):
-        raise IsADirectoryError(f"{path}: not a regular file")
+        kind = "a folder" if stat.S_ISDIR(status.st_mode) else "not a regular file"
+        raise StorageError.because("invalid", f"{path}: {kind}, expected a file.")
     return status.st_size
 
 

@@ -68,7 +68,11 @@ class RemoteObjects:
             failure = StorageError.because("unavailable", text)
         if failure.kind == "unavailable" and time.monotonic() - began < patience_s:
             # A range beyond the end of an object that is shorter now, or one that was replaced during the answer.
-            _check_version(self.info(location), etag=etag, size=size, end=end)
+            try:
+                found = self.info(location)
+            except StorageError:
+                raise failure from None
+            _check_version(found, etag=etag, size=size, end=end)
         raise failure
 
     def list_objects(self, folder: str) -> Iterator[ObjectInfo]:

@@ -1,5 +1,6 @@
 """Threads for requests to object stores, for which the exit of the process does not wait."""
 
+import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -27,9 +28,16 @@ class DaemonPool:
         self._name = name
         self._calls: SimpleQueue[_Call | None] = SimpleQueue()
         self._threads: list[threading.Thread] = []
+        self._process = os.getpid()
 
     def submit(self, call: Callable[..., Result], *arguments: Any) -> "Future[Result]":
-        """Returns the future of a call, which is not made if the future is cancelled before."""
+        """Returns the future of a call, which is not made if the future is cancelled before.
+
+        Raises:
+            RuntimeError: This process was forked from that of the threads.
+        """
+        if os.getpid() != self._process:
+            raise RuntimeError(f"the threads {self._name} belong to the process that this one was forked from.")
         future: Future[Result] = Future()
         self._calls.put((future, call, arguments))
         if len(self._threads) < self._num_threads:

@@ -1,10 +1,13 @@
+import copy
 import gc
 import itertools
 import multiprocessing
 import os
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -180,6 +183,23 @@ def test_a_corpus_that_is_removed_before_workers_open_it_is_named(
     with pytest.raises(CorpusError, match=r"speech\.corpus: does not exist"):
         next(iter(loader))
     assert "Traceback" not in capfd.readouterr().err
+
+
+class Doubled(AudioNoiseDataset):
+    """Replaces a tensor of each batch, instead of writing into it."""
+
+    def load(self, *arguments: Any) -> AudioNoiseBatch:
+        batch = super().load(*arguments)
+        return replace(batch, audio=2 * batch.audio)
+
+
+def test_a_tensor_outside_of_its_slot_is_an_error_and_not_lost(
+    messy: AudioNoiseDataset, batch_indices: list[BatchIndex]
+) -> None:
+    doubled = copy.copy(messy)
+    doubled.__class__ = Doubled
+    with pytest.raises(ValueError, match="a batch whose audio is not in the memory that `load` was given"):
+        next(iter(doubled.loader(batch_indices[:1], num_workers=1, start_method="fork")))
 
 
 def test_without_workers_no_memory_is_shared(messy: AudioNoiseDataset, batch_indices: list[BatchIndex]) -> None:

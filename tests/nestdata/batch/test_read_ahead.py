@@ -8,6 +8,7 @@ import pytest
 from nestdata.batch.read_ahead import ReadAhead, Request
 from nestdata.corpus.addresses import Address
 from nestdata.errors import StorageError
+from nestdata.storage import DaemonPool
 
 PATIENCE_S = 60.0
 
@@ -237,3 +238,32 @@ def test_no_kind_of_error_leaves_the_caller_waiting() -> None:
     for number in (1, 2):
         with pytest.raises(Panic, match="unwrap"):
             ahead.take(request(number))
+
+
+def test_bytes_are_waited_for_after_the_warning_that_says_so(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("nestdata.batch.read_ahead._WARN_AFTER_S", 0.01)
+    store = Store()
+    ahead = reader(store, num_threads=1)
+    with store.closed():
+        ahead.begin([request(1)], [])
+        store.wait_for(1)
+        ahead.begin([request(2)], [])  # waits for the only thread, which is busy with bytes that nobody needs now
+
+        def release_when_warned() -> None:
+            while "waiting for" not in caplog.text:
+                time.sleep(0.01)
+            store.release()
+
+        threading.Thread(target=release_when_warned, daemon=True).start()
+        assert ahead.take(request(2)) == bytes([2]) * 10
+    assert ahead.waited_s > 0.01
+
+
+def test_a_forked_process_is_told_that_threads_are_not_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    pool = DaemonPool(1, "test")
+    assert pool.submit(lambda: 7).result(PATIENCE_S) == 7
+    monkeypatch.setattr("nestdata.storage.threads.os.getpid", lambda: -1)
+    with pytest.raises(RuntimeError, match="the threads test belong to the process that this one was forked from"):
+        pool.submit(lambda: 7)

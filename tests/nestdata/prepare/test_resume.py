@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from nestdata import Corpus, OutputError, PrepareConfig, PrepareProgress, prepare_corpus
+from nestdata import Corpus, ManifestError, OutputError, PrepareConfig, PrepareProgress, prepare_corpus
 from tests.nestdata.full_disk import files_up_to
 from tests.nestdata.prepare.inputs.formats.test_parquet import embedded, write_parquet
 from tests.nestdata.prepare.inputs.shards import shar_cut, write_tar
@@ -144,6 +144,25 @@ def test_rejected_audio_that_was_repaired_is_probed_again(tmp_path: Path) -> Non
     bad.write_bytes(good.read_bytes())
     report = prepare_corpus([manifest], output)
     assert (report.num_cuts, report.rejected) == (2, {})
+
+
+def test_a_tar_that_was_missing_is_looked_for_again(tmp_path: Path) -> None:
+    content = write_audio(tmp_path / "a.wav", hiss(8000, 1)).read_bytes()
+    rows = []
+    for number in range(20):  # the later tasks have cuts of both tars
+        tar = write_tar(tmp_path / f"{number % 2}.{number}.tar", [(f"{number}.wav", content)])
+        row = shar_cut(str(number), 8000)[0] | {"start": 0.0}
+        row["recording"]["sources"][0] |= {"type": "shar_ptr", "source": f"{tar}?o=0&e=0"}
+        rows.append(row)
+    manifest, output = write_jsonl(tmp_path / "cuts.jsonl", rows), tmp_path / "speech.corpus"
+    missing = sorted(tmp_path.glob("1.*.tar"))
+    for path in missing:
+        path.rename(path.with_suffix(".hidden"))
+    with pytest.raises(ManifestError, match="10 of 20 entries cannot be used"):
+        prepare_corpus([manifest], output, PrepareConfig(strict=True))
+    for path in missing:
+        path.with_suffix(".hidden").rename(path)
+    assert prepare_corpus([manifest], output, PrepareConfig(strict=True)).num_cuts == 20
 
 
 def test_damaged_results_and_tars_that_are_gone_are_made_again(data: Path, tmp_path: Path) -> None:

@@ -43,8 +43,8 @@ def test_bytes_are_read_by_range_as_a_whole_and_as_a_stream(file: str) -> None:
         ("missing", "none: no such file", lambda folder: Storage().open_stream(f"{folder}/none")),
         ("missing", "none: no such file", lambda folder: list(Storage().list_objects(f"{folder}/none"))),
         ("missing", "no such file", lambda folder: Storage().info(f"{folder}/content.bin/a")),
-        ("invalid", "is a directory, expected a file", lambda folder: Storage().read_range(folder, 0, 1)),
-        ("invalid", "is a directory, expected a file", lambda folder: Storage().info(folder)),
+        ("invalid", "a folder, expected a file", lambda folder: Storage().read_range(folder, 0, 1)),
+        ("invalid", "a folder, expected a file", lambda folder: Storage().info(folder)),
         ("invalid", "expected an absolute path or a URL", lambda _: Storage().info("relative")),
         ("invalid", "ftp://host/a: expected an absolute path", lambda _: Storage().read_range("ftp://host/a", 0, 1)),
         (

@@ -3,7 +3,7 @@
 import os
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ import orjson
 
 from nestdata.audio.channels import MIX_FIELD, Channel
 from nestdata.errors import ConfigError, ManifestError, StorageError, in_one_line
-from nestdata.prepare.inputs.audio import LhotseCut, Member, Unusable, unusable_command
+from nestdata.prepare.inputs.audio import File, LhotseCut, Member, Unusable, unusable_command
 from nestdata.prepare.inputs.entry import Entry, seconds
 from nestdata.prepare.inputs.format import Format, GivenInput, Opened, is_corpus, is_lhotse
 from nestdata.prepare.inputs.labels import label_text
@@ -112,11 +112,13 @@ class LhotseManifest(LineSource):
             )
         tar = self.names.file(parts["tar"]).location
         try:
-            return member_at(tar, int(parts["start"]), object_info(tar) if is_url(tar) else storage().info(tar))
+            found = member_at(tar, int(parts["start"]), object_info(tar) if is_url(tar) else storage().info(tar))
         except StorageError as error:
             if error.kind not in ("missing", "changed"):
                 raise
-            return Unusable(error.kind, str(error))
+            found = Unusable(error.kind, str(error))
+        # With the tar, so that a kept result is not taken once it has been restored.
+        return replace(found, audio=File(tar)) if isinstance(found, Unusable) else found
 
 
 @dataclass(frozen=True, slots=True)

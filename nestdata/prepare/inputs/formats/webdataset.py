@@ -29,7 +29,7 @@ from nestdata.prepare.inputs.tar import (
 )
 from nestdata.storage import is_url, join, name_of, storage
 
-_KEY = re.compile(r"((?:.*/)?[^./]+)\.[^/]*")
+_KEY = re.compile(r"((?:.*/)?[^./]+)\.[^/]*", re.DOTALL)
 # Members about the archive rather than a sample.
 _ABOUT_ARCHIVE = re.compile(r"__[^/]*__(?:$|/)")
 _NOT_LABELS = frozenset({"audio_filepath", "audio_filename", "offset", "duration"})
@@ -37,6 +37,8 @@ _AUDIO = frozenset(AUDIO_SUFFIXES)
 _LABEL_SUFFIXES = (".json", ".txt")
 # Labels are some hundred bytes; longer ones are not read.
 _MAX_LABELS = 1 << 20
+# Members of a sample that come in several places of a tar. With more, it is rejected: its key ends too early.
+_MAX_SCATTERED = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +57,7 @@ class WebDataset(ShardSource):
         """Returns the source of tars, given their absolute paths or URLs."""
         return cls(path, tuple((tar,) for tar in tars), folder_of(tars), root)
 
-    def entries(self, number: int, item: tuple[int, tuple[str]]) -> Iterator[Entry]:
+    def entries(self, number: int, item: tuple[int, tuple[str]]) -> Iterator[Entry]:  # noqa: ARG002, keys are numbered
         """Yields the samples of a tar, and those again of which further members come later.
 
         Raises:
@@ -63,26 +65,34 @@ class WebDataset(ShardSource):
             StorageError: The tar cannot be read.
         """
         index, (tar,) = item
-        samples: dict[str, tuple[int, list[TarMember]]] = {}  # by key: the number of the entry, and the members
+        samples: dict[str, _Sample] = {}  # by key
         silent: dict[str, None] = {}  # the keys of those without audio
         with open_shard(tar) as shard:
             for key, run in groupby(shard.members(), _key_of):
                 if not key:
                     continue
-                number, members = samples.setdefault(key, (entry_number(index, len(samples) + 1), []))
-                parts = [_part(found, shard.address) for found in members]
-                for found in run:
-                    parts.append(_part(found, shard.member))
-                    members.append(found)
-                if any(part.decides for part in parts):
+                sample = samples.setdefault(key, _Sample(entry_number(index, len(samples) + 1)))
+                new = [(found, _part(found, shard.member)) for found in run]
+                comes_again = bool(sample.members)
+                if sample.is_scattered or (comes_again and all(part.member is None for _, part in new)):
+                    continue
+                parts = [_part(found, shard.address) for found in sample.members] + [part for _, part in new]
+                sample.members += [found for found, _ in new]
+                sample.is_scattered = comes_again and len(parts) > _MAX_SCATTERED
+                if sample.is_scattered:
                     silent.pop(key, None)
-                    yield self._entry(number, tar, key, *_joined(parts))
+                    names = ", ".join(part.name for part in parts[:8])
+                    detail = f"more than {_MAX_SCATTERED} members in several places, since a key ends at the first dot"
+                    yield self._entry(sample.number, tar, key, Unusable("ambiguous_member", f"{detail}: {names}, ..."))
+                elif any(part.decides for part in parts):
+                    silent.pop(key, None)
+                    yield self._entry(sample.number, tar, key, *_joined(parts))
                 else:
                     silent[key] = None
         for key in silent:
-            number, members = samples[key]
-            detail = f"a sample without audio: {', '.join(plain_name(found.name) for found in members)}"
-            yield self._entry(number, tar, key, Unusable("no_such_member", detail))
+            names = ", ".join(plain_name(found.name) for found in samples[key].members)
+            missing = Unusable("no_such_member", f"a sample without audio: {names}")
+            yield self._entry(samples[key].number, tar, key, missing)
         if shard.problem:
             yield Entry(tar, "", shard.problem, number=entry_number(index, len(samples) + 1))
 
@@ -131,6 +141,18 @@ def _key_of(found: TarMember) -> str:
     name = plain_name(found.name)
     match = None if _ABOUT_ARCHIVE.match(name) else _KEY.fullmatch(name)
     return match[1] if match else ""
+
+
+@dataclass(slots=True)
+class _Sample:
+    """The members of a key so far."""
+
+    number: int
+    """Number of the entry."""
+
+    members: list[TarMember] = field(default_factory=list)
+    is_scattered: bool = False
+    """Whether it is rejected whatever comes."""
 
 
 class _Part(NamedTuple):

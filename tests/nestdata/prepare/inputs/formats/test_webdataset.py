@@ -203,3 +203,14 @@ def test_labels_packed_before_all_audio_are_those_of_the_cuts(tmp_path: Path) ->
 
 def test_a_video_beside_its_sound_is_not_a_second_recording(tmp_path: Path) -> None:
     assert samples(tmp_path, "a.mp4", "a.wav", "b.mp4") == [("a", "a.wav"), ("b", "b.mp4")]
+
+
+def test_keys_that_come_in_very_many_places_are_rejected_once_and_for_all(tmp_path: Path) -> None:
+    names = [f"{key}.{number}.flac" for number in range(200) for key in ("84", "85")]
+    entries = entries_of(write_tar(tmp_path / "a.tar", [(name, name.encode()) for name in names]))
+    assert len(entries) <= 2 * 66  # each sample is not joined again for each of its members
+    assert sorted(found_in([*latest(entries).values()])) == [("84", "ambiguous_member"), ("85", "ambiguous_member")]
+
+
+def test_a_folder_in_a_tar_may_have_any_name(tmp_path: Path) -> None:
+    assert samples(tmp_path, "fo\no/x.flac") == [("fo\no/x", "fo\no/x.flac")]
