@@ -146,6 +146,15 @@ class MessyCorpora:
     """The noise, as a sample bank."""
 
 
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    """An open browser; tests are skipped without one. It ends with its module, since playwright runs an event loop."""
+    from tests.browsers import open_browser
+
+    with open_browser() as browser:
+        yield browser
+
+
 @pytest.fixture(scope="session")
 def messy_corpora(tmp_path_factory: pytest.TempPathFactory) -> MessyCorpora:
     from tests.synthesis import banked_noise, messy_noise, messy_speech, windowed_speech

@@ -3,13 +3,10 @@
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-
-from tests.browsers import open_browser
 
 pytestmark = pytest.mark.slow
 
@@ -30,12 +27,6 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
         check=True,
     )
     return folder
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with open_browser() as browser:
-        yield browser
 
 
 def watched_page(context: Any, problems: list[str]) -> Any:

@@ -157,6 +157,11 @@ def count(preset: str, cuts: int | None = None) -> dict[str, Count]:
     return found
 
 
+def rows_of(form: str) -> list[str]:
+    """Returns the row of each part of a step in one of `FORMS`, in the order of `PARTS`."""
+    return [_row(part, FORMS[form].get(part)) for part in PARTS]
+
+
 def _row(part: str, form: str | None) -> str:
     """Returns the name of the row of a part; its form is None in a step without the compiler."""
     return part if form is None else f"{part}, {form}"
@@ -501,8 +506,8 @@ def _totals(counts: dict[str, Counts]) -> str:
             parts = found[preset]
             eager = sum((parts[part] for part in PARTS), Count())
             lines.append(f"| {preset} | {name} | {_cells(eager)} |")
-            for form, of_parts in FORMS.items():
-                rows = [_row(part, of_parts.get(part)) for part in PARTS]
+            for form in FORMS:
+                rows = rows_of(form)
                 if set(rows) <= set(parts):
                     lines.append(
                         f"| {preset} | {name}, {form} | {_cells(sum((parts[row] for row in rows), Count()))} |"

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import yaml
 
-from benchmarks.counts.count_step import DENSE_BF16_TFLOPS, PARTS, SECONDS, Count, count
+from benchmarks.counts.count_step import DENSE_BF16_TFLOPS, SECONDS, Count, count, rows_of
 
 NUM_GPUS = (1, 8)
 LAUNCHES_PER_OPERATION, LAUNCH_S = 1.35, 37e-6
@@ -54,9 +54,8 @@ def default_steps(preset: str) -> list[DefaultStep]:
 
     plan = cast(dict[str, Any], yaml.safe_load(preset_path(preset).read_text()))["data"]["plan"]
     parts = count(preset, cuts=round(plan["max_batch_seconds"] / SECONDS))
-    compiled = {"features", "blocks"}
-    of_microbatch = [parts[f"{part}, compiled" if part in compiled else part] for part in PARTS if part != "optimizer"]
-    microbatch, update = sum(of_microbatch, Count()), parts["optimizer"]
+    microbatch = sum((parts[row] for row in rows_of("compiled") if row != "optimizer"), Count())
+    update = parts["optimizer"]
     gradient_bytes = 4 * sum(p.numel() for p in NestNetwork(NestConfig.preset(preset)).parameters() if p.requires_grad)
     found = []
     for num_gpus in NUM_GPUS:

@@ -237,9 +237,11 @@ class _BatchSource(Dataset[Any]):
         self._ring = ring
 
     def __getitem__(self, task: _Task) -> AudioNoiseBatch | FilledSlot:
-        memory = None if self._ring is None or task.slot is None else self._ring.bytes_of(task.slot)
-        batch: AudioNoiseBatch = self._dataset.load(task.batch_index, memory, task.upcoming)
-        return batch if task.slot is None or memory is None else FilledSlot.of(batch, task.slot, memory)
+        if self._ring is None or task.slot is None:
+            batch: AudioNoiseBatch = self._dataset.load(task.batch_index, None, task.upcoming)
+            return batch
+        memory = self._ring.bytes_of(task.slot)
+        return FilledSlot.of(self._dataset.load(task.batch_index, memory, task.upcoming), task.slot, memory)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _received_source, (bytes(ForkingPickler.dumps(self._dataset)), self._ring)

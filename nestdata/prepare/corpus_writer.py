@@ -22,9 +22,6 @@ from nestdata.errors import ManifestError, shortened
 from nestdata.prepare.found import RECORD, Found, Reject, Searched
 from nestdata.storage import ObjectInfo, common_folder, is_url, parent
 
-LONG_SECONDS = 60
-"""Cuts that last longer are counted: few batches have room for them, and they pad the others."""
-
 # Hours are not counted by language or speaker if there are more names than this: the counts would not fit a report.
 _MAX_NAMES = 100_000
 # Characters of an id in a reject, and in an explanation.

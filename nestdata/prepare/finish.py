@@ -6,12 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from nestdata.corpus.addresses import relative_name
 from nestdata.corpus.meta import FORMAT_VERSION, meta_content
 from nestdata.prepare.bank_writer import write_bank
 from nestdata.prepare.config import PrepareConfig
-from nestdata.prepare.corpus_writer import LONG_SECONDS, CorpusStats
+from nestdata.prepare.corpus_writer import CorpusStats
 from nestdata.prepare.inputs import Source
 from nestdata.prepare.inputs.formats.folder import other_files
 from nestdata.prepare.pool import Pool
@@ -21,6 +22,8 @@ from nestdata.prepare.speech import detector_name
 from nestdata.prepare.written_cuts import WrittenCuts
 from nestdata.redaction import redacted
 
+# Cuts that last longer are counted: few batches have room for them, and they pad the others.
+_LONG_SECONDS = 60
 _MAX_KINDS = 10
 _FOUND_BY_DECODING = "files cut off behind their headers, damage, all-zero audio and byte-equal files"
 
@@ -74,7 +77,7 @@ def _report(stats: CorpusStats, output: Path, config: PrepareConfig, others: dic
         shortest_s=int(lengths[0]) / rate,
         longest_s=int(lengths[-1]) / rate,
         num_resampled=stats.num_resampled,
-        num_long=stats.num_cuts - int(np.searchsorted(lengths, LONG_SECONDS * rate, "right")),
+        num_long=len(_long_cuts(stats, rate)),
         other_files=others,
         num_equal_files=stats.num_equal_files if config.probe == "decode" else None,
         notes=_notes(stats, config, others),
@@ -90,7 +93,7 @@ def _report(stats: CorpusStats, output: Path, config: PrepareConfig, others: dic
 def _notes(stats: CorpusStats, config: PrepareConfig, others: dict[str, int]) -> list[str]:
     """Returns what a person should know about the corpus, in lines: on the terminal and in the HTML report."""
     notes = [_checked(config)]
-    long = stats.lengths[np.searchsorted(stats.lengths, LONG_SECONDS * config.sampling_rate, "right") :]
+    long = _long_cuts(stats, config.sampling_rate)
     if len(long) and not (config.pcm or config.window_seconds or config.segment):
         hours = int(long.sum()) / config.sampling_rate / 3600
         notes.append(
@@ -111,6 +114,11 @@ def _notes(stats: CorpusStats, config: PrepareConfig, others: dict[str, int]) ->
         number_of_files = _number_of(stats.num_equal_files, "file")
         notes.append(f"byte-equal to another file: {number_of_files}, such as {second}, a copy of {first}")
     return notes
+
+
+def _long_cuts(stats: CorpusStats, rate: int) -> NDArray[np.int64]:
+    """Returns the lengths of cuts of more than a minute, in samples."""
+    return stats.lengths[np.searchsorted(stats.lengths, _LONG_SECONDS * rate, "right") :]
 
 
 def _number_of(number: int, what: str) -> str:

@@ -34,11 +34,11 @@ class RemoteObjects:
 
     def info(self, location: str) -> ObjectInfo:
         """Asks for size and ETag of an object."""
-        patience_s, began = self._patience_s(parse_url(location)), time.monotonic()
+        deadline = self._deadline(location)
         try:
             return _info(location, self._request(location, lambda store, key: import_obstore().head(store, key)))
         except StorageError as error:
-            if error.kind == "unavailable" and time.monotonic() - began >= patience_s:
+            if error.kind == "unavailable" and time.monotonic() >= deadline:
                 raise
 
         # Some servers refuse HEAD requests, and a URL may be signed for GET only.
@@ -56,7 +56,7 @@ class RemoteObjects:
             _check_version(_info(location, answer.meta), etag=etag, size=size, end=end)
             return bytes(answer.bytes())
 
-        patience_s, began = self._patience_s(parse_url(location)), time.monotonic()
+        deadline = self._deadline(location)
         try:
             content = self._request(location, get)
         except StorageError as error:
@@ -66,7 +66,7 @@ class RemoteObjects:
                 return content
             text = f"{location}: the answer has {len(content)} bytes, expected {length}."
             failure = StorageError.because("unavailable", text)
-        if failure.kind == "unavailable" and time.monotonic() - began < patience_s:
+        if failure.kind == "unavailable" and time.monotonic() < deadline:
             # A range beyond the end of an object that is shorter now, or one that was replaced during the answer.
             try:
                 found = self.info(location)
@@ -128,6 +128,10 @@ class RemoteObjects:
             raise failure from None
         self._reached.add((address.scheme, address.bucket))
         return result
+
+    def _deadline(self, location: str) -> float:
+        """Returns when the patience with a request ends that begins now; one that fails before was not repeated."""
+        return time.monotonic() + self._patience_s(parse_url(location))
 
     def _patience_s(self, address: ObjectAddress) -> float:
         """Returns the patience with a bucket, which is shorter before the first answer."""

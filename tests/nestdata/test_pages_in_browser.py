@@ -1,24 +1,16 @@
 """The content security policy of pages, in Chromium, opened as files."""
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from nestdata import AudioNoiseDataset, BatchPlan, Corpora, PlanConfig, prepare_corpus, write_preview
-from tests.browsers import open_browser
 from tests.synthesis import chirp, write_audio, write_jsonl
 
 HOSTILE = "<script>document.title = 'ran'</script><img src=x onerror=\"document.title = 'ran'\">"
 REFUSED = "Content Security Policy"
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with open_browser() as browser:
-        yield browser
 
 
 @pytest.fixture(scope="module")

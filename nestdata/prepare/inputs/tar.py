@@ -243,10 +243,7 @@ class OpenShard:
 
     def address(self, found: TarMember, start: bytes = b"") -> Member | Unusable:
         """Returns the address of a member whose bytes are read when they are needed, apart from its start."""
-        if found.problem:
-            return Unusable("unsafe_member", f"{self.info.location}: the member {found.name!r} is {found.problem}")
-        content = StoredContent(self.info.location, found.offset, found.size, self.info.etag, start=start)
-        return Member(self.info, found.offset, found.size, content)
+        return _member_of(self.info, found, start=start)
 
 
 @contextmanager
@@ -281,10 +278,22 @@ def member_at(location: str, start: int, info: ObjectInfo) -> Member | Unusable:
             return Unusable(error.reason, f"{location}: {error}")
     if found is None:
         return Unusable("no_such_member", f"{location}: the tar ends at byte {start}")
+    return _member_of(info, found._replace(offset=start + found.offset), size=info.size)
+
+
+def _member_of(info: ObjectInfo, found: TarMember, *, size: int | None = None, start: bytes = b"") -> Member | Unusable:
+    """Returns the address of a member, or why it must not be used.
+
+    Args:
+        info: The tar.
+        found: The member, whose offset counts from the start of the tar.
+        size: Size of the tar, if another one is an error when the member is read.
+        start: The first bytes of the member, if they were read.
+    """
     if found.problem:
-        return Unusable("unsafe_member", f"{location}: the member {found.name!r} is {found.problem}")
-    content = StoredContent(location, start + found.offset, found.size, info.etag, info.size)
-    return Member(info, content.offset, found.size, content)
+        return Unusable("unsafe_member", f"{info.location}: the member {found.name!r} is {found.problem}")
+    content = StoredContent(info.location, found.offset, found.size, info.etag, size, start)
+    return Member(info, found.offset, found.size, content)
 
 
 class ShardSource:

@@ -65,6 +65,10 @@ class _Writing(NamedTuple):
     """Holds an exception if the checkpoint could not be written for another reason than the disk."""
 
 
+def _say_path(writing: _Writing) -> None:
+    rank_zero_info(f"waiting until {writing.path} is written.")
+
+
 class Checkpoints(Checkpoint):
     """Writes a checkpoint every `every_n_steps` optimizer steps and at the end of training.
 
@@ -257,7 +261,7 @@ class Checkpoints(Checkpoint):
     def _path_of(self, trainer: pl.Trainer, step: int) -> Path:
         return self._directory_of(trainer) / checkpoint_name(step)
 
-    def _wait(self, trainer: pl.Trainer, say_why: Callable[[_Writing], None] | None = None) -> None:
+    def _wait(self, trainer: pl.Trainer, say_why: Callable[[_Writing], None] = _say_path) -> None:
         """Waits until no checkpoint is being written.
 
         Args:
@@ -273,7 +277,7 @@ class Checkpoints(Checkpoint):
         if not outcome.done():
             nestguard.current().beat(nestguard.Phase.CHECKPOINT, trainer.global_step - 1)
             if not wait([outcome], _SILENT_WAIT_S).done:
-                (say_why or _say_path)(self._writing)
+                say_why(self._writing)
                 wait([outcome])
         self._report()
 
@@ -373,10 +377,6 @@ class Checkpoints(Checkpoint):
             is_chosen = self.keep_every_n_steps is not None and found.step % self.keep_every_n_steps == 0
             if not is_chosen:
                 found.path.unlink(missing_ok=True)
-
-
-def _say_path(writing: _Writing) -> None:
-    rank_zero_info(f"waiting until {writing.path} is written.")
 
 
 def _run_in_thread(write: Callable[[], _Outcome]) -> Future[_Outcome]:

@@ -10,18 +10,11 @@ from typing import Any
 import pytest
 
 from nestdata import PrepareConfig, prepare_corpus
-from tests.browsers import open_browser
 from tests.synthesis import chirp, tone, write_audio, write_jsonl
 
 WIDTHS = (1280, 800, 390)
 LONG_NAME = "a-folder-with-a-name-that-has-no-spaces/" * 3 + "and_a_file_name_that_is_just_as_long.wav"
 SAMPLES = "Samples of the cuts of this corpus"
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with open_browser() as browser:
-        yield browser
 
 
 @pytest.fixture(scope="module")
