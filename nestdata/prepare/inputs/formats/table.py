@@ -25,7 +25,7 @@ _AUDIO_COLUMNS = (
     "wav_filename", "wav", "audio",
 )  # fmt: skip
 # Columns in seconds, and labels of common tables under the names that other inputs have for them.
-_SPAN_COLUMNS = {"offset": "offset", "start": "offset", "duration": "duration", "end": "end"}
+_SPAN_COLUMNS = {"offset": "offset", "start": "offset", "begin": "offset", "duration": "duration", "end": "end"}
 _RENAMED = {"client_id": "speaker", "transcript": "text"}
 _DELIMITERS = ("\t", ",", ";", "|")
 _SUFFIXES = (".csv", ".csv.gz")
@@ -53,7 +53,7 @@ class Columns(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Table(LineSource):
-    """Rows with a column for the audio file, and optionally `offset` or `start`, `duration` or `end`, and labels."""
+    """Rows with a column for the audio file, and optionally its span, in `_SPAN_COLUMNS`, and labels."""
 
     num_header_lines: ClassVar[int] = 1
     has_line_numbers: ClassVar[bool] = True
@@ -124,7 +124,8 @@ def _read_columns(path: Path | str) -> Columns:
     """Reads the header of a table.
 
     Raises:
-        ManifestError: It has no column with audio files, or two columns have the same name.
+        ManifestError: It has no column with audio files, two columns have the same name, or those of spans are too many
+            or too few.
     """
     with open_lines(path) as file:
         line = next((line for line in file if line.strip()), b"")
@@ -143,12 +144,7 @@ def _read_columns(path: Path | str) -> Columns:
     if repeated:
         raise ManifestError(f"{path}:1: two columns are called {repeated[0][:80]!r}. Rename or remove one of them.")
     spans = tuple((index, _SPAN_COLUMNS[key]) for index, key in enumerate(keys) if key in _SPAN_COLUMNS)
-    if len({what for _, what in spans}) < len(spans) or {"duration", "end"} <= {what for _, what in spans}:
-        given = ", ".join(names[index] for index, _ in spans)
-        raise ManifestError(
-            f"{path}:1: the columns {given} give a start or an end twice. Keep one of offset and start, and one of "
-            "duration and end."
-        )
+    _check_spans(path, names, spans)
     taken = {audio, *(index for index, _ in spans)}
     own = {name: index for index, name in enumerate(names) if name and index not in taken}
     labels = []
@@ -156,6 +152,22 @@ def _read_columns(path: Path | str) -> Columns:
         renamed = _RENAMED.get(_key(name), name)
         labels.append((index, name if renamed in own else renamed))  # a column with the name itself takes precedence
     return Columns(delimiter, names, audio, spans, tuple(labels))
+
+
+def _check_spans(path: Path | str, names: Sequence[str], spans: Sequence[tuple[int, str]]) -> None:
+    """Raises ManifestError if a start or an end has two columns, or if there are ends without a column of starts."""
+    what, given = [each for _, each in spans], ", ".join(names[index] for index, _ in spans)
+    starts = ", ".join(name for name, each in _SPAN_COLUMNS.items() if each == "offset")
+    ends = ", ".join(name for name, each in _SPAN_COLUMNS.items() if each != "offset")
+    if len(set(what)) < len(what) or {"duration", "end"} <= set(what):
+        raise ManifestError(
+            f"{path}:1: the columns {given} give a start or an end twice. Keep one of each: {starts}; {ends}."
+        )
+    if what == ["end"]:
+        raise ManifestError(
+            f"{path}:1: the column {given} gives the end of spans, and none gives their start. Name the column of "
+            f"starts one of: {starts}. If there is none, and all spans start at 0, rename {given} to duration."
+        )
 
 
 def _detect(given: GivenInput) -> bool:
@@ -228,7 +240,10 @@ def _audio_column(names: Sequence[str]) -> int | None:
 
 
 def _span(columns: Columns, row: list[str], where: str) -> tuple[float | None, float | None]:
-    """Returns offset and duration in seconds; None for those that a row does not give."""
+    """Returns offset and duration in seconds; None for those that a row does not give.
+
+    A row with an end but an empty start begins at 0. Its id then has its span, as those of the other rows.
+    """
     values: dict[str, Any] = {}
     for index, what in columns.spans:
         text = row[index].strip()
@@ -242,4 +257,6 @@ def _span(columns: Columns, row: list[str], where: str) -> tuple[float | None, f
         duration = end - (offset or 0.0)
         if duration <= 0:
             raise ManifestError(f"{where}: ends at {end:g} s, before its start. Fix or drop this line.")
+    if "offset" in values and duration is not None:
+        offset = offset or 0.0
     return offset, duration

@@ -100,6 +100,12 @@ def test_a_forced_format_is_not_detected(tmp_path: Path) -> None:
         ),
         ("m.csv", b"path,text,Text\n", r"m\.csv:1: two columns are called 'text'"),
         ("m.csv", b"path,start,offset\n", r"m\.csv:1: the columns start, offset give a start or an end twice"),
+        (
+            "m.csv",
+            b"file,Begin,start\n",
+            r"m\.csv:1: the columns Begin, start give .* offset, start, begin; duration, end\.",
+        ),
+        ("m.csv", b"file,start_s,End\n", r"m\.csv:1: the column End gives the end of spans, and none gives"),
         ("m.csv", "path,text\n".encode("utf-16"), r"m\.csv: text in UTF-16\. Save it as UTF-8"),
         ("wav.scp", b"a a.wav\n", r"wav\.scp: a file of a Kaldi directory\. Give the folder"),
     ],

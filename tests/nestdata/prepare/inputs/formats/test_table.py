@@ -67,6 +67,19 @@ def test_start_and_end_give_the_span(tmp_path: Path) -> None:
     assert [(entry.offset, entry.duration) for entry in entries_of(path)] == [(0.5, 1.5), (0.0, 1.0), (1.0, None)]
 
 
+def test_each_row_of_file_begin_and_end_is_a_span(tmp_path: Path) -> None:
+    some_audio(tmp_path / "wavs" / "a.wav")
+    rows = ["wavs/a.wav,0,0.25", "wavs/a.wav,0.25,0.5", "wavs/a.wav,,0.375", "wavs/a.wav,,"]
+    cuts, rejects = prepared(table(tmp_path / "m.csv", "\n".join(["file,begin,end", *rows])), min_seconds=0.1)
+    assert rejects == []
+    assert {cut_id: (cut["start"], cut["duration"], cut.get("custom")) for cut_id, cut in cuts.items()} == {
+        "wavs/a@0.000+0.250": (0.0, 0.25, None),
+        "wavs/a@0.250+0.250": (0.25, 0.25, None),
+        "wavs/a@0.000+0.375": (0.0, 0.375, None),
+        "wavs/a": (0.0, 0.5, None),
+    }
+
+
 def test_quoted_fields_hold_delimiters_and_lines(tmp_path: Path) -> None:
     path = table(tmp_path / "m.csv", 'path,text\n"a, b.wav","one\ntwo ""three"""\n\n,\nc.wav,x\npath,text\nd.wav,y\n')
     entries = entries_of(path)
@@ -76,7 +89,7 @@ def test_quoted_fields_hold_delimiters_and_lines(tmp_path: Path) -> None:
     assert entries[0].labels == {"text": 'one\ntwo "three"'}
 
 
-def test_the_first_file_that_exists_decides_where_relative_paths_start(
+def test_each_relative_path_is_looked_up_beside_the_table_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     some_audio(tmp_path / "wavs" / "b.wav")
