@@ -85,10 +85,11 @@ def load_samples(
     num_found = _read(fields, content, fields["start"] + start / rate, seconds, out)
     num_missing = num_samples - num_found
     if num_missing > _LENGTH_TOLERANCE_S * rate or not num_found:
+        too_early = max(num_missing, num_samples_of_cut - start - num_found) / rate
         raise AudioError.because(
             "truncated",
-            f"cut {fields['id']!r}: {_path_of(fields)} ends {num_missing / rate:.3f} s before the cut does: the file "
-            "is truncated, or has changed since the corpus was prepared. Restore it, or prepare the corpus again.",
+            f"cut {fields['id']!r}: {_path_of(fields)} ends {too_early:.3f} s before the cut does: the file is "
+            "truncated, or has changed since the corpus was prepared. Restore it, or prepare the corpus again.",
         )
     out[num_found:] = 0.0
     # A cheap first test: the dot product is finite only if all samples are. It also overflows for huge finite samples.

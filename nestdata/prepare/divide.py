@@ -5,6 +5,7 @@ from functools import cache
 from typing import Any
 
 from nestdata.audio.decode import samples_in
+from nestdata.errors import AudioError
 from nestdata.prepare.config import PrepareConfig
 from nestdata.prepare.found import Reject, Searched
 from nestdata.prepare.inputs.audio import RejectReason
@@ -97,7 +98,7 @@ def _segments(whole: WholeEntry, config: PrepareConfig, speech: Speech) -> list[
         parts.append(whole.reject(part, *problem) if problem else part)
     if speech.error:
         rest = _span_of(row, speech.num_samples, math.ceil(row["duration"] * RATE))
-        parts.append(whole.reject(rest, speech.error.reason, str(speech.error)))
+        parts.append(_reject_damaged(whole, rest, speech.num_samples, speech.error))
     return parts
 
 
@@ -108,12 +109,18 @@ def _with_speech(whole: WholeEntry, rows: list[dict[str, Any]], config: PrepareC
         start = samples_in(window["start"] - whole.row["start"], RATE)
         stop = start + max(1, samples_in(window["duration"], RATE))
         if speech.error and stop > speech.num_samples:
-            parts.append(whole.reject(window, speech.error.reason, str(speech.error)))
+            parts.append(_reject_damaged(whole, window, speech.num_samples, speech.error))
         elif problem := _speech_problem(speech, start, stop, config):
             parts.append(whole.reject(window, *problem))
         else:
             parts.append(window)
     return parts
+
+
+def _reject_damaged(whole: WholeEntry, part: dict[str, Any], num_decoded: int, error: AudioError) -> Reject:
+    """Returns why a part is rejected whose entry could be decoded up to this many samples at `RATE`."""
+    position = whole.row["start"] + num_decoded / RATE
+    return whole.reject(part, error.reason, f"decoded up to {position:.1f} s: {error}")
 
 
 def _speech_problem(speech: Speech, start: int, stop: int, config: PrepareConfig) -> tuple[RejectReason, str] | None:

@@ -87,6 +87,26 @@ def test_parts_of_a_long_recording_give_nearly_the_speech_of_the_whole(
 
 
 @needs_vad
+@pytest.mark.parametrize("block_seconds", [120.0, 4.0])
+def test_audio_before_damage_has_the_speech_that_it_has_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block_seconds: float
+) -> None:
+    monkeypatch.setattr(speech, "_BLOCK_SECONDS", block_seconds)
+    samples = joined([0.3, 2.0, 1.0, 0.5]).samples
+    damage = 7 * len(samples) // 10
+    damaged = samples.copy()
+    damaged[damage] = np.nan
+    found = find_speech(row_of(str(write_audio(tmp_path / "a.wav", damaged, subtype="FLOAT")), samples), None, 1.0)
+    assert found.error
+    assert found.error.reason == "not_finite"
+    assert 0 <= damage - found.num_samples <= RATE // 10
+    before = samples[: found.num_samples]
+    alone = find_speech(row_of(str(write_audio(tmp_path / "b.wav", before, subtype="FLOAT")), before), None, 1.0)
+    assert found.spans == alone.spans
+    assert found.spans[-1][1] > 5 * RATE
+
+
+@needs_vad
 def test_noise_and_tones_are_no_speech(tmp_path: Path) -> None:
     for samples in (hiss(2 * RATE, 0), tone(440, 2.0), np.zeros(2 * RATE, np.float32)):
         row = row_of(str(write_audio(tmp_path / "a.wav", samples)), samples)
