@@ -25,6 +25,7 @@ RECORD = np.dtype(
         ("num_samples", "<i8"),
         ("offset", "<i8"),  # of the line in cuts.jsonl, in bytes
         ("id", "<u8"),  # a digest of the cut id
+        ("entry", "<u8"),  # a digest of the id of its entry, which is that of a cut that is all of it
         ("start_us", "<i8"),
         ("channel", "<i4"),
         ("file_rate", "<i4"),  # sampling rate of the file in Hz
@@ -84,6 +85,9 @@ class Cut(NamedTuple):
 
     content: int = 0
     """Digest of the bytes of its file; 0 if they were not read."""
+
+    entry_id: str = ""
+    """Id of its entry, if that was divided."""
 
 
 class Searched(NamedTuple):
@@ -162,6 +166,7 @@ class _Row(NamedTuple):
 
     line: bytes
     cut_id: str
+    entry_id: str
     num_samples: int
     start_us: int
     channel: int
@@ -249,7 +254,7 @@ def _row_of(cut: Cut, number: int, where: str) -> _Row | Reject:
     One that cannot be written as JSON becomes a reject: its file name is not Unicode, a label is nested deeper than 254
     levels, or an integer in a label has more than 64 bits.
     """
-    row, num_samples, file_rate, member, version, content = cut
+    row, num_samples, file_rate, member, version, content, entry_id = cut
     try:
         line = orjson.dumps(row, option=orjson.OPT_APPEND_NEWLINE)
     except TypeError as error:
@@ -266,8 +271,8 @@ def _row_of(cut: Cut, number: int, where: str) -> _Row | Reject:
     channel = _MIXED_CHANNEL if "custom" in row and is_mixed(row) else row["channel"]
     start_us = round(row["start"] * 1e6)
     return _Row(
-        line, row["id"], num_samples, start_us, channel, file_rate, number, language, speaker, address, version,
-        content, place, needed,
+        line, row["id"], entry_id or row["id"], num_samples, start_us, channel, file_rate, number, language, speaker,
+        address, version, content, place, needed,
     )  # fmt: skip
 
 
@@ -280,7 +285,9 @@ def _records_of(rows: list[_Row], shards: dict[ObjectInfo, int]) -> NDArray[Any]
     for name in ("num_samples", "start_us", "channel", "file_rate", "number", "content"):
         records[name] = columns[name]
     records["offset"][1:] = np.cumsum([len(row.line) for row in rows[:-1]])
-    records["id"] = _digests(columns["cut_id"])
+    records["id"] = records["entry"] = _digests(columns["cut_id"])
+    if columns["entry_id"] != columns["cut_id"]:
+        records["entry"] = _digests(columns["entry_id"])
     if any(columns["content"]):
         records["place"] = _digests(columns["place"])
     addresses = zip(*[_address(row, shards) for row in rows], strict=True)

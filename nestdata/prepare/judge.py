@@ -44,8 +44,8 @@ def judge(whole: WholeEntry, row: dict[str, Any], config: PrepareConfig, content
         # A copy of audio in the corpus directory is moved and copied with it, which may change its time.
         sources = [{**recording["sources"][0], "source": audio.stored_path}]
         row["recording"] = {**recording, "sources": sources}
-        return Cut(row, num_samples, rate)
-    return Cut(row, num_samples, rate, audio.member, whole.version, content)
+        return Cut(row, num_samples, rate, entry_id=whole.row["id"])
+    return Cut(row, num_samples, rate, audio.member, whole.version, content, whole.row["id"])
 
 
 def content_digest(whole: WholeEntry, config: PrepareConfig) -> int:

@@ -20,6 +20,7 @@ from nestdata.prepare.inputs.remote import whole_object
 from nestdata.storage import ObjectInfo
 
 _AUDIO, _MAIN = frozenset(AUDIO_SUFFIXES), frozenset(MAIN_SUFFIXES)
+_LOSSLESS = frozenset({".wav", ".flac", ".aiff", ".aif", ".sph", ".w64"})
 # What other files are counted by. Names come from outside, so that suffixes are short.
 _SUFFIX = re.compile(r"\.\w{1,12}")
 # Copies of the attributes of files that macOS makes: the folder in archives, and the prefix elsewhere.
@@ -81,8 +82,9 @@ class AudioFiles(_AudioLocations):
 class AudioFolder(_AudioLocations):
     """Audio files or objects sorted by name; those of a folder come before those of its subfolders.
 
-    Of the files of a folder, those with one of `MAIN_SUFFIXES` come first. Symbolic links are followed, but no folder
-    is read twice, even if several links lead to it.
+    Of the files of a folder, those of lossless formats come first, and then others with one of `MAIN_SUFFIXES`: of
+    several with one id, the first is used. Symbolic links are followed, but no folder is read twice, even if several
+    links lead to it.
     """
 
     path: Path | str
@@ -155,7 +157,8 @@ def _kind(name: str, *, is_hidden: bool) -> str:
 
 
 def _order(name: str) -> tuple[int, str]:
-    return int(_suffix(name) not in _MAIN), name
+    suffix = _suffix(name)
+    return 0 if suffix in _LOSSLESS else 1 if suffix in _MAIN else 2, name
 
 
 def _objects(url: str) -> Iterator[tuple[ObjectInfo, str]]:

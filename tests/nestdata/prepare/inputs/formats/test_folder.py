@@ -1,5 +1,6 @@
 import os
 import re
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,19 +21,19 @@ from nestdata.storage import ObjectInfo
 from tests.nestdata.prepare.inputs.formats.test_parquet import write_parquet
 from tests.nestdata.prepare.inputs.reading import entries_of, prepared, some_audio, source_of
 from tests.nestdata.prepare.inputs.shards import write_tar
-from tests.synthesis import hiss, read_audio, write_jsonl
+from tests.synthesis import hiss, read_audio, write_audio, write_jsonl
 
 
 def ids_of(folder: Path) -> list[str]:
     return [entry.cut_id for entry in entries_of(folder)]
 
 
-def test_files_are_sorted_by_name_and_come_before_those_of_subfolders(tmp_path: Path) -> None:
+def test_files_are_sorted_by_kind_and_name_and_come_before_those_of_subfolders(tmp_path: Path) -> None:
     for name in ("b.wav", "a.FLAC", "Z.Mp3", "sub/c.ogg", "sub/deep/d.opus", "a/e.m4a", "notes.txt", "wav", ".wav"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()
     (tmp_path / "f.wav").mkdir()
-    assert ids_of(tmp_path) == [".wav", "Z", "a", "b", "a/e", "sub/c", "sub/deep/d"]
+    assert ids_of(tmp_path) == [".wav", "a", "b", "Z", "a/e", "sub/c", "sub/deep/d"]
 
 
 def test_the_position_of_an_entry_is_the_path_of_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -50,6 +51,16 @@ def test_a_second_file_with_the_same_stem_is_rejected_as_a_duplicate_with_its_nu
     assert sorted(cuts) == ["a", "b"]
     assert (reject["reason"], reject["where"]) == ("duplicate_id", f"{tmp_path}/audio (file 2)")
     assert cuts["a"]["recording"]["sources"][0]["source"].endswith("a.flac")
+
+
+def test_of_files_with_the_same_stem_one_is_divided(tmp_path: Path) -> None:
+    for name, num_samples in (("a.mp3", 9000), ("a.wav", 8000), ("b.mp3", 9000), ("b.wav", 0)):
+        write_audio(tmp_path / "audio" / name, hiss(num_samples, 1))
+    cuts, rejects = prepared(tmp_path / "audio", window_seconds=0.25)
+    files = [Path(cut["recording"]["sources"][0]["source"]).name for cut in cuts.values()]
+    assert Counter(files) == {"a.wav": 2, "b.mp3": 3}
+    assert Counter(reject["reason"] for reject in rejects) == {"duplicate_id": 3, "empty": 1}
+    assert {reject["cut_id"].partition("@")[0] for reject in rejects} == {"a", "b"}
 
 
 def test_ids_of_folders_with_the_same_layout_do_not_collide(tmp_path: Path) -> None:
@@ -180,10 +191,10 @@ def parsed(source: Source) -> list[Entry]:
 
 
 def test_common_formats_come_before_others_of_the_same_name(tmp_path: Path) -> None:
-    for name in ("a.aac", "a.wav", "b.mp4", "c.caf", "c.flac"):
+    for name in ("a.aac", "a.mp3", "a.wav", "b.mp4", "c.caf", "c.flac"):
         (tmp_path / name).touch()
     files = [Path(entry.where).name for entry in entries_of(tmp_path)]
-    assert files == ["a.wav", "c.flac", "a.aac", "b.mp4", "c.caf"]
+    assert files == ["a.wav", "c.flac", "a.mp3", "a.aac", "b.mp4", "c.caf"]
     objects = [ObjectInfo(f"s3://b/{name}", 1, None) for name in sorted(files)]
     assert [info.location.rpartition("/")[2] for info in sorted_as_files(objects)] == files
 
