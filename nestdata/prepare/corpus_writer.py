@@ -218,8 +218,8 @@ class CorpusWriter:
         cut_id = shortened(cut["id"], _MAX_ID)
         where, earlier = (sources[int(one["source"])].where(int(one["number"])) for one in (record, first))
         audio, earlier_audio = _audio_of(cut), _audio_of(self._cut_at(first["offset"]))
-        detail = f"{audio}: the id {entry_id!r} is taken by {earlier_audio} ({earlier})"
-        self._reject([Reject(where, cut_id, "duplicate_id", detail).shown()])
+        detail = f"{audio}: the id {entry_id!r} is taken by {earlier_audio}{earlier and f' ({earlier})'}"
+        self._reject([Reject(where or audio, cut_id, "duplicate_id", detail).shown()])
         label = (cut["supervisions"] or [{}])[0]
         for kind, counter in self._samples_by.items():
             if label.get(kind) in counter:

@@ -102,7 +102,10 @@ class Source(Protocol):
         """
 
     def where(self, number: int) -> str:
-        """Returns the position in the input of the item, or of an entry, with this number."""
+        """Returns the position in the input of the item, or of an entry, with this number.
+
+        It is empty if the location of the audio is the position.
+        """
 
     def count(self) -> int | None:
         """Returns the approximate number of items, or None if counting would cost as much as reading them."""

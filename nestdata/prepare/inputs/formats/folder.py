@@ -39,9 +39,9 @@ class _AudioLocations:
         location, audio = (item, File(item)) if isinstance(item, str) else (item.location, whole_object(item))
         yield Entry(location, cut_id_of(location, self.root), audio)
 
-    def where(self, number: int) -> str:
-        """Returns the path and the number of the file."""
-        return f"{self.path} (file {number})"
+    def where(self, number: int) -> str:  # noqa: ARG002, the audio says it
+        """Returns nothing: the position of a file is its path."""
+        return ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,10 +65,6 @@ class AudioFiles(_AudioLocations):
         for file in self.named:
             check_manifest(file)
             yield file if isinstance(file, str) else os.path.abspath(file)
-
-    def where(self, number: int) -> str:
-        """Returns the path of the file; that of the first with its number, in a process without the others."""
-        return str(self.named[number - 1]) if self.named else f"{self.path} (file {number})"
 
     def count(self) -> int | None:
         """Returns the number of files."""

@@ -44,12 +44,12 @@ def test_the_position_of_an_entry_is_the_path_of_its_file(tmp_path: Path, monkey
     assert entries_of(Path("x")) == [Entry(where=path, cut_id="y/a", audio=File(path))]
 
 
-def test_a_second_file_with_the_same_stem_is_rejected_as_a_duplicate_with_its_number(tmp_path: Path) -> None:
+def test_a_second_file_with_the_same_stem_is_rejected_as_a_duplicate_with_its_path(tmp_path: Path) -> None:
     for name in ("a.flac", "a.wav", "b.wav"):
         some_audio(tmp_path / "audio" / name)
     cuts, (reject,) = prepared(tmp_path / "audio")
     assert sorted(cuts) == ["a", "b"]
-    assert (reject["reason"], reject["where"]) == ("duplicate_id", f"{tmp_path}/audio (file 2)")
+    assert (reject["reason"], reject["where"]) == ("duplicate_id", f"{tmp_path}/audio/a.wav")
     assert cuts["a"]["recording"]["sources"][0]["source"].endswith("a.flac")
 
 
