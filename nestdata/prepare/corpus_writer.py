@@ -6,6 +6,7 @@ are there, `CorpusWriter.finish` removes those of entries with a repeated id and
 
 import hashlib
 import json
+import shutil
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
@@ -169,6 +170,11 @@ class CorpusWriter:
             num_equal_files=len(equal),
             equal_files=(self._file_of(records[equal[0][0]]), self._file_of(records[equal[0][1]])) if equal else None,
         )
+
+    def copy_rejects(self, path: Path) -> None:
+        """Copies `rejected.jsonl`, for a corpus that is not written."""
+        self._rejected.flush()
+        shutil.copyfile(self._directory / "rejected.jsonl", path)
 
     def close(self) -> None:
         """Closes all files, even if flushing fails because the disk is full."""

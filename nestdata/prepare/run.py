@@ -43,6 +43,8 @@ from nestdata.storage import ObjectInfo, has_scheme, is_url, storage
 _log = logging.getLogger(__name__)
 # Subfolders of the corpus directory: the results of tasks, while it is being written, and tars of audio.
 _KEPT_RESULTS, _SHARDS = "tasks", "shards"
+# The rejects of a run without a corpus, beside the target.
+_REJECTS = ".rejected.jsonl"
 # Bytes read in an epoch for each byte that the cuts need, above which packing is recommended.
 _MAX_OVERHEAD = 4
 # Most items that are sent to a process at a time, unless the source sets a number: fewer in a slower mode, so that all
@@ -87,7 +89,8 @@ def prepare_corpus(
         StorageError: A store cannot be read.
 
     If the call fails or is interrupted, nothing is left behind, except for finished results of shards, of audio at URLs
-    and of speech: the next call with the same inputs, settings and target takes them from `OUTPUT.partial`.
+    and of speech: the next call with the same inputs, settings and target takes them from `OUTPUT.partial`. If rejects
+    are the reason, and there are several, they are listed in `OUTPUT.rejected.jsonl`.
     """
     config = config or PrepareConfig()
     if config.finds_speech:
@@ -103,6 +106,7 @@ def prepare_corpus(
         options = InputOptions(
             format=config.format, channel=config.channel, tars=config.tars, write_to=partial, stored_in=output
         )
+        output.with_name(output.name + _REJECTS).unlink(missing_ok=True)
         sources = open_sources(checked, options)
         (partial / _KEPT_RESULTS).mkdir(exist_ok=True)
         pool = stack.enter_context(open_pool(jobs, dask, preload=_worker_modules(sources, config)))
@@ -112,7 +116,7 @@ def prepare_corpus(
                 writer.add(result.found, result.source_index)
                 progress.add(result)
             stats = writer.finish(sources, config.sampling_rate)
-            _check_rejects(writer, stats, sources, config)
+            _check_rejects(writer, stats, sources, config, list_in=output.with_name(output.name + _REJECTS))
         assert stats is not None
         report = finish_corpus(partial, output, stats, sources, config, pool)
         _remove_work(partial)
@@ -254,24 +258,31 @@ def _totals(sources: list[Source]) -> tuple[int | None, int]:
 
 
 def _check_rejects(
-    writer: CorpusWriter, stats: CorpusStats | None, sources: list[Source], config: PrepareConfig
+    writer: CorpusWriter, stats: CorpusStats | None, sources: list[Source], config: PrepareConfig, *, list_in: Path
 ) -> None:
-    """Raises ManifestError if there is no cut, or if there is a reject and `config.strict` is set."""
+    """Raises ManifestError if there is no cut, or if there is a reject and `config.strict` is set.
+
+    Several rejects are first listed in the file `list_in`.
+    """
     example = writer.first_reject
+    if stats is not None and not (config.strict and example):
+        return
     why = f"; the first: {example.where}: {example.reason}, {example.detail.rstrip('.')}" if example else ""
+    if writer.rejected.total() > 1:
+        writer.copy_rejects(list_in)
+        why += f"; all: {list_in}"
     reasons = ", ".join(f"{number} {reason}" for reason, number in writer.rejected.most_common())
-    if stats is None:
-        advice = ADVICE[example.reason] if example else "Check the command that wrote it."
-        names = [*dict.fromkeys(str(source.path) for source in sources)]
-        raise ManifestError(
-            f"{', '.join(names[:3])}{', ...' if len(names) > 3 else ''}: no usable cut among {writer.num_entries} "
-            f"entries{f' ({reasons})' if reasons else ''}{why}. {advice}"
-        )
-    if config.strict and example:
+    if stats is not None:
         raise ManifestError(
             f"{writer.rejected.total()} of {writer.num_entries} entries cannot be used ({reasons}), and --strict "
-            f"allows none{why}. Without --strict they are skipped and listed."
+            f"allows none{why}. Without --strict they are skipped."
         )
+    advice = ADVICE[example.reason] if example else "Check the command that wrote it."
+    names = [*dict.fromkeys(str(source.path) for source in sources)]
+    raise ManifestError(
+        f"{', '.join(names[:3])}{', ...' if len(names) > 3 else ''}: no usable cut among {writer.num_entries} "
+        f"entries{f' ({reasons})' if reasons else ''}{why}. {advice}"
+    )
 
 
 def _local_path(output: str | Path) -> Path:

@@ -205,6 +205,10 @@ def test_durations_in_the_manifest_are_trusted_with_probe_missing(tmp_path: Path
     assert corpus[-1].recording.sources[0].source == str(tmp_path / "gone" / "1199.flac")
 
 
+def reasons_in(path: Path) -> list[str]:
+    return [json.loads(line)["reason"] for line in path.read_text().splitlines()]
+
+
 def test_any_reject_is_an_error_with_strict(manifest: Path, tmp_path: Path) -> None:
     strict = PrepareConfig(strict=True)
     assert prepare_corpus([manifest], tmp_path / "good.corpus", strict).num_cuts == 3
@@ -216,7 +220,19 @@ def test_any_reject_is_an_error_with_strict(manifest: Path, tmp_path: Path) -> N
     )
     with pytest.raises(ManifestError, match=message):
         prepare_corpus([bad], tmp_path / "speech.corpus", strict)
+    assert reasons_in(tmp_path / "speech.corpus.rejected.jsonl") == ["missing", "missing", "duplicate_id"]
+    prepare_corpus([bad], tmp_path / "speech.corpus")
+    shutil.rmtree(tmp_path / "speech.corpus")
     assert tree(tmp_path) == before
+
+
+def test_all_rejects_are_listed_if_no_audio_can_be_used(tmp_path: Path) -> None:
+    for name in "abc":
+        write_audio(tmp_path / "audio" / f"{name}.wav", hiss(0 if name == "b" else 160, 1))
+    with pytest.raises(ManifestError, match=rf"; all: {tmp_path}/x\.corpus\.rejected\.jsonl\. "):
+        prepare_corpus([tmp_path / "audio"], tmp_path / "x.corpus", PrepareConfig(min_seconds=1.0))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["audio", "x.corpus.rejected.jsonl"]
+    assert reasons_in(tmp_path / "x.corpus.rejected.jsonl") == ["too_short", "empty", "too_short"]
 
 
 def test_hours_count_only_cuts_that_are_kept(tmp_path: Path) -> None:
