@@ -224,12 +224,15 @@ class AudioNoiseDataset(Dataset[AudioNoiseBatch]):
         return [_CutKey(self.plan.config.seed, step, microbatch, position) for position in range(num_cuts)]
 
     def _cuts_of(self, index: tuple[int, int]) -> CutsOf:
-        """Returns the speech of a microbatch, and its noise unless a draw has to be repeated."""
+        """Returns the speech of a microbatch, and its noise, which may differ only after a failed read.
+
+        A cut without other cuts beside it, which receives noise in place of speech, is not foretold.
+        """
         speech = self.plan.indices(*index).tolist()
         noise = []
         if self.mixer is not None and self.noise.corpus is not None:
             for key in self._cut_keys(*index, len(speech)):
-                if self.mixer.mixes_noise(key.rng("mix")):
+                if self.mixer.draw_mode(key.rng("mix")) == "noise":
                     noise.append(self.noise.first_index(key.rng("noise")))
         return CutsOf(speech, [each for each in noise if each is not None])
 

@@ -102,12 +102,14 @@ class SpeakerNoiseMixer:
     def __init__(self, config: MixConfig | None = None) -> None:
         self.config = config or MixConfig()
 
-    def mixes_noise(self, rng: StatelessRng) -> bool:
-        """Returns whether a cut receives noise, given its fresh random numbers.
+    def draw_mode(self, rng: StatelessRng) -> MixMode:
+        """Draws the kind of interference of a cut, which needs no audio: the first draws of its random numbers.
 
-        Exact unless a microbatch has only one cut, which receives noise in place of speech.
+        A cut without other cuts in its microbatch receives noise where this returns "speech".
         """
-        return rng.uniform() < self.config.prob and rng.uniform() < self.config.noise_ratio
+        if rng.uniform() >= self.config.prob:
+            return "none"
+        return "noise" if rng.uniform() < self.config.noise_ratio else "speech"
 
     def __call__(
         self,
@@ -131,15 +133,15 @@ class SpeakerNoiseMixer:
             the interference has no power in the mixed samples, because no gain would then reach the ratio.
         """
         config, clean = self.config, microbatch[position].samples
-        if rng.uniform() >= config.prob:
+        drawn = self.draw_mode(rng)
+        if drawn == "none":
             return _UNTOUCHED
-        wants_noise = rng.uniform() < config.noise_ratio
         num_mixed = max(1, int(len(clean) * rng.uniform(*config.mix_rate)))
         segments = _draw_segments(len(clean), num_mixed, rng.between(*config.num_segments), rng)
         others = (
-            []
-            if wants_noise
-            else [other for other in microbatch if other.corpus_index != microbatch[position].corpus_index]
+            [other for other in microbatch if other.corpus_index != microbatch[position].corpus_index]
+            if drawn == "speech"
+            else []
         )
         span = None
         if others:

@@ -87,6 +87,23 @@ def test_messy_corpora_lead_to_every_kind_of_mix(messy_batches: list[AudioNoiseB
     assert any(mix.bad_noise for mix in mixes)
 
 
+def test_the_noise_that_is_read_ahead_is_the_noise_that_is_read_first(messy: AudioNoiseDataset) -> None:
+    corpus, num_reads = messy.noise.corpus, 0
+    assert corpus is not None
+    for step in range(messy.plan.steps_per_epoch):
+        batch = messy[step, 0]
+        if len(batch.mixes) == 1:
+            continue  # a cut without others beside it receives noise in place of speech
+        foretold = [corpus.line(index)["id"] for index in messy._cuts_of((step, 0)).noise]
+        mixes = [mix for mix in batch.mixes if mix.num_reads]
+        assert len(mixes) == len(foretold)
+        for mix, cut_id in zip(mixes, foretold, strict=True):
+            read = [*(bad.cut_id for bad in mix.bad_noise), *mix.sources]
+            assert read[:1] in ([], ["white noise"], [cut_id])  # the id of a silent noise cut is not recorded
+            num_reads += read[:1] == [cut_id]
+    assert num_reads > 0
+
+
 def test_messy_corpora_need_every_kind_of_loading(
     messy: AudioNoiseDataset, messy_batches: list[AudioNoiseBatch]
 ) -> None:

@@ -63,6 +63,25 @@ def find_part(part: Samples, whole: Samples) -> int:
     return int(correlation.argmax())
 
 
+@given(prob=st.floats(0, 1), noise_ratio=st.floats(0, 1), key=st.integers(0, 2**32))
+@settings(deadline=None)
+def test_the_mode_that_is_drawn_without_audio_is_the_one_that_is_mixed(
+    prob: float, noise_ratio: float, key: int
+) -> None:
+    config, draws = MixConfig(prob=prob, noise_ratio=noise_ratio), list[int]()
+    drawn = SpeakerNoiseMixer(config).draw_mode(StatelessRng(0, "mix", key))
+
+    def noise(needed: int) -> NoiseSpan:
+        draws.append(needed)
+        return noise_of()(needed)
+
+    for num_cuts in (1, 3):
+        draws.clear()
+        _, record = mix(config, speech_of(*[50] * num_cuts), key=key, noise=noise)
+        assert record.mode == ("noise" if num_cuts == 1 and drawn == "speech" else drawn)
+        assert len(draws) == (record.mode == "noise")
+
+
 @given(
     length=st.integers(1, 40_000),
     others=st.lists(st.integers(1, 40_000), max_size=4),
