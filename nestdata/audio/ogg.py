@@ -8,7 +8,7 @@ import struct
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from nestdata.audio.byte_ranges import ByteRanges, Piece
+from nestdata.audio.byte_ranges import ByteRanges, MemoryRanges, Piece
 from nestdata.audio.parts import MixedStreamsError
 
 # The capture pattern and the version.
@@ -17,6 +17,7 @@ _HEAD_BYTES = 27
 # First bytes, flags, serial number, number of the page, number of segments.
 _HEAD = struct.Struct("<5sB8x4sI4xB")
 _MAX_HEAD_BYTES = _HEAD_BYTES + 255
+_MAX_PAGE_BYTES = _MAX_HEAD_BYTES + 255 * 255
 _BEGINS_STREAM, _ENDS_STREAM = 2, 4
 # Links of a file; more are damage, and each takes memory.
 _MAX_LINKS = 10_000
@@ -74,6 +75,16 @@ def links_of(ranges: ByteRanges) -> list[OggLink]:
         return [OggLink([(0, ranges.size)], is_clean=True, is_flac=False)]
     ends = [link.start for link in links[1:]] + [ranges.size]
     return [link.closed(end) for link, end in zip(links, ends, strict=True)]
+
+
+def lacks_end_mark(ranges: ByteRanges) -> bool:
+    """Returns whether a file is Ogg, and its last page is cut off or does not end its stream."""
+    if ranges.at(0, len(_FIRST_BYTES)) != _FIRST_BYTES:
+        return False
+    tail = ranges.at(max(0, ranges.size - _MAX_PAGE_BYTES), _MAX_PAGE_BYTES)
+    tail = tail[max(0, tail.rfind(_FIRST_BYTES)) :]
+    last = next(_pages(MemoryRanges(tail)), None)
+    return last is None or not last.ends_stream
 
 
 def _is_plain(content: bytes) -> bool:

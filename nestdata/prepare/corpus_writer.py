@@ -1,4 +1,4 @@
-"""Writes the files of a corpus: cuts, rejects, index and addresses.
+"""Writes the files of a corpus: cuts, rejects, notes, index and addresses.
 
 Cuts are added in order. Each one adds a line to `cuts.jsonl` and a record of about 100 bytes in memory. Once all cuts
 are there, `CorpusWriter.finish` removes those of entries with a repeated id and sorts the rest by length.
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from nestdata.corpus.addresses import NO_SHARD, relative_name
 from nestdata.errors import ManifestError, shortened
-from nestdata.prepare.found import RECORD, Found, Reject, Searched
+from nestdata.prepare.found import RECORD, Found, Note, NoteKind, Reject, Searched
 from nestdata.storage import ObjectInfo, common_folder, is_url, parent
 
 # Hours are not counted by language or speaker if there are more names than this: the counts would not fit a report.
@@ -83,20 +83,22 @@ class CorpusStats:
     searched: Searched
     """Speech in all recordings, if it was looked for."""
 
-    num_equal_files: int
-    """Number of audio files with the bytes of an earlier one, as far as digests of their bytes are known."""
+    notes: dict[NoteKind, int]
+    """Number of notes by kind."""
 
-    equal_files: tuple[str, str] | None
-    """Two files with equal bytes."""
+    first_notes: dict[NoteKind, Note]
+    """The first note of each kind."""
 
 
 class CorpusWriter:
-    """Writes `cuts.jsonl`, `rejected.jsonl`, `index.npy` and the files of addresses of one corpus."""
+    """Writes `cuts.jsonl`, `rejected.jsonl`, `index.npy`, the files of addresses and, if needed, `notes.jsonl`."""
 
     def __init__(self, directory: Path) -> None:
         self.num_entries = 0
         self.rejected: Counter[str] = Counter()
         self.first_reject: Reject | None = None
+        self._notes: Counter[NoteKind] = Counter()
+        self._first_notes: dict[NoteKind, Note] = {}
         self._directory = directory
         self._files = ExitStack()
         self._cuts = self._files.enter_context((directory / "cuts.jsonl").open("w+b"))
@@ -135,6 +137,7 @@ class CorpusWriter:
             if len(self._samples_by[kind]) <= _MAX_NAMES:
                 self._samples_by[kind].update(counter)
         self._reject(found.rejects)
+        self._note(found.notes)
 
     def finish(self, sources: Sequence[_Source], sampling_rate: int) -> CorpusStats | None:
         """Rejects cuts of entries that repeat an earlier id, sorts the rest by length, and writes the index.
@@ -154,7 +157,7 @@ class CorpusWriter:
             for index, first in sorted(repeated.items()):
                 self._reject_repeated(records[index], records[first], sources)
             records = self._without(records, [*repeated])
-        equal = self._equal_files(records)
+        self._note(self._copies(records))
         lengths, shards = self._write_index(records)
         samples_by = {"rate": _samples_by_rate(records), **self._samples_by}
         return CorpusStats(
@@ -167,8 +170,8 @@ class CorpusWriter:
             samples_by={kind: +counter for kind, counter in samples_by.items() if 0 < len(counter) <= _MAX_NAMES},
             shards=shards,
             searched=self._searched,
-            num_equal_files=len(equal),
-            equal_files=(self._file_of(records[equal[0][0]]), self._file_of(records[equal[0][1]])) if equal else None,
+            notes=dict(self._notes),
+            first_notes=self._first_notes,
         )
 
     def copy_rejects(self, path: Path) -> None:
@@ -185,6 +188,15 @@ class CorpusWriter:
             self.first_reject = self.first_reject or reject
             self.rejected[reject.reason] += 1
             self._rejected.write(json.dumps(reject._asdict(), ensure_ascii=False) + "\n")
+
+    def _note(self, notes: Sequence[Note]) -> None:
+        if not notes:
+            return
+        with (self._directory / "notes.jsonl").open("a", encoding="utf-8", errors="backslashreplace") as file:
+            for note in notes:
+                self._notes[note.kind] += 1
+                self._first_notes.setdefault(note.kind, note)
+                file.write(json.dumps(note._asdict(), ensure_ascii=False) + "\n")
 
     def _repeated(self, records: NDArray[Any]) -> dict[int, int]:
         """Returns the indices of cuts whose entry has the id of an earlier entry, with that of the first cut of it.
@@ -251,14 +263,16 @@ class CorpusWriter:
         cut: dict[str, Any] = orjson.loads(self._cuts.readline())
         return cut
 
-    def _equal_files(self, records: NDArray[Any]) -> list[tuple[int, int]]:
-        """Returns pairs of files with equal bytes, by the indices of their first cuts, in order."""
+    def _copies(self, records: NDArray[Any]) -> list[Note]:
+        """Returns a note for each file with the bytes of an earlier one, as far as digests of their bytes are known."""
         known = np.flatnonzero(records["content"])
         files = known[np.sort(np.unique(records["place"][known], return_index=True)[1])]
         files = files[np.argsort(records["content"][files], kind="stable")]
         content = records["content"][files]
         is_same = content[1:] == content[:-1]
-        return sorted(zip(files[:-1][is_same].tolist(), files[1:][is_same].tolist(), strict=True))
+        pairs = sorted(zip(files[:-1][is_same].tolist(), files[1:][is_same].tolist(), strict=True))
+        names = ([self._file_of(records[index]) for index in pair] for pair in pairs)
+        return [Note("copy", copy, f"{copy}, a copy of {first}").shown() for first, copy in names]
 
     def _file_of(self, record: np.void) -> str:
         """Returns the path or URL of the audio of a cut, with the first byte of a member of a tar."""

@@ -15,12 +15,12 @@ from nestdata.prepare.config import PrepareConfig
 from nestdata.prepare.corpus_writer import CorpusStats
 from nestdata.prepare.inputs import Source
 from nestdata.prepare.inputs.formats.folder import other_files
+from nestdata.prepare.notes import TEXTS
 from nestdata.prepare.pool import Pool
 from nestdata.prepare.progress import PrepareReport
 from nestdata.prepare.report import write_report
 from nestdata.prepare.speech import detector_name
 from nestdata.prepare.written_cuts import WrittenCuts
-from nestdata.redaction import redacted
 
 # Cuts that last longer are counted: few batches have room for them, and they pad the others.
 _LONG_SECONDS = 60
@@ -79,7 +79,7 @@ def _report(stats: CorpusStats, output: Path, config: PrepareConfig, others: dic
         num_resampled=stats.num_resampled,
         num_long=len(_long_cuts(stats, rate)),
         other_files=others,
-        num_equal_files=stats.num_equal_files if config.probe == "decode" else None,
+        num_equal_files=stats.notes.get("copy", 0) if config.probe == "decode" else None,
         notes=_notes(stats, config, others),
         rejected=stats.rejected,
         hours_by_rate=hours_by["rate"],
@@ -109,10 +109,11 @@ def _notes(stats: CorpusStats, config: PrepareConfig, others: dict[str, int]) ->
         number = sum(others.values())
         what = "file of another kind" if number == 1 else "files of other kinds"
         notes.append(f"not read: {number:,} {what} ({', '.join(kinds[:_MAX_KINDS])}{more})")
-    if stats.equal_files:
-        first, second = (name if name.isprintable() else repr(name) for name in map(redacted, stats.equal_files))
-        number_of_files = _number_of(stats.num_equal_files, "file")
-        notes.append(f"byte-equal to another file: {number_of_files}, such as {second}, a copy of {first}")
+    for kind, text in TEXTS.items():
+        if kind in stats.notes:
+            detail = stats.first_notes[kind].detail
+            example = detail if detail.isprintable() else repr(detail)
+            notes.append(f"{text}: {stats.notes[kind]:,}, such as {example}; see notes.jsonl")
     return notes
 
 

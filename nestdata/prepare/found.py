@@ -1,4 +1,4 @@
-"""Cuts and rejects, and all that one task found, in the form in which it is sent to the corpus writer and kept."""
+"""Cuts, rejects, notes and all that one task found, in the form in which it is sent to the corpus writer and kept."""
 
 import json
 import zlib
@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
 from hashlib import blake2b
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import orjson
@@ -41,6 +41,8 @@ RECORD = np.dtype(
 )
 """What the corpus writer keeps of a cut in memory."""
 
+NoteKind = Literal["first_channel", "shortened", "no_end_mark", "copy"]
+
 # The channel in the fingerprint of a cut that is the average of all channels.
 _MIXED_CHANNEL = -1
 # Characters of the id and the explanation of a reject.
@@ -63,6 +65,21 @@ class Reject(NamedTuple):
         """Returns the reject as it may be written: without secrets, and with long texts shortened."""
         where, cut_id, detail = redacted(self.where), redacted(self.cut_id), redacted(self.detail)
         return Reject(where, shortened(cut_id, _MAX_TEXT), self.reason, shortened(detail, _MAX_TEXT))
+
+
+class Note(NamedTuple):
+    """What a person should know about an entry that is used."""
+
+    kind: NoteKind
+    where: str
+    """Position in the input, such as `speech.json:12`."""
+
+    detail: str
+    """The file, and the values found."""
+
+    def shown(self) -> "Note":
+        """Returns the note as it may be written: without secrets, and with a long name shortened."""
+        return Note(self.kind, redacted(self.where), shortened(redacted(self.detail), _MAX_TEXT))
 
 
 class Cut(NamedTuple):
@@ -97,7 +114,7 @@ class Searched(NamedTuple):
     speech: float
 
 
-Outcome = Cut | Reject | Searched
+Outcome = Cut | Reject | Searched | Note
 
 
 @dataclass(kw_only=True, slots=True)
@@ -114,6 +131,7 @@ class Found:
     """One record per cut, shape (num_cuts,), dtype `RECORD`; offsets count from the start of `lines`."""
 
     rejects: list[Reject] = field(default_factory=list)
+    notes: list[Note] = field(default_factory=list)
     samples_by: dict[str, Counter[str]]
     """Number of samples by name, under the keys `language` and `speaker`."""
 
@@ -154,6 +172,7 @@ class Found:
             lines=content[num_bytes:],
             records=np.frombuffer(content[:num_bytes], RECORD),
             rejects=[Reject(*reject) for reject in values.pop("rejects")],
+            notes=[Note(*note) for note in values.pop("notes")],
             samples_by={kind: Counter(counts) for kind, counts in values.pop("samples_by").items()},
             shards=[ObjectInfo(*shard) for shard in values.pop("shards")],
             searched=Searched(*values.pop("searched")),
@@ -193,13 +212,13 @@ class Collector:
 
     def __init__(self) -> None:
         self._num_entries = 0
-        self._found: dict[int, list[_Row | Reject | Searched]] = {}
+        self._found: dict[int, list[_Row | Reject | Searched | Note]] = {}
 
     def add(self, outcomes: Iterable[Outcome], number: int, where: str, *, replaces: bool = False) -> None:
         """Adds the outcomes of an entry.
 
         Args:
-            outcomes: Its cuts, rejects and speech.
+            outcomes: Its cuts, rejects, notes and speech.
             number: The number of the entry or of its item, counted from 1.
             where: Its position in the input.
             replaces: Whether the number is that of the entry, which then replaces an earlier one with this number.
@@ -212,16 +231,18 @@ class Collector:
             if isinstance(outcome, Cut):
                 found.append(_row_of(outcome, number, where))
             else:
-                found.append(outcome.shown() if isinstance(outcome, Reject) else outcome)
+                found.append(outcome if isinstance(outcome, Searched) else outcome.shown())
 
     def collected(self) -> Found:
         """Returns all that was added."""
-        rows, rejects, searched = list[_Row](), list[Reject](), list[Searched]()
+        rows, rejects, searched, notes = list[_Row](), list[Reject](), list[Searched](), list[Note]()
         for outcome in (outcome for _, found in sorted(self._found.items()) for outcome in found):
             if isinstance(outcome, _Row):
                 rows.append(outcome)
             elif isinstance(outcome, Reject):
                 rejects.append(outcome)
+            elif isinstance(outcome, Note):
+                notes.append(outcome)
             else:
                 searched.append(outcome)
         shards: dict[ObjectInfo, int] = {}
@@ -238,6 +259,7 @@ class Collector:
             lines=b"".join([row.line for row in rows]),
             records=_records_of(rows, shards),
             rejects=rejects,
+            notes=notes,
             samples_by=samples_by,
             shards=[*shards],
             searched=Searched(

@@ -75,7 +75,7 @@ def _load_array(samples: NDArray[Any], rate: int, config: PrepareConfig) -> NDAr
 
 
 def _load(entry: Entry, name: str, config: PrepareConfig, advice: str = "") -> NDArray[np.float32]:
-    (found,) = probe(entry, config)
+    found = probe(entry, config)[0]  # notes follow
     if isinstance(found, Reject):
         detail = found.detail if name in found.detail else f"{name}: {found.reason}, {found.detail}"
         raise AudioError(f"{detail}.{advice}")

@@ -19,8 +19,8 @@ from nestdata.prepare.inputs.entry import Entry
 from nestdata.prepare.inputs.labels import LABELS, label_text
 from nestdata.storage import FileVersion
 
-# Tolerance for durations that manifests have rounded up.
-_ROUNDING_S = 0.05
+ROUNDING_S = 0.05
+"""Tolerance for durations that manifests have rounded."""
 
 
 class WholeEntry(NamedTuple):
@@ -165,7 +165,7 @@ def _problem_of_span(info: AudioInfo, start: float, duration: float | None) -> U
     if start >= length:
         detail = f"the span in the manifest starts at {start:.3f} s, the audio lasts {length:.3f} s"
         return Unusable("wrong_duration", detail)
-    if end > length + _ROUNDING_S:
+    if end > length + ROUNDING_S:
         detail = f"the span in the manifest ends at {end:.3f} s, the audio lasts {length:.3f} s"
         return Unusable("wrong_duration", detail)
     return None

@@ -24,7 +24,7 @@ from nestdata.prepare.config import PrepareConfig, ProbeMode
 from nestdata.prepare.corpus_writer import CorpusStats, CorpusWriter
 from nestdata.prepare.divide import divide
 from nestdata.prepare.finish import finish_corpus
-from nestdata.prepare.found import Collector, Found, Outcome, Reject
+from nestdata.prepare.found import Collector, Cut, Found, Outcome, Reject
 from nestdata.prepare.inputs import AudioInputs, Entry, InputOptions, Source, audio_inputs
 from nestdata.prepare.inputs.audio import Unusable
 from nestdata.prepare.inputs.entry import ReadsFiles
@@ -33,6 +33,7 @@ from nestdata.prepare.inputs.formats.lhotse import CorpusCuts, LhotseManifest, L
 from nestdata.prepare.inputs.remote import located_entries
 from nestdata.prepare.judge import content_digest, judge
 from nestdata.prepare.keep import KeptResult, Task
+from nestdata.prepare.notes import notes_of
 from nestdata.prepare.pool import open_pool
 from nestdata.prepare.progress import PrepareProgress, PrepareReport
 from nestdata.prepare.read import read_entry, reads_audio
@@ -188,7 +189,7 @@ def probe(entry: Entry, config: PrepareConfig) -> list[Outcome]:
     """Returns the cut of an entry, or its windows or segments, at the rate of the corpus; unusable ones are a `Reject`.
 
     With `config.probe` "missing", a file is opened only if the manifest gives no duration; "all" reads the header of
-    every file; "decode" decodes every cut. If speech is looked for, the result says how much there is.
+    every file; "decode" decodes every cut. If speech is looked for, the result says how much there is. Notes come last.
 
     Raises:
         StorageError: Bytes cannot be read for a reason that says nothing about the audio.
@@ -197,7 +198,11 @@ def probe(entry: Entry, config: PrepareConfig) -> list[Outcome]:
     if isinstance(whole, Reject):
         return [whole]
     content = content_digest(whole, config)
-    return [judge(whole, part, config, content) if isinstance(part, dict) else part for part in divide(whole, config)]
+    notes = notes_of(whole, config)  # now, because judging modifies the cut
+    found: list[Outcome] = [
+        judge(whole, part, config, content) if isinstance(part, dict) else part for part in divide(whole, config)
+    ]
+    return [*found, *notes] if any(isinstance(outcome, Cut) for outcome in found) else found
 
 
 class _Progress:

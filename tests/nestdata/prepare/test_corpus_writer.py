@@ -20,7 +20,7 @@ from nestdata import Address
 from nestdata.corpus.addresses import AddressTable
 from nestdata.prepare import corpus_writer
 from nestdata.prepare.corpus_writer import CorpusStats, CorpusWriter, ShardStats
-from nestdata.prepare.found import Collector, Cut, Found, Reject, Searched
+from nestdata.prepare.found import Collector, Cut, Found, Note, Reject, Searched
 from nestdata.prepare.inputs.audio import Member
 from nestdata.prepare.inputs.content import LoadedContent
 from nestdata.storage import ObjectInfo
@@ -397,11 +397,12 @@ def test_cuts_are_written_as_compact_json_lines(tmp_path: Path) -> None:
     assert (tmp_path / "cuts.jsonl").read_bytes() == orjson.dumps(row_of(Item("ü"))) + b"\n"
 
 
-OUTCOMES: list[Cut | Reject | Searched] = [
+OUTCOMES: list[Cut | Reject | Searched | Note] = [
     Cut(row_of(Item("a", 5, "de")), 5, 16000),
     Cut(row_of(Item("b", 7)), 7, 8000, member_of(Item("b", 7, shard="s3://b/1.tar", offset=3))),
     Reject("m:1", "caf\udce9", "missing", "gone"),
     Searched(2.0, 0.5),
+    Note("no_end_mark", "m:2", "caf\udce9.ogg"),
 ]
 
 
@@ -423,6 +424,7 @@ def test_what_a_task_found_is_in_order_of_numbers_and_restored_from_bytes(
     for one in (found, again):
         assert one.num_entries == num_entries
         assert one.rejects == [each for each in in_order if isinstance(each, Reject)]
+        assert one.notes == [each for each in in_order if isinstance(each, Note)]
         cuts = [each for each in in_order if isinstance(each, Cut)]
         assert one.records["num_samples"].tolist() == [cut.num_samples for cut in cuts]
         assert one.searched.seconds == pytest.approx(sum(e.seconds for e in in_order if isinstance(e, Searched)))

@@ -1,3 +1,4 @@
+import json
 import os
 import re
 import shutil
@@ -28,8 +29,14 @@ def test_files_with_the_bytes_of_another_are_counted_and_kept(tmp_path: Path) ->
     write_audio(folder / "f.wav", other)
     report = prepared(folder)
     assert (report.num_cuts, report.num_equal_files) == (6, 3)
-    expected = f"byte-equal to another file: 3 files, such as {folder}/b.wav, a copy of {folder}/a.wav"
+    expected = f"files byte-equal to another one: 3, such as {folder}/b.wav, a copy of {folder}/a.wav; see notes.jsonl"
     assert expected in report.notes
+    listed = [json.loads(line) for line in (report.path / "notes.jsonl").read_text().splitlines()]
+    pairs = [("b.wav", "a.wav"), ("deep/c.wav", "b.wav"), ("e.flac", "d.flac")]
+    assert listed == [
+        {"kind": "copy", "where": f"{folder}/{copy}", "detail": f"{folder}/{copy}, a copy of {folder}/{first}"}
+        for copy, first in pairs
+    ]
     assert prepared(folder, jobs=2).notes == report.notes
 
 
@@ -54,7 +61,7 @@ def test_members_of_tars_are_compared(tmp_path: Path) -> None:
     report = prepared(tmp_path / "m")
     assert (report.num_cuts, report.num_equal_files) == (3, 1)
     assert re.search(
-        r"1 file, such as \S+/t\.tar \(byte \d+\), a copy of \S+/t\.tar \(byte \d+\)", "".join(report.notes)
+        r"another one: 1, such as \S+/t\.tar \(byte \d+\), a copy of \S+/t\.tar \(byte \d+\)", "".join(report.notes)
     )
 
 

@@ -18,7 +18,7 @@ import nestdata.prepare.read
 from nestdata import PrepareConfig
 from nestdata.audio.decode import load_samples
 from nestdata.errors import AudioError
-from nestdata.prepare.found import Cut, Reject
+from nestdata.prepare.found import Cut, Note, Reject
 from nestdata.prepare.header import AudioInfo
 from nestdata.prepare.inputs import Entry
 from nestdata.prepare.inputs.audio import File, LhotseCut
@@ -37,7 +37,7 @@ def entry_of(path: Path, **values: Any) -> Entry:
 
 def cuts_of(entry: Entry, limits: PrepareConfig = LIMITS) -> list[MonoCut]:
     cuts = []
-    for probed in probe(entry, limits):
+    for probed in (outcome for outcome in probe(entry, limits) if not isinstance(outcome, Note)):
         assert isinstance(probed, Cut)
         cut = MonoCut.from_dict(copy.deepcopy(probed.row))
         assert cut.num_samples == probed.num_samples

@@ -1,0 +1,70 @@
+"""Notes on entries that are used, but not as a person may expect."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from nestdata import PrepareConfig, load_audio, prepare_corpus
+from nestdata.audio.byte_ranges import MemoryRanges
+from nestdata.audio.ogg import lacks_end_mark
+from nestdata.prepare.progress import PrepareReport
+from tests.synthesis import hiss, write_audio, write_jsonl
+
+
+def noted(report: PrepareReport) -> list[tuple[str, str]]:
+    """Returns the kind and position of each note."""
+    path = report.path / "notes.jsonl"
+    lines = path.read_text().splitlines() if path.exists() else []
+    return [(note["kind"], note["where"]) for note in map(json.loads, lines)]
+
+
+def test_entries_of_which_only_the_first_channel_is_used_are_listed(tmp_path: Path) -> None:
+    folder = tmp_path / "m"
+    for name, num_channels in (("a", 1), ("b", 2), ("c", 8)):
+        write_audio(folder / f"{name}.wav", np.stack([hiss(8000, i) for i in range(num_channels)], axis=1))
+    report = prepare_corpus(folder, tmp_path / "0.corpus")
+    assert noted(report) == [("first_channel", f"{folder}/{name}.wav") for name in "bc"]
+    assert any(f": 2, such as {folder}/b.wav, which has 2; see notes.jsonl" in note for note in report.notes)
+    assert noted(prepare_corpus(folder, tmp_path / "mix.corpus", PrepareConfig(channel="mix"))) == []
+    assert noted(prepare_corpus(folder, tmp_path / "1.corpus", PrepareConfig(channel=1))) == []
+    assert len(load_audio(folder / "b.wav")) == 8000
+
+
+def test_entries_that_end_with_a_shorter_duration_are_listed_if_they_have_text(tmp_path: Path) -> None:
+    write_audio(tmp_path / "a.wav", hiss(16000, 1))
+    rows = [
+        {"duration": 0.5, "text": "half"},
+        {"duration": 0.96, "text": "rounded"},
+        {"duration": 0.5},
+        {"offset": 0.0, "duration": 0.5, "text": "a span"},
+    ]
+    for number, row in enumerate(rows):
+        write_jsonl(tmp_path / f"{number}.json", [{"audio_filepath": "a.wav", **row}])
+    found = [
+        noted(prepare_corpus(tmp_path / f"{number}.json", tmp_path / f"{number}.corpus")) for number in range(len(rows))
+    ]
+    assert found == [[("shortened", f"{tmp_path}/0.json:1")], [], [], []]
+
+
+@pytest.mark.parametrize("subtype", ["VORBIS", "OPUS"])
+def test_ogg_that_is_cut_off_is_listed_if_it_is_decoded(tmp_path: Path, subtype: str) -> None:
+    folder = tmp_path / "m"
+    whole = write_audio(folder / "a.ogg", hiss(64000, 1), subtype=subtype).read_bytes()
+    (folder / "b.ogg").write_bytes(whole[: len(whole) // 2])
+    write_audio(folder / "c.wav", hiss(8000, 1))
+    report = prepare_corpus(folder, tmp_path / "a.corpus", PrepareConfig(probe="decode"))
+    assert noted(report) == [("no_end_mark", f"{folder}/b.ogg")]
+    assert noted(prepare_corpus(folder, tmp_path / "b.corpus")) == []
+    assert report.num_cuts == 3
+
+
+@pytest.mark.parametrize("subtype", ["VORBIS", "OPUS"])
+def test_ogg_has_an_end_mark_unless_it_is_shortened(tmp_path: Path, subtype: str) -> None:
+    for num_samples in (100, 8000, 64000):
+        content = write_audio(tmp_path / "a.ogg", hiss(num_samples, 1), subtype=subtype).read_bytes()
+        assert not lacks_end_mark(MemoryRanges(content))
+        assert not lacks_end_mark(MemoryRanges(content + b"TAG" + bytes(125)))
+        for size in range(5, len(content), 7):
+            assert lacks_end_mark(MemoryRanges(content[:size])), size
