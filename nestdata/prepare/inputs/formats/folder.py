@@ -23,8 +23,8 @@ _AUDIO, _MAIN = frozenset(AUDIO_SUFFIXES), frozenset(MAIN_SUFFIXES)
 _LOSSLESS = frozenset({".wav", ".flac", ".aiff", ".aif", ".sph", ".w64"})
 # What other files are counted by. Names come from outside, so that suffixes are short.
 _SUFFIX = re.compile(r"\.\w{1,12}")
-# Copies of the attributes of files that macOS makes: the folder in archives, and the prefix elsewhere.
-_MACOS_FOLDER, _MACOS_PREFIX = "__MACOSX", "._"
+# The folder of archives in which macOS has copies of the attributes of files; elsewhere, they begin with `._`.
+_MACOS_FOLDER = "__MACOSX"
 
 
 class _AudioLocations:
@@ -136,10 +136,10 @@ def _kind(name: str, *, is_hidden: bool) -> str:
 
     Args:
         name: The name of the file.
-        is_hidden: Whether it is in a folder of macOS.
+        is_hidden: Whether it is in a hidden folder.
     """
     suffix = _suffix(name)
-    if is_hidden or name.startswith(_MACOS_PREFIX):
+    if is_hidden or _is_hidden(name):
         return "hidden"
     if suffix in _AUDIO:
         return "audio"
@@ -147,9 +147,12 @@ def _kind(name: str, *, is_hidden: bool) -> str:
         return "parquet"
     if TAR.fullmatch(name):
         return "tar"
-    if name.startswith("."):
-        return "hidden"
     return (suffix if _SUFFIX.fullmatch(suffix) else "other") if suffix else "without suffix"
+
+
+def _is_hidden(name: str) -> bool:
+    """Returns whether a file or folder is hidden."""
+    return name.startswith(".") or name == _MACOS_FOLDER
 
 
 def _order(name: str) -> tuple[int, str]:
@@ -160,7 +163,7 @@ def _order(name: str) -> tuple[int, str]:
 def _objects(url: str) -> Iterator[tuple[ObjectInfo, str]]:
     for info in objects_below(url):
         *folders, name = info.location.removeprefix(url).split("/")
-        yield info, _kind(name, is_hidden=_MACOS_FOLDER in folders)
+        yield info, _kind(name, is_hidden=any(map(_is_hidden, folders)))
 
 
 def _files(directory: str, seen: set[tuple[int, int]], *, is_hidden: bool = False) -> Iterator[tuple[str, str]]:
@@ -181,7 +184,7 @@ def _files(directory: str, seen: set[tuple[int, int]], *, is_hidden: bool = Fals
     for name in sorted((name for is_folder, name in listed if not is_folder), key=_order):
         yield os.path.join(directory, name), _kind(name, is_hidden=is_hidden)
     for name in sorted(name for is_folder, name in listed if is_folder):
-        yield from _files(os.path.join(directory, name), seen, is_hidden=is_hidden or name == _MACOS_FOLDER)
+        yield from _files(os.path.join(directory, name), seen, is_hidden=is_hidden or _is_hidden(name))
 
 
 def _is_folder(entry: "os.DirEntry[str]") -> bool:

@@ -33,7 +33,7 @@ def test_files_are_sorted_by_kind_and_name_and_come_before_those_of_subfolders(t
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()
     (tmp_path / "f.wav").mkdir()
-    assert ids_of(tmp_path) == [".wav", "a", "b", "Z", "a/e", "sub/c", "sub/deep/d"]
+    assert ids_of(tmp_path) == ["a", "b", "Z", "a/e", "sub/c", "sub/deep/d"]
 
 
 def test_the_position_of_an_entry_is_the_path_of_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -155,8 +155,9 @@ def write_all_kinds(folder: Path) -> None:
     write_tar(folder / "deep" / "h.tar", [("x.wav", content), ("x.txt", b"hello")])
     write_parquet(folder / "rows.parquet", [{"bytes": content, "path": "t.wav"}])
     parquet.write_table(pyarrow.table({"text": ["a"]}), folder / "metadata.parquet")
-    for name in ("a.txt", "B.TXT", "README", "c.x y", "._wav-1.wav", "__MACOSX/x.wav", ".DS_Store", "d.zip"):
-        (folder / name).parent.mkdir(exist_ok=True)
+    hidden = ("._wav-1.wav", "__MACOSX/x.wav", ".DS_Store", ".y.wav", ".trash/deep/z.flac", ".h.tar")
+    for name in ("a.txt", "B.TXT", "README", "c.x y", "d.zip", *hidden):
+        (folder / name).parent.mkdir(exist_ok=True, parents=True)
         (folder / name).write_bytes(b"\0\x05\x16\7")
 
 
@@ -169,9 +170,9 @@ def test_a_folder_is_read_with_its_tars_and_parquet_files_and_the_rest_is_counte
     assert sorted(lines) == sorted([*(f"{name}-1" for name in names), "deep/x", "rows/0"])
     assert lines["deep/x"]["supervisions"][0]["text"] == "hello"
     assert report.rejected == {}
-    counts = {"hidden": 3, ".txt": 2, ".parquet": 1, ".zip": 1, "other": 1, "without suffix": 1}
+    counts = {"hidden": 6, ".txt": 2, ".parquet": 1, ".zip": 1, "other": 1, "without suffix": 1}
     assert report.other_files == counts
-    text = "not read: 9 files of other kinds (3 hidden, 2 .txt, 1 .parquet, 1 .zip, 1 other, 1 without suffix)"
+    text = "not read: 12 files of other kinds (6 hidden, 2 .txt, 1 .parquet, 1 .zip, 1 other, 1 without suffix)"
     assert text in report.notes
     assert text in (tmp_path / "m.corpus" / "report.html").read_text()
 
