@@ -309,7 +309,9 @@ def _records_of(rows: list[_Row], shards: dict[ObjectInfo, int]) -> NDArray[Any]
     records["offset"][1:] = np.cumsum([len(row.line) for row in rows[:-1]])
     records["id"] = records["entry"] = _digests(columns["cut_id"])
     if columns["entry_id"] != columns["cut_id"]:
-        records["entry"] = _digests(columns["entry_id"])
+        entries = dict.fromkeys(columns["entry_id"])
+        digests = dict(zip(entries, _digests(entries).tolist(), strict=True))
+        records["entry"] = np.array([digests[entry_id] for entry_id in columns["entry_id"]], np.uint64)
     if any(columns["content"]):
         records["place"] = _digests(columns["place"])
     addresses = zip(*[_address(row, shards) for row in rows], strict=True)

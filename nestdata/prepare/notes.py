@@ -24,16 +24,22 @@ TEXTS: Mapping[NoteKind, str] = {
 
 def notes_of(whole: WholeEntry, config: PrepareConfig) -> list[Note]:
     """Returns the notes on an entry, in which a header that was not read is assumed to agree with the manifest."""
-    entry, row, found = whole.entry, whole.row, dict[NoteKind, str]()
-    num_channels, seconds = len(row["recording"].get("channel_ids", ())), row["recording"]["duration"]
+    notes: list[Note] = []
+    entry, row = whole.entry, whole.row
+    recording = row["recording"]
     if not isinstance(whole.audio, LhotseCut):
+        num_channels, seconds = len(recording["channel_ids"]), recording["duration"]
         if num_channels > 1 and config.channel == 0 and entry.channel is None:
-            found["first_channel"] = f", which has {num_channels}"
+            notes.append(_note("first_channel", whole, f", which has {num_channels}"))
         if row["duration"] < seconds - ROUNDING_S and _is_whole_utterance(entry, row):
-            found["shortened"] = f", {row['duration']:.3f} of {seconds:.3f} s"
+            notes.append(_note("shortened", whole, f", {row['duration']:.3f} of {seconds:.3f} s"))
     if config.probe == "decode" and _lacks_end_mark(whole):
-        found["no_end_mark"] = ""
-    return [Note(kind, entry.where, f"{whole.audio.member or path_of(row)}{text}") for kind, text in found.items()]
+        notes.append(_note("no_end_mark", whole))
+    return notes
+
+
+def _note(kind: NoteKind, whole: WholeEntry, text: str = "") -> Note:
+    return Note(kind, whole.entry.where, f"{whole.audio.member or path_of(whole.row)}{text}")
 
 
 def _is_whole_utterance(entry: Entry, row: Mapping[str, Any]) -> bool:

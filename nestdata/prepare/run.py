@@ -202,7 +202,7 @@ def probe(entry: Entry, config: PrepareConfig) -> list[Outcome]:
     found: list[Outcome] = [
         judge(whole, part, config, content) if isinstance(part, dict) else part for part in divide(whole, config)
     ]
-    return [*found, *notes] if any(isinstance(outcome, Cut) for outcome in found) else found
+    return [*found, *notes] if notes and any(isinstance(outcome, Cut) for outcome in found) else found
 
 
 class _Progress:
