@@ -54,8 +54,9 @@ def defects(line: Line, found: Attempt) -> list[str]:
         wrong.append("a traceback")
     if "\x1b" in out + err:
         wrong.append("escape sequences for a terminal")
-    if line.code in (1, 2) and found.written:
-        wrong.append(f"left behind: {', '.join(found.written)}")
+    unnamed = [name for name in found.written if name not in err]  # the list of rejects is named
+    if line.code in (1, 2) and unnamed:
+        wrong.append(f"left behind: {', '.join(unnamed)}")
     return wrong
 
 
