@@ -27,7 +27,7 @@ from nestdata.stateless_rng import StatelessRng
 from nestmodel.evaluate.encode import Utterance
 from nestmodel.evaluate.error_rates import count_errors
 from nestmodel.evaluate.text import BLANK, Alphabet
-from nestmodel.evaluate.utterances import ProbeUtterance, SplitRows, split_training
+from nestmodel.evaluate.utterances import ProbeUtterance, SplitRows
 
 UTTERANCES_PER_STEP = 16
 """Number of utterances of an optimizer step."""
@@ -120,25 +120,7 @@ class HeadTask:
     """Utterances to train on, and those whose error rate selects the epoch."""
 
     labels_per_frame: int
-
-    @classmethod
-    def of(
-        cls, utterances: Sequence[ProbeUtterance], *, labels_per_frame: int, held_out: float, seed: int
-    ) -> "HeadTask":
-        """Splits training utterances, each of which has enough frames for its text.
-
-        Args:
-            utterances: Utterances with text.
-            labels_per_frame: Number of labels that heads predict from each frame.
-            held_out: Share of the utterances that selects learning rate and epoch.
-            seed: Determines the split.
-        """
-        return cls(
-            texts={utterance.row: utterance.target for utterance in utterances},
-            alphabet=Alphabet.of_texts(utterance.target for utterance in utterances),
-            rows=split_training(utterances, held_out, seed),
-            labels_per_frame=labels_per_frame,
-        )
+    """Number of labels that heads predict from each frame."""
 
 
 class CtcHead(nn.Module):

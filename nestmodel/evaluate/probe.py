@@ -67,6 +67,7 @@ from nestmodel.evaluate.report import (
     SeedScore,
     write_report,
 )
+from nestmodel.evaluate.text import Alphabet
 from nestmodel.evaluate.utterances import (
     ProbeUtterance,
     check_disjoint,
@@ -76,6 +77,7 @@ from nestmodel.evaluate.utterances import (
     interval_name,
     labelled_utterances,
     split_labelled,
+    split_training,
     transcribed_utterances,
 )
 from nestmodel.nn.network import NestNetwork
@@ -266,7 +268,12 @@ def run_ctc_probe(
         learned = writable(usable, caches["trained"].training, labels_per_frame)
         num_fast = len(scored) - len(writable(scored, caches["trained"].test, labels_per_frame))
         check_enough(len(learned), len(scored))
-        task = HeadTask.of(learned, labels_per_frame=labels_per_frame, held_out=config.held_out, seed=config.seed)
+        task = HeadTask(
+            texts={utterance.row: utterance.target for utterance in learned},
+            alphabet=Alphabet.of_texts(utterance.target for utterance in learned),
+            rows=split_training(learned, config.held_out, config.seed),
+            labels_per_frame=labels_per_frame,
+        )
         finish_head = partial(work.finish, len(training))
         found = {name: _recognise(name, caches[name], task, scored, config, finish_head) for name in contestants}
         (directory / "hypotheses.jsonl").write_text(_hypothesis_lines(scored, found, config), encoding="utf-8")
@@ -285,7 +292,14 @@ def run_ctc_probe(
             num_too_fast={"training": len(usable) - len(learned), "test": num_fast},
             num_known_texts=sum(utterance.target in known_texts for utterance in scored),
             contestants=[recognition.score for recognition in found.values()],
-            differences=[_difference(found["trained"], found[name], config.seed) for name in config.baselines],
+            differences=[
+                Difference(
+                    baseline=name,
+                    characters=error_difference(found["trained"].characters, found[name].characters, config.seed),
+                    words=error_difference(found["trained"].words, found[name].words, config.seed),
+                )
+                for name in config.baselines
+            ],
             left_out={"training": training_side.rejects.counts, "test": test_side.rejects.counts},
         )
         write_report(report, directory)
@@ -434,14 +448,6 @@ def _recognise(
     )
     return _Recognition(
         score=score, hypotheses=hypotheses, characters=reduce(add, characters), words=reduce(add, words)
-    )
-
-
-def _difference(trained: _Recognition, other: _Recognition, seed: int) -> Difference:
-    return Difference(
-        baseline=other.score.name,
-        characters=error_difference(trained.characters, other.characters, seed),
-        words=error_difference(trained.words, other.words, seed),
     )
 
 

@@ -1,5 +1,4 @@
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +8,7 @@ import soundfile
 import torch
 from numpy.typing import NDArray
 
-from nestdata import Corpus, OutputError, PrepareConfig, prepare_corpus
+from nestdata import Corpus, PrepareConfig, prepare_corpus
 from nestmodel import (
     ConfigError,
     ExtractConfig,
@@ -221,38 +220,6 @@ def test_an_utterance_too_large_for_memory_is_rejected_and_a_batch_too_large_is_
     assert [(reject.cut_id, reject.reason) for reject in rejected] == [("35200", "out_of_memory")]
     with pytest.raises(ExtractError, match=r"a batch of 7 utterances, 15 s with padding, .* --max-batch-seconds"):
         list(iterate_features(model, corpus, "last", 100.0, "cpu", on_reject=rejected.append))
-
-
-def test_nan_weights_are_an_error_that_names_the_first_utterance(folder: Path, tmp_path: Path) -> None:
-    model = NestModel(tiny_config())
-    with torch.no_grad():
-        model.encoder.layers[0].norm_out.bias.fill_(torch.nan)  # type: ignore[union-attr, operator]
-    with pytest.raises(ExtractError, match="none of 7 utterances has features; the first is '35200': not_finite"):
-        extract_features(model, [folder], tmp_path / "f", ExtractConfig(device="cpu"))
-
-
-def test_a_failed_run_leaves_no_files(model: NestModel, folder: Path, tmp_path: Path) -> None:
-    def stop(done: int, total: int | None) -> None:
-        if done == 2 and total == len(LENGTHS):
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        extract_features(model, [folder], tmp_path / "f", ExtractConfig(device="cpu"), on_progress=stop)
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_only_directories_of_features_are_replaced_and_only_with_overwrite(
-    model: NestModel, folder: Path, corpus: Corpus, tmp_path: Path
-) -> None:
-    output, config = tmp_path / "f", ExtractConfig(device="cpu")
-    extract_features(model, corpus, output, config)
-    with pytest.raises(OutputError, match=r"f: exists already.*--overwrite"):
-        extract_features(model, corpus, output, config)
-    extract_features(model, corpus, output, replace(config, layers="all"), overwrite=True)
-    assert json.loads((output / "meta.json").read_text())["layers"] == [0, 1, 2]
-    with pytest.raises(OutputError, match="exists already and is not a directory of features"):
-        extract_features(model, [folder], corpus.path, config, overwrite=True)
-    assert len(Corpus.open(corpus.path)) == len(LENGTHS)
 
 
 def test_audio_at_another_rate_is_resampled_and_a_corpus_at_another_rate_is_refused(

@@ -90,26 +90,6 @@ def test_the_untrained_encoder_has_the_initial_weights_of_training(model: NestMo
     assert all(torch.equal(value, network[name]) for name, value in initial.items())
 
 
-def test_the_probe_uses_the_weights_of_the_model(manifest: Path) -> None:
-    model = NestModel(tiny_config())
-    with torch.no_grad():  # all layers are zero
-        for block in model.encoder.layers:
-            for values in block.norm_out.parameters():  # type: ignore[union-attr]
-                values.zero_()
-        model.encoder.pre_encode.out.weight.zero_()
-        model.encoder.pre_encode.out.bias.zero_()
-    report = probe(model, manifest)
-    assert report.trained.accuracy == report.chance.accuracy
-    assert report.untrained.accuracy > 0.9
-
-
-def test_the_order_of_the_manifest_does_not_change_the_scores(model: NestModel, rows: Rows, folder: Path) -> None:
-    one = write_jsonl(folder / "one.json", rows)
-    other = write_jsonl(folder / "other.json", [rows[i] for i in np.random.default_rng(0).permutation(NUM)])
-    settings: dict[str, Any] = {"train_per_class": 5, "group_by": "room"}
-    assert probe(model, one, "coin", **settings) == probe(model, other, "coin", **settings)
-
-
 def test_groups_stay_together_and_utterances_without_a_group_are_excluded(
     model: NestModel, rows: Rows, folder: Path
 ) -> None:
