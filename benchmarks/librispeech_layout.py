@@ -19,7 +19,7 @@ import soundfile
 from numpy.typing import NDArray
 
 from nestdata import Corpus, prepare_corpus
-from nestmodel.evaluate.features.inputs import cut_labels
+from nestmodel.evaluate.inputs import cut_labels
 
 TRAIN = ("train-clean-100", "train-clean-360", "train-other-500")
 OTHERS = ("dev-clean", "dev-other", "test-clean", "test-other")

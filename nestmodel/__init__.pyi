@@ -43,6 +43,30 @@ from .errors import (
 from .errors import (
     WeightsError as WeightsError,
 )
+from .evaluate.config import (
+    CtcProbeConfig as CtcProbeConfig,
+)
+from .evaluate.config import (
+    ExtractConfig as ExtractConfig,
+)
+from .evaluate.config import (
+    ProbeConfig as ProbeConfig,
+)
+from .evaluate.config import (
+    parse_layers as parse_layers,
+)
+from .evaluate.encode import (
+    AudioFeatures as AudioFeatures,
+)
+from .evaluate.encode import (
+    Utterance as Utterance,
+)
+from .evaluate.encode import (
+    encode as encode,
+)
+from .evaluate.encode import (
+    iterate_features as iterate_features,
+)
 from .evaluate.error_rates import (
     ErrorCounts as ErrorCounts,
 )
@@ -61,51 +85,24 @@ from .evaluate.error_rates import (
 from .evaluate.error_rates import (
     error_rate as error_rate,
 )
-from .evaluate.error_rates import (
-    error_reduction as error_reduction,
-)
-from .evaluate.features.config import (
-    ExtractConfig as ExtractConfig,
-)
-from .evaluate.features.config import (
-    parse_layers as parse_layers,
-)
-from .evaluate.features.encode import (
-    Utterance as Utterance,
-)
-from .evaluate.features.encode import (
-    iterate_features as iterate_features,
-)
-from .evaluate.features.encode_audio import (
-    AudioFeatures as AudioFeatures,
-)
-from .evaluate.features.encode_audio import (
-    encode as encode,
-)
-from .evaluate.features.extract import (
+from .evaluate.extract import (
     ExtractReport as ExtractReport,
 )
-from .evaluate.features.extract import (
+from .evaluate.extract import (
     extract_features as extract_features,
 )
-from .evaluate.features.rejects import RejectedUtterance as RejectedUtterance
-from .evaluate.probe.ctc import (
+from .evaluate.inputs import RejectedUtterance as RejectedUtterance
+from .evaluate.probe import (
     run_ctc_probe as run_ctc_probe,
 )
-from .evaluate.probe.ctc_report import (
+from .evaluate.probe import run_probe as run_probe
+from .evaluate.report import (
     CtcProbeReport as CtcProbeReport,
 )
-from .evaluate.probe.label_report import (
+from .evaluate.report import (
     ProbeReport as ProbeReport,
 )
-from .evaluate.probe.label_report import ProbeScore as ProbeScore
-from .evaluate.probe.labels import run_probe as run_probe
-from .evaluate.probe_config import (
-    CtcProbeConfig as CtcProbeConfig,
-)
-from .evaluate.probe_config import (
-    ProbeConfig as ProbeConfig,
-)
+from .evaluate.report import ProbeScore as ProbeScore
 from .evaluate.text import (
     Alphabet as Alphabet,
 )
@@ -286,7 +283,6 @@ __all__ = [
     "encode",
     "error_difference",
     "error_rate",
-    "error_reduction",
     "export_model",
     "extract_features",
     "find_budget",

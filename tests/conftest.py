@@ -35,7 +35,7 @@ NUMERICS = (
     "tests/nestdata/corpus/test_bank.py",
     "tests/nestdata/plan/",
     "tests/nestdata/test_stateless_rng.py",
-    "tests/nestmodel/evaluate/features/test_extract.py",
+    "tests/nestmodel/evaluate/",
     "tests/nestmodel/formats/test_huggingface.py",
     "tests/nestmodel/formats/test_nemo_archive.py",
     "tests/nestmodel/nn/",

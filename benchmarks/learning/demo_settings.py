@@ -383,7 +383,7 @@ def table_of_steps(output: Path, speeds: Mapping[str, list[float]], steps: Mappi
     rows = []
     for run in {point.run.variant: point.run for point in steps}.values():
         found = read_probe(output / probe_name(Point(run, times[0])))
-        labels = f"{found['config']['labels_per_frame']} of {1000 / found['frame_rate_hz']:.0f} ms"
+        labels = f"{found['labels_per_frame']} of {1000 / found['frame_rate_hz']:.0f} ms"
         counts = [steps[Point(run, time)] for time in times]
         rows.append([run.variant, f"`{VARIANTS[run.variant] or 'none'}`", spread(speeds[run.variant]), labels, *counts])
     speed = f"steps per second, median of {len(next(iter(speeds.values())))} (range)"

@@ -26,6 +26,9 @@ from operator import add
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
 from benchmarks.harness.arguments import benchmark_parser
 from benchmarks.harness.children import run_peer
 from benchmarks.harness.kept_settings import keep_settings
@@ -34,9 +37,9 @@ from benchmarks.harness.repository import REPOSITORY, commit_line
 from benchmarks.learning.parts.blind import draw_once
 from benchmarks.learning.parts.manifests import read_lines
 from nestdata import Corpus
-from nestmodel import ErrorCounts, count_errors, error_rate, error_reduction
-from nestmodel.evaluate.error_rates import ErrorUnit, percent
-from nestmodel.evaluate.features.inputs import cut_labels
+from nestmodel import ErrorCounts, Estimate, count_errors, error_rate
+from nestmodel.evaluate.error_rates import ErrorUnit, bootstrap, percent
+from nestmodel.evaluate.inputs import cut_labels
 
 QUICK = None
 EXAMPLE = "examples/finetune_ctc/finetune.py"
@@ -195,6 +198,21 @@ def rows_of(errors: Mapping[Run, Errors], arguments: argparse.Namespace, unit: s
             kinds = f"{rate.insertions} / {rate.deletions} / {rate.substitutions}"
             reduction = "" if start == first[0] else percent(error_reduction(by_recogniser[first][seed], counts))
             yield [f"{start}, {context}" if context else start, seed, percent(rate), kinds, reduction]
+
+
+def error_reduction(counts: ErrorCounts, baseline: ErrorCounts) -> Estimate:
+    """Returns the share of a baseline's errors that is avoided, 1 - rate / rate of the baseline.
+
+    A draw without errors of the baseline counts as if it had one.
+    """
+
+    def reduction(sums: NDArray[np.float64]) -> NDArray[np.float64]:
+        baseline_rate: NDArray[np.float64] = np.maximum(sums[2], 1) / sums[3]
+        rate: NDArray[np.float64] = sums[0] / sums[1]
+        return 1 - rate / baseline_rate
+
+    columns = (counts.errors, counts.num_reference, baseline.errors, baseline.num_reference)
+    return bootstrap(reduction, columns, seed=0)
 
 
 if __name__ == "__main__":

@@ -63,7 +63,6 @@ def _options() -> list[inspect.Parameter]:
         "held_out_where": typer.Option(metavar="FIELD=VALUE"),
         "group_by": typer.Option(metavar="FIELD"),
         "train_per_class": typer.Option(show_default="all"),
-        "labels_per_frame": typer.Option(show_default="as few as give 25 per second"),
         "baselines": typer.Option(parser=_baseline_names, metavar="<str>"),
         "learning_rates": _numbers("learning-rates", float),
         "probe_seeds": _numbers("probe-seeds", int),
@@ -117,9 +116,7 @@ def probe_command(
     options: dict[str, Any],
     output: Annotated[
         Path | None,
-        typer.Option(
-            "--output", "-o", help="Directory for the report, its picture and the rejects. [default: only print]"
-        ),
+        typer.Option("--output", "-o", help="Directory for the report and the rejects. [default: only print]"),
     ] = None,
     context: AttentionContext = None,
     overwrite: Overwrite = False,

@@ -10,16 +10,16 @@ if TYPE_CHECKING:
 
 
 def print_label_summary(report: "ProbeReport", output: Path | None) -> None:
-    """Prints the accuracy by layer and the baselines."""
+    """Prints the accuracy of the contestants and of chance."""
     from rich.table import Table
 
     out = console()
-    table = Table("layer", "trained, %", "untrained, %")
-    for layer, (trained, untrained) in enumerate(zip(report.trained, report.untrained, strict=True)):
-        table.add_row(str(layer), _percent(trained), _percent(untrained))
-    table.add_row("all together", _percent(report.trained_together), _percent(report.untrained_together))
+    table = Table("features", "accuracy, % (95 % interval)")
+    table.add_row("trained", _percent(report.trained))
+    table.add_row("untrained", _percent(report.untrained))
+    table.add_row("log-mel", _percent(report.log_mel))
+    table.add_row("chance", _percent(report.chance))
     out.print(table)
-    out.print(f"log-mel statistics: {_percent(report.log_mel)}   chance: {_percent(report.chance)}   (95 % intervals)")
     out.print(
         f"{report.config.label}: {len(report.classes)} classes, {report.num_train} training utterances, "
         f"{report.num_held_out} held out"
@@ -31,19 +31,18 @@ def print_label_summary(report: "ProbeReport", output: Path | None) -> None:
     if report.left_out:
         out.print(rejected_text(report.left_out, output))
     if output is not None:
-        out.print(f"picture: {output / 'probe.png'}")
+        out.print(f"report: {output / 'report.md'}")
 
 
 def print_ctc_summary(report: "CtcProbeReport", output: Path | None) -> None:
-    """Prints the error rates of the contestants, the differences, and one example."""
+    """Prints the error rates of the contestants, and the differences."""
     from rich.table import Table
 
     out = console()
-    table = Table("features", "CER, %", "WER, %", "learning rate", "epochs by seed")
+    table = Table("features", "CER, %", "WER, %", "learning rate")
     for score in report.contestants:
-        epochs = ", ".join(str(result.num_epochs) for result in score.seeds)
         rates = (_percent(score.characters), _percent(score.words))
-        table.add_row(_name(score.name), *rates, f"{score.learning_rate:g}", epochs)
+        table.add_row(_name(score.name), *rates, f"{score.learning_rate:g}")
     out.print(table)
     for difference in report.differences:
         out.print(
@@ -53,10 +52,6 @@ def print_ctc_summary(report: "CtcProbeReport", output: Path | None) -> None:
         f"{report.num_training} training utterances, {report.num_held_out} held out, {report.num_test} test "
         f"utterances; {len(report.alphabet)} characters (95 % intervals)"
     )
-    for example in report.examples[:1]:
-        out.print(f"text: {example.reference}")
-        for name, text in example.hypotheses.items():
-            out.print(f"  {_name(name)}: {text}")
     _print_rejects(report.left_out, output)
 
 
@@ -66,7 +61,7 @@ def _print_rejects(left_out: dict[str, dict[str, int]], output: Path | None) -> 
         if reasons:
             out.print(f"{side}: " + rejected_text(reasons, None))
     if output is not None:
-        out.print(f"report: {output / 'report.md'}   picture: {output / 'probe.png'}")
+        out.print(f"report: {output / 'report.md'}")
 
 
 def _name(contestant: str) -> str:

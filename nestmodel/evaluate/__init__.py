@@ -1,1 +1,1 @@
-"""Encoder features and what measures them: probes, error rates, acoustic units, scores without labels."""
+"""Encoder features, and what measures them: error rates and probes."""

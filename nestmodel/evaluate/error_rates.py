@@ -1,15 +1,15 @@
 """Character and word error rates with 95 % intervals; jiwer aligns and counts. It belongs to the extra `probe`.
 
-Errors are counted per utterance, so that rates, differences and reductions get bootstrap intervals: utterances are
-drawn with replacement, and a draw counts the same utterances for both recognisers that are compared (paired bootstrap).
-What is drawn is treated as independent. Utterances of one recording, scene or speaker are not: `ErrorCounts.by_group`
-adds them up, so that whole groups are drawn, and intervals become wider.
+Errors are counted per utterance, so that rates and differences get bootstrap intervals: utterances are drawn with
+replacement, and a draw counts the same utterances for both recognisers that are compared (paired bootstrap). What is
+drawn is treated as independent. Utterances of one recording, scene or speaker are not: `ErrorCounts.by_group` adds them
+up, so that whole groups are drawn, and intervals become wider.
 """
 
 import importlib.util
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -53,17 +53,27 @@ class ErrorCounts:
         )
 
     def by_group(self, groups: Sequence[str]) -> "ErrorCounts":
-        """Returns the counts added up over groups of utterances, shape (groups,); see `sums_by_group`.
+        """Returns the counts added up over groups of utterances, shape (groups,), in order of their names.
+
+        If there is only one group, these counts are returned: no interval can be drawn from one group.
 
         Args:
             groups: The group of each utterance, such as its recording.
         """
-        insertions, deletions, substitutions, num_reference = (
-            sums_by_group(counts, groups)
-            for counts in (self.insertions, self.deletions, self.substitutions, self.num_reference)
-        )
+        names, numbers = np.unique(list(groups), return_inverse=True)
+        if len(names) < 2:
+            return self
+
+        def added_up(counts: NDArray[np.int64]) -> NDArray[np.int64]:
+            sums = np.zeros(len(names), np.int64)
+            np.add.at(sums, numbers, counts)
+            return sums
+
         return ErrorCounts(
-            insertions=insertions, deletions=deletions, substitutions=substitutions, num_reference=num_reference
+            insertions=added_up(self.insertions),
+            deletions=added_up(self.deletions),
+            substitutions=added_up(self.substitutions),
+            num_reference=added_up(self.num_reference),
         )
 
 
@@ -127,7 +137,7 @@ def count_errors(references: Sequence[str], hypotheses: Sequence[str], unit: Err
 def error_rate(counts: ErrorCounts, seed: int = 0) -> ErrorRate:
     """Returns the error rate over all utterances; `seed` determines the draws of the interval."""
     return ErrorRate(
-        *ratio(counts.errors, counts.num_reference, seed),
+        *bootstrap(lambda sums: sums[0] / sums[1], (counts.errors, counts.num_reference), seed),
         insertions=int(counts.insertions.sum()),
         deletions=int(counts.deletions.sum()),
         substitutions=int(counts.substitutions.sum()),
@@ -137,51 +147,12 @@ def error_rate(counts: ErrorCounts, seed: int = 0) -> ErrorRate:
 
 def error_difference(counts: ErrorCounts, baseline: ErrorCounts, seed: int = 0) -> Estimate:
     """Returns the error rate minus that of a baseline on the same utterances: negative if there are fewer errors."""
-    return ratio_difference((counts.errors, counts.num_reference), (baseline.errors, baseline.num_reference), seed)
-
-
-def error_reduction(counts: ErrorCounts, baseline: ErrorCounts, seed: int = 0) -> Estimate:
-    """Returns the share of a baseline's errors that is avoided, 1 - rate / rate of the baseline.
-
-    A draw without errors of the baseline counts as if it had one.
-    """
-
-    def reduction(sums: NDArray[np.float64]) -> NDArray[np.float64]:
-        baseline_rate: NDArray[np.float64] = np.maximum(sums[2], 1) / sums[3]
-        rate: NDArray[np.float64] = sums[0] / sums[1]
-        return 1 - rate / baseline_rate
-
     columns = (counts.errors, counts.num_reference, baseline.errors, baseline.num_reference)
-    return _bootstrap(reduction, columns, seed)
+    return bootstrap(lambda sums: sums[0] / sums[1] - sums[2] / sums[3], columns, seed)
 
 
-def sums_by_group(counts: NDArray[np.int64], groups: Sequence[str]) -> NDArray[np.int64]:
-    """Returns the sums of counts of utterances over groups of them, in order of their names.
-
-    If there is only one group, the counts themselves are returned: no interval can be drawn from one group.
-    """
-    names = sorted(set(groups))
-    if len(names) < 2:
-        return counts
-    sums = np.zeros(len(names), np.int64)
-    np.add.at(sums, np.searchsorted(names, list(groups)), counts)
-    return sums
-
-
-def ratio(numerators: NDArray[np.int64], denominators: NDArray[np.int64], seed: int) -> Estimate:
-    """Returns the sum of numerators over the sum of denominators; both have the shape (utterances,) or (groups,)."""
-    return _bootstrap(lambda sums: sums[0] / sums[1], (numerators, denominators), seed)
-
-
-def ratio_difference(
-    one: tuple[NDArray[np.int64], NDArray[np.int64]], other: tuple[NDArray[np.int64], NDArray[np.int64]], seed: int
-) -> Estimate:
-    """Returns the difference of two ratios of sums over the same utterances or groups, with a paired interval."""
-    return _bootstrap(lambda sums: sums[0] / sums[1] - sums[2] / sums[3], (*one, *other), seed)
-
-
-def percent(estimate: ErrorRate | Estimate) -> str:
-    """Returns a rate or a difference with its interval, in percent."""
+def percent(estimate: tuple[Any, ...]) -> str:
+    """Returns a value and its interval, the first three fields of any estimate, in percent."""
     value, low, high = estimate[:3]
     return f"{100 * value:.1f} ({100 * low:.1f} to {100 * high:.1f})"
 
@@ -192,7 +163,7 @@ def check_jiwer() -> None:
         raise ConfigError("error rates need jiwer: pip install 'nest-pretrain[probe]'.")
 
 
-def _bootstrap(
+def bootstrap(
     statistic: Callable[[NDArray[np.float64]], NDArray[np.float64]], columns: Sequence[NDArray[np.int64]], seed: int
 ) -> Estimate:
     """Returns a function of the sums of columns over utterances; it maps sums (columns, draws) to values (draws,)."""

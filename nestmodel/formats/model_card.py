@@ -26,6 +26,17 @@ _LIBRARIES: Mapping[str, str] = {
     "onnx-streaming": "onnx",
 }
 _PARTS: Mapping[str, str] = {"all": "encoder, decoder and quantizer", "encoder": "encoder"}
+_TRANSFORMERS = """import soundfile
+from transformers import AutoFeatureExtractor, AutoModel
+
+model = "."  # the folder of this file, or OWNER/NAME on the Hugging Face hub
+encoder, extractor = AutoModel.from_pretrained(model), AutoFeatureExtractor.from_pretrained(model)
+audio, rate = soundfile.read("talk.wav")  # one channel, at the rate below
+frames = encoder(**extractor(audio, sampling_rate=rate, return_tensors="pt")).last_hidden_state"""
+_NESTMODEL = """from nestmodel import encode
+
+frames = encode("{path}", "talk.wav").values  # (frames, dim)"""
+_PLAIN_NAME = re.compile(r"[\w .-]+", re.ASCII)
 _MAX_CHARACTERS = 200
 _MAX_ROWS = 100
 _MARKUP = re.compile(r"([\\`*_{}\[\]()#!|~:@$^=])|(?<=www)(\.)", re.IGNORECASE)
@@ -73,6 +84,7 @@ def model_card(
         "A speech encoder, pretrained on unlabelled speech with NEST "
         "([arXiv:2408.13106](https://arxiv.org/abs/2408.13106)).",
         _table(("", ""), facts.items()),
+        _use(title, to, parts),
         "## Licence\n\nThe publisher of the model fills this in, here and in the header of this file.",
         "## Training data",
         _corpora("Speech", known.corpora),
@@ -100,6 +112,17 @@ def _header(to: ExportFormat) -> str:
     fields |= {"library_name": _LIBRARIES[to]} if to in _LIBRARIES else {}
     fields["pipeline_tag"] = "feature-extraction"
     return f"---\n# Fill in, for example apache-2.0:\n# license:\n{yaml.safe_dump(fields, sort_keys=False)}---"
+
+
+def _use(name: str, to: ExportFormat, parts: WeightParts) -> str:
+    """Returns lines of Python that load the model; empty for a format without a loader of one line."""
+    if to == "huggingface":
+        code = _TRANSFORMERS
+    elif parts == "all":
+        code = _NESTMODEL.format(path=name if _PLAIN_NAME.fullmatch(name) else f"model.{to}")
+    else:
+        return ""
+    return f"## Use\n\n```python\n{code}\n```"
 
 
 def _corpora(title: str, corpora: Sequence[CorpusRecord]) -> str:

@@ -92,9 +92,9 @@ def test_the_flags_of_all_commands_are_deliberate() -> None:
         ],
         "probe": [
             *("--baselines", "--context", "--device", "--group-by", "--held-out"),
-            *("--held-out-where", "--json", "--label", "--labels-per-frame"),
+            *("--held-out-where", "--json", "--label"),
             *("--learning-rates", "--max-batch-seconds", "--max-epochs", "--output -o", "--overwrite"),
-            *("--patience", "--probe-seeds", "--seed", "--task", "--test", "--train-per-class"),
+            *("--probe-seeds", "--seed", "--task", "--test", "--train-per-class"),
             *("INPUT", "MODEL"),
         ],
         "import": ["--output -o", "--overwrite", "MODEL"],

@@ -26,8 +26,7 @@ from torch import Tensor
 from nestcli.nestmodel import main as nestmodel
 from nestdata import Corpus
 from nestmodel import NestConfig, NestModel, load_network
-from nestmodel.evaluate.features.batch import stacked_mel_function
-from nestmodel.evaluate.features.encode import iterate_corpus, iterate_features
+from nestmodel.evaluate.encode import iterate_corpus, iterate_features, stacked_mel_function
 from nestmodel.nn import loss
 from nestmodel.nn.network import NestNetwork, NestOutput
 from nestmodel.nn.network_input import Masks, NetworkInput

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from nestmodel import ConfigError, ErrorCounts, count_errors, error_difference, error_rate, error_reduction
+from nestmodel import ConfigError, ErrorCounts, count_errors, error_difference, error_rate
 from tests.extras import needs
 
 pytestmark = needs("probe", "jiwer")
@@ -55,21 +55,9 @@ def test_differences_are_paired_by_utterance() -> None:
     assert rate.high - rate.low > 0.1
 
 
-def test_a_reduction_is_the_share_of_errors_that_is_avoided() -> None:
-    value, low, high = error_reduction(counts([1, 2, 3], [10] * 3), counts([2, 4, 6], [10] * 3))
-    assert (value, low, high) == pytest.approx((0.5, 0.5, 0.5))
-    assert error_reduction(counts([0], [5]), counts([0], [5])).value == 1.0
-
-
 def test_counts_of_several_recognitions_add_up() -> None:
     both = counts([1, 2], [10, 10]) + counts([3, 0], [10, 10])
     assert error_rate(both).rate == 6 / 40
-
-
-def test_intervals_are_determined_by_the_seed() -> None:
-    found = counts([0, 3, 5, 1, 7], [10] * 5)
-    assert error_rate(found, seed=1) == error_rate(found, seed=1)
-    assert error_rate(found, seed=1) != error_rate(found, seed=2)
 
 
 @pytest.mark.parametrize(("references", "hypotheses"), [([], []), (["a"], []), (["a", ""], ["a", "b"])])

@@ -1,17 +1,20 @@
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import soundfile
 import torch
 import yaml
 
 from nestdata import OutputError
-from nestmodel import NestModel, export_model, load_network, save_network
+from nestmodel import ExportFormat, NestModel, encode, export_model, load_network, save_network
 from nestmodel.formats.model_card import escaped, model_card
 from nestmodel.formats.training_record import CorpusRecord, TrainingRecord, record_of
 from tests.conftest import MessyCorpora
 from tests.nestmodel.formats.models import CONFIG, checkpoint
+from tests.synthesis import chirp
 from tests.training import messy_data, trainer
 
 HOSTILE = "a|b](https://evil.test) <script>x</script> `c` ---\n# title\n![p](x) www.evil.test me@evil.test \x1b[31m"
@@ -41,6 +44,26 @@ def test_the_card_of_a_checkpoint_says_what_it_was_trained_on(messy_corpora: Mes
     assert f"| validation after step {record.val_step} | {record.val_metrics['loss']:.4g} | " in card
     assert "| data.plan.max\\_batch\\_seconds | " in card
     assert str(tmp_path) not in card
+
+
+@pytest.mark.filterwarnings("ignore:::transformers", "ignore:::huggingface_hub")
+@pytest.mark.parametrize("to", [pytest.param("huggingface", marks=pytest.mark.slow), "nemo", "safetensors"])
+def test_the_lines_of_the_card_load_the_model(
+    to: ExportFormat, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if to == "huggingface":
+        pytest.importorskip("transformers")
+    _, path = checkpoint(tmp_path)
+    exported = export_model(path, to, tmp_path / "model", parts="encoder" if to == "huggingface" else "all")
+    card = exported / "README.md" if to == "huggingface" else exported.with_name("model.md")
+    (code,) = re.findall(r"```python\n(.*?)```", card.read_text(), re.DOTALL)
+    monkeypatch.chdir(card.parent)
+    soundfile.write("talk.wav", chirp(100, 3000, 1.3), 16000, subtype="FLOAT")
+    scope: dict[str, Any] = {}
+    exec(code, scope)
+    frames = scope["frames"].detach().reshape(-1, CONFIG.encoder.d_model)
+    # transformers computes the same values in another order.
+    torch.testing.assert_close(frames, encode(path, "talk.wav").values, rtol=0, atol=1e-4)
 
 
 def test_a_resumed_run_keeps_its_last_validation(messy_corpora: MessyCorpora, tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ import soundfile
 
 from nestmodel import encode, load_network
 
+print("from a file:", tuple(encode("last.ckpt", "talk.wav").values.shape))
 network = load_network("last.ckpt")
-print("from a file:", tuple(encode(network, "talk.wav").values.shape))
 samples, rate = soundfile.read("talk.wav")
 print("from samples:", tuple(encode(network, samples, sampling_rate=rate).values.shape))

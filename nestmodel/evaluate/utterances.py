@@ -10,8 +10,8 @@ from typing import Any, Literal, NamedTuple
 
 from nestdata import Corpus, derive_key
 from nestmodel.errors import ProbeError
-from nestmodel.evaluate.features.inputs import audio_path, cut_labels
-from nestmodel.evaluate.features.rejects import RejectedUtterance, RejectLog
+from nestmodel.evaluate.config import MIN_TRAIN_PER_CLASS, ProbeConfig
+from nestmodel.evaluate.inputs import RejectedUtterance, RejectLog, audio_path, cut_labels
 from nestmodel.evaluate.text import normalise_text
 
 SideName = Literal["training", "test"]
@@ -19,7 +19,10 @@ SideName = Literal["training", "test"]
 MIN_UTTERANCES = 10
 """Minimum number of utterances for training, and of test utterances: with fewer, intervals mean little."""
 
+_HELD_OUT, _TRAINING = "held out", "training"  # names of the groups if `held_out_where` defines the split
 _MAX_NAMES = 3
+_MAX_LABELS = 12
+_MAX_CLASSES = 5
 
 
 class ProbeUtterance(NamedTuple):
@@ -30,7 +33,7 @@ class ProbeUtterance(NamedTuple):
 
     cut_id: str
     target: str
-    """What is predicted: a label, or normalised text; empty if the probe needs none of an utterance."""
+    """What is predicted: a label, or normalised text."""
 
     group: str
     """All utterances of a group are on the same side of the split. Intervals of results on a test corpus are drawn from
@@ -44,21 +47,87 @@ class SplitRows(NamedTuple):
     held_out: list[int]
 
 
-def speech_utterances(
-    corpus: Corpus, side: SideName, rejects: RejectLog, *, needs_text: bool, group_by: str | None
+def labelled_utterances(corpus: Corpus, config: ProbeConfig) -> list[ProbeUtterance]:
+    """Returns the utterances that have the label and the group.
+
+    Raises:
+        ProbeError: No utterance has them.
+    """
+    labelled, name_counts = [], Counter[str]()
+    where_name, _, where_value = (config.held_out_where or "").partition("=")
+    for row in range(len(corpus)):
+        cut = corpus.line(row)
+        labels = {name: text for name, value in cut_labels(cut).items() if (text := _label_text(value))}
+        name_counts.update(labels.keys())
+        group = cut["id"] if config.group_by is None else labels.get(config.group_by)
+        if where_name:
+            group = _HELD_OUT if labels.get(where_name) == where_value else _TRAINING
+        if config.label in labels and group is not None:
+            labelled.append(ProbeUtterance(row, cut["id"], labels[config.label], group))
+    for setting, name in (("label", config.label), ("group_by", config.group_by), ("held_out_where", where_name)):
+        if name and not name_counts[name]:
+            known = ", ".join(f"{name} ({number})" for name, number in name_counts.most_common(_MAX_LABELS)) or "none"
+            raise ProbeError(f"{setting} is {name!r}, and no utterance has that label. The labels here: {known}.")
+    if not labelled:
+        raise ProbeError(f"no utterance has both {config.label!r} and {config.group_by!r}. Drop --group-by.")
+    return labelled
+
+
+def split_labelled(labelled: list[ProbeUtterance], config: ProbeConfig) -> tuple[list[ProbeUtterance], set[str]]:
+    """Returns the utterances of both sides of the split, sorted by id, and the ids of the held-out side."""
+    if config.held_out_where is None:
+        held_out_ids = split_held_out(labelled, config.held_out, config.seed)
+    else:
+        held_out_ids = {utterance.cut_id for utterance in labelled if utterance.group == _HELD_OUT}
+    training = [utterance for utterance in labelled if utterance.cut_id not in held_out_ids]
+    if config.train_per_class is not None:
+        training = limit_per_class(training, config.train_per_class, config.seed)
+    held_out = [utterance for utterance in labelled if utterance.cut_id in held_out_ids]
+    return sorted([*training, *held_out], key=lambda utterance: utterance.cut_id), held_out_ids
+
+
+def count_classes(
+    labelled: list[ProbeUtterance], usable: list[ProbeUtterance], held_out_ids: set[str]
+) -> tuple[dict[str, tuple[int, int]], dict[str, str]]:
+    """Returns the numbers of training and held-out utterances by class, and the excluded classes with the reasons.
+
+    Raises:
+        ProbeError: Fewer than two classes have enough utterances.
+    """
+    num_held_out = Counter(utterance.target for utterance in usable if utterance.cut_id in held_out_ids)
+    num_train = Counter(utterance.target for utterance in usable if utterance.cut_id not in held_out_ids)
+    classes, excluded = {}, {}
+    for name in sorted({utterance.target for utterance in labelled}):
+        if num_train[name] < MIN_TRAIN_PER_CLASS:
+            excluded[name] = f"{num_train[name]} in training, {MIN_TRAIN_PER_CLASS} are needed"
+        elif not num_held_out[name]:
+            excluded[name] = "none held out"
+        else:
+            classes[name] = (num_train[name], num_held_out[name])
+    if len(classes) < 2:
+        reasons = "; ".join(f"{name!r}: {reason}" for name, reason in list(excluded.items())[:_MAX_CLASSES])
+        raise ProbeError(
+            f"{len(classes)} of {len(classes) + len(excluded)} classes can be probed, and two are needed"
+            + (f" ({reasons})" if reasons else "")
+            + ". Give more utterances of each, another --label, or no --group-by."
+        )
+    return classes, excluded
+
+
+def transcribed_utterances(
+    corpus: Corpus, side: SideName, rejects: RejectLog, group_by: str | None
 ) -> list[ProbeUtterance]:
-    """Returns the utterances of a corpus that can be used, by index; adds the others to `rejects`.
+    """Returns the utterances of a corpus that have text, by index; adds the others to `rejects`.
 
     Args:
         corpus: Training or test corpus.
         side: Which of the two it is, for messages: paths of inputs are prepared to a corpus that has no name.
         rejects: Receives utterances without text, or whose text is empty after normalisation.
-        needs_text: Whether utterances need a text.
         group_by: A field of the manifest that defines the groups. Without it, and for utterances that lack it, a group
             is a recording.
 
     Raises:
-        ProbeError: No training utterance has the field `group_by`, or no utterance has a text that is needed.
+        ProbeError: No training utterance has the field `group_by`, or no utterance has text.
     """
     found, num_grouped = [], 0
     for row in range(len(corpus)):
@@ -67,18 +136,37 @@ def speech_utterances(
         group = None if group_by is None else labels.get(group_by)
         num_grouped += group is not None
         text = normalise_text(labels["text"]) if isinstance(labels.get("text"), str) else ""
-        if needs_text and not text:
+        if not text:
             reason = "empty_text" if labels.get("text") else "no_text"
             detail = f"its text is {labels.get('text')!r}: letters or digits are needed"
             rejects.add(RejectedUtterance(audio_path(cut) or "", cut["id"], reason, detail))
             continue
         name = f"recording {cut['recording']['id']}" if group is None else f"group {group}"
-        found.append(ProbeUtterance(row, cut["id"], text if needs_text else "", name))
+        found.append(ProbeUtterance(row, cut["id"], text, name))
     if group_by is not None and not num_grouped and side == "training":
         raise ProbeError(f"group_by is {group_by!r}, and no training utterance has that field.")
     if not found:
         raise ProbeError(f"no {side} utterance has text. Give a manifest with the field `text`.")
     return found
+
+
+def split_training(utterances: Sequence[ProbeUtterance], held_out: float, seed: int) -> SplitRows:
+    """Splits training utterances into those for fitting and a held-out share, in whole groups.
+
+    Raises:
+        ProbeError: There is only one group.
+    """
+    held_out_ids = split_held_out([utterance._replace(target="") for utterance in utterances], held_out, seed)
+    rows = SplitRows(
+        training=[utterance.row for utterance in utterances if utterance.cut_id not in held_out_ids],
+        held_out=[utterance.row for utterance in utterances if utterance.cut_id in held_out_ids],
+    )
+    if not rows.training or not rows.held_out:
+        raise ProbeError(
+            f"{len(utterances)} training utterances are of one group, {utterances[0].group!r}, and cannot be split. "
+            "Give more recordings, or another --group-by."
+        )
+    return rows
 
 
 def split_held_out(utterances: Iterable[ProbeUtterance], held_out: float, seed: int) -> set[str]:
@@ -101,56 +189,21 @@ def split_held_out(utterances: Iterable[ProbeUtterance], held_out: float, seed: 
     return held_out_ids
 
 
-def in_drawn_order(utterances: Iterable[ProbeUtterance], purpose: str, seed: int) -> list[ProbeUtterance]:
-    """Returns utterances in an order that depends on their cut ids, the purpose and the seed alone."""
-    return sorted(utterances, key=lambda drawn: (derive_key(seed, f"{purpose}/{drawn.cut_id}"), drawn.cut_id))
-
-
 def limit_per_class(utterances: Iterable[ProbeUtterance], limit: int, seed: int) -> list[ProbeUtterance]:
     """Returns at most `limit` utterances of each class. The order of the utterances does not affect the selection."""
+
+    def drawn(utterance: ProbeUtterance) -> tuple[int, str]:
+        return derive_key(seed, f"probe few/{utterance.cut_id}"), utterance.cut_id
+
     by_class: dict[str, list[ProbeUtterance]] = defaultdict(list)
-    for utterance in in_drawn_order(utterances, "probe few", seed):
+    for utterance in sorted(utterances, key=drawn):
         if len(by_class[utterance.target]) < limit:
             by_class[utterance.target].append(utterance)
     return [utterance for members in by_class.values() for utterance in members]
 
 
-def split_training(utterances: Sequence[ProbeUtterance], held_out: float, seed: int) -> SplitRows:
-    """Splits training utterances into those for fitting and a held-out share, in whole groups.
-
-    Raises:
-        ProbeError: There is only one group.
-    """
-    held_out_ids = split_held_out([utterance._replace(target="") for utterance in utterances], held_out, seed)
-    rows = SplitRows(
-        training=[utterance.row for utterance in utterances if utterance.cut_id not in held_out_ids],
-        held_out=[utterance.row for utterance in utterances if utterance.cut_id in held_out_ids],
-    )
-    if not rows.training or not rows.held_out:
-        raise ProbeError(
-            f"{len(utterances)} training utterances are of one group, {utterances[0].group!r}, and cannot be split. "
-            "Give more recordings, or another --group-by."
-        )
-    return rows
-
-
-def split_name(group_by: str | None) -> str:
-    """Returns for reports what `split_training` keeps together."""
-    return "in whole recordings" if group_by is None else f"in whole groups of `{group_by}`"
-
-
-def interval_name(test_groups: Iterable[str], group_by: str | None) -> str:
-    """Returns for reports what the intervals of test results are drawn from."""
-    groups = set(test_groups)
-    if len(groups) < 2:
-        return "utterances"
-    if group_by is not None and any(group.startswith("group ") for group in groups):
-        return f"{len(groups)} groups of `{group_by}`"
-    return f"{len(groups)} recordings"
-
-
 def check_enough(num_training: int, num_test: int) -> None:
-    """Raises ProbeError if there are too few utterances to train or to score a probe."""
+    """Raises ProbeError if there are too few utterances to train or to score a content probe."""
     if num_training < MIN_UTTERANCES or num_test < MIN_UTTERANCES:
         raise ProbeError(
             f"{num_training} utterances for training and {num_test} for the test can be used: give at least "
@@ -181,6 +234,21 @@ def check_disjoint(training: Corpus, test: Corpus) -> None:
 def in_all(utterances: Iterable[ProbeUtterance], features: Collection[Container[int]]) -> list[ProbeUtterance]:
     """Returns the utterances whose index is in all features: those of a broken utterance are missing in some."""
     return [utterance for utterance in utterances if all(utterance.row in each for each in features)]
+
+
+def interval_name(test_groups: Iterable[str], group_by: str | None) -> str:
+    """Returns for reports what the intervals of test results are drawn from."""
+    groups = set(test_groups)
+    if len(groups) < 2:
+        return "utterances"
+    if group_by is not None and any(group.startswith("group ") for group in groups):
+        return f"{len(groups)} groups of `{group_by}`"
+    return f"{len(groups)} recordings"
+
+
+def _label_text(value: object) -> str:
+    """Returns a label as text; an empty string for a value that cannot be a label."""
+    return str(value).strip() if isinstance(value, str | int | float) else ""
 
 
 def _select_groups(sizes: dict[str, int], share: float, seed: int) -> list[str]:

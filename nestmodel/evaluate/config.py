@@ -1,21 +1,54 @@
-"""Settings of the probes. The module imports no heavy package, so that `nestmodel probe --help` starts fast."""
+"""Settings of features and probes. The module imports no heavy package, so that help of commands starts fast."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from nestdata.config_checks import require
 from nestdata.field_docs import with_field_docs
 from nestmodel.errors import ConfigError
-from nestmodel.evaluate.features.config import check_batch_seconds
+from nestmodel.options import FeatureType, FileFormat
+
+Layers = Literal["all", "last"] | Sequence[int]
+"""Outputs of an encoder by number: 0 is the input of the first block, i the output of the i-th block."""
+
+Contestant = Literal["trained", "untrained", "log_mel"]
+"""Features that a probe compares. `trained`: all layers of the encoder. `untrained`: the same of an encoder with
+initial random weights, which reads the same input, so the difference was learned. `log_mel`: log-mel frames without an
+encoder."""
+
+BASELINES: tuple[Contestant, ...] = ("untrained", "log_mel")
 
 MIN_TRAIN_PER_CLASS = 2
 """Minimum number of training utterances of a class; smaller classes are excluded."""
 
-Contestant = Literal["trained", "untrained", "log_mel"]
-"""`trained`: all layers of the encoder. `untrained`: the same of an encoder with initial random weights, which reads
-the same input, so the difference was learned. `log_mel`: log-mel frames without an encoder."""
 
-BASELINES: tuple[Contestant, ...] = ("untrained", "log_mel")
+@with_field_docs
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ExtractConfig:
+    """Which encoder outputs are written, and how they are stored."""
+
+    layers: Layers = "last"
+    """Layers to keep: all, last, or numbers such as 0,4,16, where 0 is the input of the first block."""
+
+    format: FileFormat = "npy"
+    """Format of the feature files."""
+
+    dtype: FeatureType = "float32"
+    """Precision of the feature files.
+
+    The encoder computes in float32."""
+
+    max_batch_seconds: float = 120.0
+    """Maximum audio per batch in seconds, padding included.
+
+    A longer utterance is a batch by itself."""
+
+    device: str = "auto"
+    """Device such as cpu or cuda:1; auto takes a GPU if there is one."""
+
+    def __post_init__(self) -> None:
+        check_batch_seconds(self.max_batch_seconds)
 
 
 @with_field_docs
@@ -53,8 +86,7 @@ class ProbeConfig:
     """Device such as cpu or cuda:1; auto takes a GPU if there is one."""
 
     def __post_init__(self) -> None:
-        if not 0.0 < self.held_out < 1.0:
-            raise ConfigError(f"held_out is {self.held_out:g}: expected a share between 0 and 1.")
+        _check_share(self)
         if self.train_per_class is not None and self.train_per_class < MIN_TRAIN_PER_CLASS:
             raise ConfigError(f"train_per_class is {self.train_per_class}: give {MIN_TRAIN_PER_CLASS} or more.")
         if self.held_out_where is not None:
@@ -80,11 +112,6 @@ class CtcProbeConfig:
 
     None keeps the utterances of a recording together."""
 
-    labels_per_frame: int | None = None
-    """Labels predicted from each encoder frame.
-
-    In temporal order. None takes the smallest number that gives 25 labels per second."""
-
     baselines: tuple[Contestant, ...] = BASELINES
     """What the encoder is compared with, or none."""
 
@@ -99,12 +126,6 @@ class CtcProbeConfig:
 
     The learning rate falls linearly to 0 over these passes over the training utterances."""
 
-    patience: int = 30
-    """Epochs without improvement.
-
-    Training ends when the held-out error rate has not improved for this number of epochs. By default, it does not end
-    early: the error rate often falls only when the learning rate is low."""
-
     probe_seeds: tuple[int, ...] = (0, 1, 2)
     """Seeds of the heads.
 
@@ -113,7 +134,7 @@ class CtcProbeConfig:
     seed: int = 0
     """Seed of the split and of the untrained encoder.
 
-    It also seeds the bootstrap draws and the examples."""
+    It also seeds the bootstrap draws."""
 
     max_batch_seconds: float = 120.0
     """Maximum audio per batch in seconds, padding included."""
@@ -124,16 +145,38 @@ class CtcProbeConfig:
     Heads are trained on the CPU."""
 
     def __post_init__(self) -> None:
-        def check(is_valid: bool, name: str, expected: str) -> None:
-            require(is_valid, name, getattr(self, name), expected)
-
-        rates, seeds = self.learning_rates, self.probe_seeds
-        check(0.0 < self.held_out < 1.0, "held_out", "a share between 0 and 1")
-        check(self.labels_per_frame is None or self.labels_per_frame >= 1, "labels_per_frame", "1 or more")
-        check(len(rates) == len(set(rates)) > 0 and min(rates) > 0, "learning_rates", "different positive numbers")
-        is_valid = len(set(self.baselines)) == len(self.baselines) and set(self.baselines) <= set(BASELINES)
-        check(is_valid, "baselines", f"each at most once of {', '.join(BASELINES)}")
-        check(self.max_epochs >= 1, "max_epochs", "1 or more")
-        check(self.patience >= 1, "patience", "1 or more")
-        check(len(seeds) == len(set(seeds)) > 0, "probe_seeds", "different seeds")
+        rates, seeds, baselines = self.learning_rates, self.probe_seeds, self.baselines
+        _check_share(self)
+        are_valid = len(set(baselines)) == len(baselines) and set(baselines) <= set(BASELINES)
+        require(are_valid, "baselines", baselines, f"each at most once of {', '.join(BASELINES)}")
+        are_valid = len(rates) == len(set(rates)) > 0 and min(rates) > 0
+        require(are_valid, "learning_rates", rates, "different positive numbers")
+        require(self.max_epochs >= 1, "max_epochs", self.max_epochs, "1 or more")
+        require(len(seeds) == len(set(seeds)) > 0, "probe_seeds", seeds, "different seeds")
         check_batch_seconds(self.max_batch_seconds)
+
+
+def parse_layers(text: str) -> Layers:
+    """Parses `all`, `last`, or layer numbers separated by commas.
+
+    Raises:
+        ConfigError: The text is none of these.
+    """
+    if text == "all":
+        return "all"
+    if text == "last":
+        return "last"
+    try:
+        return tuple(int(number) for number in text.split(","))
+    except ValueError:
+        raise ConfigError(f"layers is {text!r}: give all, last, or numbers such as 0,4,16.") from None
+
+
+def check_batch_seconds(max_batch_seconds: float) -> None:
+    """Raises ConfigError unless the limit is positive."""
+    if not max_batch_seconds > 0:
+        raise ConfigError(f"max_batch_seconds is {max_batch_seconds:g}: give a positive number of seconds.")
+
+
+def _check_share(config: Any) -> None:
+    require(0.0 < config.held_out < 1.0, "held_out", config.held_out, "a share between 0 and 1")

@@ -1,7 +1,8 @@
 """A CTC head on frozen features: learned weights of the layers, one linear map, greedy decoding; and its training.
 
-Heads are trained by the rule of `training`, with epochs in a keyed order; the held-out error is the character error
-rate.
+Heads read the features from a cache on disk. They are trained by Adam, with a learning rate that falls linearly to 0
+and epochs in a keyed order; the weights of the epoch with the lowest character error rate on held-out utterances are
+kept.
 
 An encoder's frames may be 80 ms long, longer than a character of fast speech, and CTC writes at most one character per
 frame. The head therefore predicts several labels from each frame, in the order of time (`labels_per_frame`).
@@ -11,20 +12,22 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from nestdata import derive_key
 from nestdata.stateless_rng import StatelessRng
+from nestmodel.evaluate.encode import Utterance
 from nestmodel.evaluate.error_rates import count_errors
-from nestmodel.evaluate.probe.contestants import FeatureCache
-from nestmodel.evaluate.probe.training import StoppingRule, Training, train
-from nestmodel.evaluate.probe.utterances import ProbeUtterance, SplitRows, split_training
 from nestmodel.evaluate.text import BLANK, Alphabet
+from nestmodel.evaluate.utterances import ProbeUtterance, SplitRows
 
 UTTERANCES_PER_STEP = 16
 """Number of utterances of an optimizer step."""
@@ -33,17 +36,74 @@ MAX_GRADIENT_NORM = 1.0
 """Gradients are clipped to this norm."""
 
 MIN_LABEL_RATE_HZ = 25.0
-"""Minimum number of labels per second by default. Speech has fewer characters per second (docs/probes.md)."""
+"""Minimum number of labels per second. Speech has fewer characters per second (docs/probes.md)."""
 
+_LARGEST = float(np.finfo(np.float16).max)
 _STD_OFFSET = 1e-5  # added to standard deviations, which are divisors and zero for a constant dimension
 
 
-class TrainedHead(NamedTuple):
-    """A head with the weights of its best epoch, and how it was trained."""
+class FeatureCache:
+    """Frames of utterances in float16, all layers of a frame side by side. Utterances have their indices of a corpus.
 
-    head: "CtcHead"
-    training: Training
-    """The held-out error is the character error rate of the held-out utterances."""
+    The file is memory-mapped: it stays in memory if there is enough of it, and is read from disk otherwise.
+
+    Args:
+        frames: Frames of all utterances, shape (frames, layers, dim).
+        spans: First frame and end of each utterance, by its index.
+    """
+
+    def __init__(self, frames: NDArray[np.float16], spans: dict[int, tuple[int, int]]) -> None:
+        self._frames = frames
+        self._spans = spans
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Number of layers, and dimension."""
+        _, num_layers, dim = self._frames.shape
+        return num_layers, dim
+
+    @classmethod
+    def write(cls, path: Path, utterances: Iterable[Utterance]) -> "FeatureCache":
+        """Writes the features of utterances to a file. Values beyond the range of float16 are clipped."""
+        spans: dict[int, tuple[int, int]] = {}
+        shape, num_frames = (0, 0), 0
+        with path.open("wb") as file:
+            for utterance in utterances:
+                frames = utterance.values.transpose(1, 0, 2)  # (layers, frames, dim) -> (frames, layers, dim)
+                file.write(np.ascontiguousarray(frames.clip(-_LARGEST, _LARGEST), np.float16).tobytes())
+                spans[utterance.row] = (num_frames, num_frames + len(frames))
+                num_frames += len(frames)
+                shape = (frames.shape[1], frames.shape[2])
+        if num_frames == 0:
+            return cls(np.empty((0, *shape), np.float16), spans)
+        return cls(np.memmap(path, np.float16, "r", shape=(num_frames, *shape)), spans)
+
+    def __contains__(self, row: object) -> bool:
+        """Returns whether the utterance with an index has features."""
+        return row in self._spans
+
+    def num_frames(self, row: int) -> int:
+        """Returns the number of frames of an utterance."""
+        start, end = self._spans[row]
+        return end - start
+
+    def read(self, row: int) -> Float[Tensor, "frames layers dim"]:
+        """Returns the frames of an utterance in float32."""
+        start, end = self._spans[row]
+        return torch.from_numpy(self._frames[start:end].astype(np.float32))
+
+    def statistics(self, rows: Sequence[int]) -> tuple[Float[Tensor, "layers dim"], Float[Tensor, "layers dim"]]:
+        """Returns the mean and the standard deviation of each dimension over the frames of utterances."""
+        num_frames = 0
+        total, squares = torch.zeros(self.shape, dtype=torch.float64), torch.zeros(self.shape, dtype=torch.float64)
+        for row in rows:
+            frames = self.read(row).double()
+            num_frames += len(frames)
+            total += frames.sum(dim=0)
+            squares += frames.square().sum(dim=0)
+        mean = total / num_frames
+        variance = (squares / num_frames - mean.square()).clamp(min=0)
+        return mean.float(), variance.sqrt().float()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,28 +117,10 @@ class HeadTask:
     """The characters of all texts."""
 
     rows: SplitRows
-    """Utterances to train on, and those whose error rate ends the training and selects the epoch."""
+    """Utterances to train on, and those whose error rate selects the epoch."""
 
     labels_per_frame: int
-
-    @classmethod
-    def of(
-        cls, utterances: Sequence[ProbeUtterance], *, labels_per_frame: int, held_out: float, seed: int
-    ) -> "HeadTask":
-        """Splits training utterances, each of which has enough frames for its text.
-
-        Args:
-            utterances: Utterances with text.
-            labels_per_frame: Number of labels that heads predict from each frame.
-            held_out: Share of the utterances that ends the training of heads.
-            seed: Determines the split.
-        """
-        return cls(
-            texts={utterance.row: utterance.target for utterance in utterances},
-            alphabet=Alphabet.of_texts(utterance.target for utterance in utterances),
-            rows=split_training(utterances, held_out, seed),
-            labels_per_frame=labels_per_frame,
-        )
+    """Number of labels that heads predict from each frame."""
 
 
 class CtcHead(nn.Module):
@@ -125,40 +167,49 @@ class CtcHead(nn.Module):
         return logits.view(-1, self.num_labels).log_softmax(dim=1)
 
 
-def fit_head(
-    cache: FeatureCache, task: HeadTask, *, learning_rate: float, rule: StoppingRule, seed: int
-) -> TrainedHead:
-    """Trains a head until the error rate of the held-out utterances no longer improves.
+class TrainedHead(NamedTuple):
+    """A head with the weights of its best epoch."""
+
+    head: CtcHead
+    held_out_error: float
+    """Character error rate of the held-out utterances after the best epoch."""
+
+    best_epoch: int
+    """Number of the best epoch, from 1."""
+
+
+def fit_head(cache: FeatureCache, task: HeadTask, *, learning_rate: float, max_epochs: int, seed: int) -> TrainedHead:
+    """Trains a head, and loads the weights of the epoch with the lowest error rate of the held-out utterances.
 
     Args:
         cache: Features of the utterances.
         task: The utterances and their texts.
         learning_rate: Of Adam, at the first step.
-        rule: When the training ends.
+        max_epochs: Number of epochs, at the end of which the learning rate is 0.
         seed: Determines the initial weights and the order of the utterances.
     """
     training, held_out = task.rows
     head = CtcHead(*cache.statistics(training), len(task.alphabet), task.labels_per_frame, seed)
     references = [task.texts[row] for row in held_out]
-
-    def losses(epoch: int) -> Iterator[Tensor]:
+    num_steps = max_epochs * math.ceil(len(training) / UTTERANCES_PER_STEP)
+    optimizer = torch.optim.Adam(head.parameters(), lr=learning_rate)
+    schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, num_steps)
+    lowest, best_epoch, best = math.inf, 0, head.state_dict()
+    for epoch in range(1, max_epochs + 1):
         for batch in _shuffled_batches(cache, training, seed, epoch):
-            yield _ctc_loss(head, cache, [task.alphabet.encode(task.texts[row]) for row in batch], batch)
-
-    def held_out_error() -> float:
+            loss = _ctc_loss(head, cache, [task.alphabet.encode(task.texts[row]) for row in batch], batch)
+            optimizer.zero_grad()
+            loss.backward()
+            nn.utils.clip_grad_norm_(head.parameters(), MAX_GRADIENT_NORM)
+            optimizer.step()
+            schedule.step()
         counts = count_errors(references, transcribe(head, cache, task.alphabet, held_out), "characters")
-        return float(counts.errors.sum() / counts.num_reference.sum())
-
-    found = train(
-        head,
-        losses,
-        held_out_error,
-        steps_per_epoch=math.ceil(len(training) / UTTERANCES_PER_STEP),
-        learning_rate=learning_rate,
-        rule=rule,
-        max_gradient_norm=MAX_GRADIENT_NORM,
-    )
-    return TrainedHead(head.eval(), found)
+        error = float(counts.errors.sum() / counts.num_reference.sum())
+        if error < lowest:
+            lowest, best_epoch = error, epoch
+            best = {name: values.clone() for name, values in head.state_dict().items()}
+    head.load_state_dict(best)
+    return TrainedHead(head.eval(), lowest, best_epoch)
 
 
 @torch.no_grad()
@@ -167,7 +218,7 @@ def transcribe(head: CtcHead, cache: FeatureCache, alphabet: Alphabet, rows: Seq
     return [alphabet.decode(head(cache.read(row)).argmax(dim=1).tolist()) for row in rows]
 
 
-def default_labels_per_frame(frame_rate_hz: float) -> int:
+def num_labels_per_frame(frame_rate_hz: float) -> int:
     """Returns the smallest number of labels per encoder frame that gives `MIN_LABEL_RATE_HZ`."""
     return math.ceil(MIN_LABEL_RATE_HZ / frame_rate_hz)
 

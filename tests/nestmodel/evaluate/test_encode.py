@@ -16,9 +16,11 @@ from nestmodel import (
     ExtractError,
     NestNetwork,
     RejectedUtterance,
+    WeightsError,
     encode,
     extract_features,
     iterate_features,
+    save_network,
 )
 from tests.training import tiny_config
 
@@ -55,6 +57,23 @@ def test_a_file_has_the_features_that_extract_features_writes(model: NestNetwork
     np.testing.assert_array_equal(last.values.numpy(), expected["long.wav"][-1])
     array = encode(model, audio["long"], sampling_rate=44100, layers=(0, 2))
     np.testing.assert_array_equal(array.values.numpy(), expected["long.wav"][[0, 2]])
+
+
+def test_the_path_of_a_network_is_taken_in_its_place(model: NestNetwork, tmp_path: Path) -> None:
+    checkpoint = save_network(model, tmp_path / "last.ckpt")
+    soundfile.write(tmp_path / "talk.wav", noise(1.0), RATE, subtype="FLOAT")
+    expected = encode(model, tmp_path / "talk.wav").values.numpy()
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    for path in (checkpoint, str(checkpoint)):
+        found = encode(path, tmp_path / "talk.wav").values.numpy()
+        if device == "cpu":
+            np.testing.assert_array_equal(found, expected)
+        (utterance,) = iterate_features(path, tmp_path / "talk.wav", "last", device="cpu")
+        np.testing.assert_array_equal(utterance.values[0], expected)
+    report = extract_features(path, tmp_path / "talk.wav", tmp_path / "features", ExtractConfig(device="cpu"))
+    assert report.num_frames == len(expected)
+    with pytest.raises(WeightsError, match=r"gone\.ckpt"):
+        encode("gone.ckpt", tmp_path / "talk.wav")
 
 
 def test_tensors_are_read_like_arrays_and_the_mode_of_the_model_is_kept(model: NestNetwork) -> None:

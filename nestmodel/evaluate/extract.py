@@ -23,11 +23,17 @@ from numpy.typing import NDArray
 from nestdata import AudioInputs, Corpus, output_directory
 from nestdata.output import has_json_kind
 from nestmodel.errors import ConfigError, ExtractError
-from nestmodel.evaluate.features.batch import frame_rate_hz, resolve_device, resolve_layers
-from nestmodel.evaluate.features.config import ExtractConfig
-from nestmodel.evaluate.features.encode import Utterance, iterate_features
-from nestmodel.evaluate.features.inputs import OnProgress, audio_path, cut_labels, open_inputs
-from nestmodel.evaluate.features.rejects import RejectedUtterance, RejectLog
+from nestmodel.evaluate.config import ExtractConfig
+from nestmodel.evaluate.encode import (
+    Model,
+    Utterance,
+    as_network,
+    frame_rate_hz,
+    iterate_features,
+    resolve_device,
+    resolve_layers,
+)
+from nestmodel.evaluate.inputs import OnProgress, RejectedUtterance, RejectLog, audio_path, cut_labels, open_inputs
 from nestmodel.nn.network import NestNetwork
 from nestmodel.options import FileFormat
 
@@ -51,7 +57,7 @@ class ExtractReport:
 
 
 def extract_features(
-    model: NestNetwork,
+    model: Model,
     inputs: AudioInputs,
     output: str | Path,
     config: ExtractConfig | None = None,
@@ -63,7 +69,7 @@ def extract_features(
     """Writes the encoder features of a corpus, or of any inputs that `nestdata prepare` reads.
 
     Args:
-        model: Its encoder is used, in eval mode, and moved to the device.
+        model: A network, whose encoder is used in eval mode and moved to the device; or the path of one.
         inputs: A `Corpus`; or anything else that `prepare_corpus` accepts, such as a file, a folder or a `CutSet`,
             which is prepared with every file header read.
         output: Directory to create.
@@ -76,24 +82,24 @@ def extract_features(
         ConfigError: The layers or the device do not exist, or the corpus has another sampling rate than the model.
         ExtractError: No utterance has features, or a batch does not fit into memory.
         OutputError: `output` exists and may not be replaced, or cannot be written. Nothing is left behind.
-        NestError: An input cannot be read.
+        NestError: The model or an input cannot be read.
     """
-    config = config or ExtractConfig()
+    model, config = as_network(model), config or ExtractConfig()
     output = Path(output).resolve()
     resolve_layers(config.layers, model.config.encoder.num_layers)
     resolve_device(config.device)
     _check_format(config.format)
     rate = model.config.features.sampling_rate
-    with output_directory(
-        output, kind="a directory of features", overwrite=overwrite, may_replace=_is_feature_directory
-    ) as partial:
-        with (
-            RejectLog(partial) as rejects,
-            open_inputs(inputs, rate, partial, rejects, on_progress) as corpus,
-        ):
-            report = _write_features(model, corpus, partial, config, rejects, on_progress)
+    with (
+        output_directory(
+            output, kind="a directory of features", overwrite=overwrite, may_replace=_is_feature_directory
+        ) as directory,
+        RejectLog(directory) as rejects,
+        open_inputs(inputs, rate, directory, rejects, on_progress) as corpus,
+    ):
+        report = _write_features(model, corpus, directory, config, rejects, on_progress)
         meta = _meta(corpus, report, config, model_name)
-        (partial / "meta.json").write_text(json.dumps(meta, indent=2) + "\n")
+        (directory / "meta.json").write_text(json.dumps(meta, indent=2) + "\n")
     return replace(report, path=output)
 
 

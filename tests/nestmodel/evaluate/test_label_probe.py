@@ -1,7 +1,4 @@
 import json
-import subprocess
-import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,23 +8,14 @@ import pytest
 import torch
 
 from nestdata import OutputError
-from nestmodel import (
-    ConfigError,
-    NestModel,
-    NestNetwork,
-    ProbeConfig,
-    ProbeError,
-    ProbeReport,
-    ProbeScore,
-    run_probe,
-)
-from nestmodel.evaluate.probe.label_report import draw_probe
+from nestmodel import ConfigError, NestModel, NestNetwork, ProbeConfig, ProbeError, ProbeReport, ProbeScore, run_probe
 from tests.extras import needs
 from tests.synthesis import Samples, hiss, tone, write_audio, write_jsonl
 from tests.training import tiny_config
 
 pytestmark = needs("probe", "sklearn")
 NUM = 48
+Rows = list[dict[str, Any]]
 
 
 def burst(hz: range, seed: int) -> Samples:
@@ -44,7 +32,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def rows(folder: Path) -> list[dict[str, Any]]:
+def rows(folder: Path) -> Rows:
     """Lines of a manifest: `pitch` is in the signal, `coin` is not; four cuts with one pitch share a `room`."""
     coins = np.random.default_rng(1).permutation(NUM) % 2
     for i in range(NUM):
@@ -62,7 +50,7 @@ def rows(folder: Path) -> list[dict[str, Any]]:
 
 
 @pytest.fixture
-def manifest(rows: list[dict[str, Any]], folder: Path) -> Path:
+def manifest(rows: Rows, folder: Path) -> Path:
     return write_jsonl(folder / "speech.json", rows)
 
 
@@ -77,15 +65,9 @@ def probe(
     return run_probe(model, [manifest], ProbeConfig(label=label, device="cpu", **settings), output)
 
 
-def scores_of(report: ProbeReport) -> Iterator[ProbeScore]:
-    yield from (*report.trained, *report.untrained, report.log_mel)
-    yield from (report.trained_together, report.untrained_together)
-
-
 def test_a_label_in_the_signal_is_predicted_from_all_features(model: NestModel, manifest: Path) -> None:
     report = probe(model, manifest)
-    assert (len(report.trained), len(report.untrained)) == (3, 3)
-    assert min(score.accuracy for score in scores_of(report)) > 0.9
+    assert min(score.accuracy for score in (report.trained, report.untrained)) > 0.9
     assert report.log_mel.accuracy == 1.0
     assert report.chance.accuracy == 0.5
     assert report.classes == {"high": (18, 6), "low": (18, 6)}
@@ -95,41 +77,21 @@ def test_a_label_in_the_signal_is_predicted_from_all_features(model: NestModel, 
 def test_a_label_that_is_not_in_the_signal_is_predicted_at_chance_level(model: NestModel, manifest: Path) -> None:
     # The mean over four splits: in a single split, one score in twenty is outside its 95 % interval.
     reports = [probe(model, manifest, "coin", held_out=0.5, seed=seed) for seed in range(4)]
-    accuracy = np.mean([[score.accuracy for score in scores_of(report)] for report in reports], axis=0)
+    scores = [(report.trained.accuracy, report.untrained.accuracy, report.log_mel.accuracy) for report in reports]
+    accuracy = np.mean(scores, axis=0)
     assert 0.3 < accuracy.min() <= accuracy.max() < 0.7
 
 
 def test_the_untrained_encoder_has_the_initial_weights_of_training(model: NestModel, manifest: Path) -> None:
     report = probe(model, manifest, "coin", seed=5)
     assert report.trained == report.untrained
-    assert probe(model, manifest, "coin", seed=6).trained != report.trained  # another split
     initial, network = NestModel(tiny_config()).state_dict(), NestNetwork(tiny_config()).state_dict()
     assert initial.keys() == network.keys()
     assert all(torch.equal(value, network[name]) for name, value in initial.items())
 
 
-def test_the_probe_uses_the_weights_of_the_model(manifest: Path) -> None:
-    model = NestModel(tiny_config())
-    with torch.no_grad():
-        for values in model.encoder.layers[1].norm_out.parameters():  # type: ignore[union-attr]
-            values.zero_()
-    report = probe(model, manifest)
-    assert report.trained[2].accuracy == report.chance.accuracy  # the outputs of this layer are zero
-    assert report.trained[:2] == report.untrained[:2]
-    assert report.untrained[2].accuracy > 0.9
-
-
-def test_the_order_of_the_manifest_does_not_change_the_scores(
-    model: NestModel, rows: list[dict[str, Any]], folder: Path
-) -> None:
-    one = write_jsonl(folder / "one.json", rows)
-    other = write_jsonl(folder / "other.json", [rows[i] for i in np.random.default_rng(0).permutation(NUM)])
-    for settings in ({}, {"train_per_class": 5, "group_by": "room"}):
-        assert probe(model, one, "coin", **settings) == probe(model, other, "coin", **settings)
-
-
 def test_groups_stay_together_and_utterances_without_a_group_are_excluded(
-    model: NestModel, rows: list[dict[str, Any]], folder: Path
+    model: NestModel, rows: Rows, folder: Path
 ) -> None:
     ungrouped = [{key: value for key, value in row.items() if key != "room"} for row in rows[:2]]
     report = probe(model, write_jsonl(folder / "a.json", [*ungrouped, *rows[2:]]), group_by="room")
@@ -141,42 +103,27 @@ def test_groups_stay_together_and_utterances_without_a_group_are_excluded(
 
 
 def test_a_field_and_its_value_can_define_the_held_out_side(model: NestModel, manifest: Path) -> None:
-    report = probe(model, manifest, held_out_where="speaker=speaker 1")
-    assert report.classes == {"high": (16, 8), "low": (16, 8)}
-    with pytest.raises(
-        ProbeError, match=r"held_out_where is 'split', and no utterance has that label. The labels here: "
-    ):
-        probe(model, manifest, held_out_where="split=test")
+    report = probe(model, manifest, held_out_where="speaker=speaker 1", train_per_class=4)
+    assert report.classes == {"high": (4, 8), "low": (4, 8)}
     with pytest.raises(ProbeError, match="'high': none held out"):
         probe(model, manifest, held_out_where="speaker=nobody")
 
 
-def test_a_limit_of_training_utterances_does_not_change_the_held_out_side(model: NestModel, manifest: Path) -> None:
-    report = probe(model, manifest, train_per_class=4)
-    assert report.classes == {"high": (4, 6), "low": (4, 6)}
-    assert report.log_mel.accuracy > 0.9
-
-
 def test_small_classes_are_named_and_utterances_without_the_label_are_counted(
-    model: NestModel, rows: list[dict[str, Any]], folder: Path
+    model: NestModel, rows: Rows, folder: Path
 ) -> None:
-    changed = [dict(row) for row in rows]
+    changed = [dict(row) for row in rows[:30]]
     for number, label in ((0, "once"), (1, "twice"), (2, "twice"), (3, None), (4, ""), (5, ["high"])):
         changed[number]["pitch"] = label
     del changed[6]["pitch"]
     report = probe(model, write_jsonl(folder / "a.json", changed))
-    assert report.classes.keys() == {"high", "low"}
+    assert report.classes == {"high": (9, 3), "low": (8, 3)}
+    assert report.chance == ProbeScore.from_counts(3, 6)
     assert report.num_unlabelled == 4
-    assert report.excluded_classes == {
-        "once": "1 in training, 2 are needed",
-        "twice": "1 in training, 2 are needed",
-    }
-    assert report.num_train + report.num_held_out == NUM - 4 - 3
+    assert report.excluded_classes == {"once": "1 in training, 2 are needed", "twice": "1 in training, 2 are needed"}
 
 
-def test_broken_files_are_excluded_and_listed_once(
-    model: NestModel, rows: list[dict[str, Any]], folder: Path, tmp_path: Path
-) -> None:
+def test_broken_files_are_excluded_and_listed_once(model: NestModel, rows: Rows, folder: Path, tmp_path: Path) -> None:
     (tmp_path / "broken.wav").write_bytes(b"no audio at all")
     nan = write_audio(tmp_path / "nan.wav", np.full(8000, np.nan, np.float32), subtype="FLOAT")
     more = [{**rows[0], "audio_filepath": str(path)} for path in (nan, tmp_path / "broken.wav")]
@@ -199,15 +146,12 @@ def test_the_result_is_written_completely_or_not_at_all(model: NestModel, manife
         run_probe(model, [manifest], config, output, on_progress=stop)
     assert not output.exists()
     report = run_probe(model, [manifest], config, output, model_name="tiny.ckpt")
-    assert sorted(path.name for path in output.iterdir()) == ["probe.json", "probe.png", "rejected.jsonl"]
-    assert (output / "probe.png").read_bytes()[:4] == b"\x89PNG"
+    assert sorted(path.name for path in output.iterdir()) == ["probe.json", "rejected.jsonl", "report.md"]
     found = json.loads((output / "probe.json").read_text())
-    assert found["model"] == "tiny.ckpt"
-    assert found["config"]["label"] == "pitch"
+    assert (found["model"], found["config"]["label"]) == ("tiny.ckpt", "pitch")
     assert found["classes"] == {"high": [4, 6], "low": [4, 6]}
-    assert found["trained"][1] == report.trained[1]._asdict()
-    assert found["untrained"][2]["accuracy"] == report.untrained[2].accuracy
-    assert found["chance"].keys() == {"accuracy", "low", "high"}
+    assert found["trained"] == report.trained._asdict()
+    assert "| log-mel | 100.0 (75.8 to 100.0) |" in (output / "report.md").read_text()
     with pytest.raises(OutputError, match=r"out: exists already.*--overwrite"):
         run_probe(model, [manifest], config, output)
     run_probe(model, [manifest], config, output, overwrite=True)
@@ -224,36 +168,12 @@ def test_the_interval_of_a_score_is_the_wilson_interval() -> None:
         assert ProbeScore.from_counts(0, number).low == 0.0
 
 
-def test_chance_level_is_the_share_of_the_most_frequent_class(
-    model: NestModel, rows: list[dict[str, Any]], folder: Path
-) -> None:
-    report = probe(model, write_jsonl(folder / "a.json", [*rows[::2], *rows[1:24:2]]))
-    assert report.classes == {"low": (18, 6), "high": (9, 3)}
-    assert report.chance == ProbeScore.from_counts(6, 9)
-
-
-def test_a_report_of_one_layer_can_be_plotted(tmp_path: Path) -> None:
-    score = ProbeScore.from_counts(3, 4)
-    report = ProbeReport(
-        config=ProbeConfig(label="x"),
-        model="",
-        classes={"a": (2, 2), "b": (2, 2)},
-        trained=[score],
-        untrained=[score],
-        trained_together=score,
-        untrained_together=score,
-        log_mel=score,
-        chance=score,
-    )
-    draw_probe(report, tmp_path / "probe.png")
-    assert (tmp_path / "probe.png").read_bytes()[:4] == b"\x89PNG"
-
-
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
         ({"label": "tempo"}, r"label is 'tempo', and no utterance has that label\. The labels here: .*pitch \(48\)"),
         ({"label": "pitch", "group_by": "house"}, "group_by is 'house', and no utterance has that label"),
+        ({"label": "pitch", "held_out_where": "split=test"}, "held_out_where is 'split', and no utterance has that"),
         ({"label": "room", "held_out": 0.8}, "0 of 12 classes can be probed, and two are needed .*Give more"),
     ],
 )
@@ -269,7 +189,6 @@ def test_unusable_labels_are_an_error_with_the_reason(
     ("settings", "message"),
     [
         ({"held_out": 0.0}, "held_out is 0"),
-        ({"held_out": 1.0}, "held_out is 1"),
         ({"train_per_class": 1}, "train_per_class is 1: give 2 or more"),
         ({"held_out_where": "split"}, "held_out_where is 'split': give a field and a value, such as split=test"),
         ({"held_out_where": "split=test", "group_by": "speaker"}, "drop group_by"),
@@ -287,8 +206,3 @@ def test_an_error_names_the_extra_if_scikit_learn_is_missing(
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
     with pytest.raises(ConfigError, match=r"pip install 'nest-pretrain\[probe\]'"):
         probe(model, manifest)
-
-
-def test_scikit_learn_is_not_imported_with_the_package() -> None:
-    program = "import sys, nestmodel; sys.exit('sklearn' in sys.modules)"
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=300)

@@ -1,14 +1,16 @@
-"""The corpus that features are computed from, and the labels and audio files of its cuts."""
+"""What features are computed from: the corpus of the inputs, the labels of its cuts, and the rejected utterances."""
 
+import json
 import shutil
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from types import TracebackType
+from typing import Any, NamedTuple
 
 from nestdata import AudioInputs, Corpus, PrepareConfig, PrepareProgress, prepare_corpus
 from nestmodel.errors import ConfigError
-from nestmodel.evaluate.features.rejects import RejectLog
 
 OnProgress = Callable[[int, int | None], None]
 """Called with the number of finished items and their total; the total is None while it is unknown."""
@@ -16,12 +18,71 @@ OnProgress = Callable[[int, int | None], None]
 _NOT_LABELS = frozenset({"id", "recording_id", "start", "duration", "channel", "custom", "alignment"})
 
 
+class RejectedUtterance(NamedTuple):
+    """An utterance without features; the fields are those of the rejects of `nestdata prepare`."""
+
+    where: str
+    """Path of the audio file; empty if the audio is not in a file of its own."""
+
+    cut_id: str
+    reason: str
+    """One word, for counting."""
+
+    detail: str
+    """What was wrong, with the values that were found."""
+
+
+class RejectLog:
+    """Writes `rejected.jsonl`, one line per rejected input, and counts the inputs by reason.
+
+    Use it as a context manager: the file is open inside the `with` block, and complete after it.
+
+    Args:
+        directory: Directory in which the file is created.
+        name: Name of the file.
+    """
+
+    def __init__(self, directory: Path, name: str = "rejected.jsonl") -> None:
+        self._file = (directory / name).open("w", encoding="utf-8")
+        self._counts: Counter[str] = Counter()
+        self._cut_ids: set[str] = set()
+        self.first: RejectedUtterance | None = None
+        """The utterance that was added first; None before that."""
+
+    def __enter__(self) -> "RejectLog":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._file.close()
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Number of rejected inputs by reason, the most frequent reason first."""
+        return dict(self._counts.most_common())
+
+    def add(self, rejected: RejectedUtterance) -> None:
+        """Adds an utterance, unless it was added before: several passes over a corpus reject the same utterances."""
+        if rejected.cut_id in self._cut_ids:
+            return
+        self._cut_ids.add(rejected.cut_id)
+        self.first = self.first or rejected
+        self._counts[rejected.reason] += 1
+        self._file.write(json.dumps(rejected._asdict()) + "\n")
+
+    def copy_from(self, corpus: Corpus) -> None:
+        """Adds the inputs that `prepare_corpus` rejected when it wrote a corpus."""
+        self._file.write((corpus.path / "rejected.jsonl").read_text(encoding="utf-8"))
+        self._counts.update(corpus.meta["rejected"])
+
+
 @contextmanager
 def open_inputs(
     inputs: AudioInputs,
     sampling_rate: int,
     directory: Path,
-    rejects: RejectLog,
+    rejects: RejectLog | None = None,
     on_progress: OnProgress | None = None,
 ) -> Iterator[Corpus]:
     """Yields a corpus of the inputs at a sampling rate.
@@ -47,7 +108,8 @@ def open_inputs(
     prepare_corpus(inputs, temporary, config, on_progress=_entries_to(on_progress) if on_progress else None)
     try:
         corpus = Corpus.open(temporary)
-        rejects.copy_from(corpus)
+        if rejects is not None:
+            rejects.copy_from(corpus)
         yield corpus
     finally:
         shutil.rmtree(temporary)

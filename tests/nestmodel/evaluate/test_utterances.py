@@ -3,7 +3,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nestmodel.evaluate.probe.utterances import ProbeUtterance, limit_per_class, split_held_out
+from nestmodel.evaluate.utterances import ProbeUtterance, limit_per_class, split_held_out
 
 
 @given(

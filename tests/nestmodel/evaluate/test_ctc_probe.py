@@ -1,21 +1,20 @@
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import pytest
 import torch
 
 from nestdata import OutputError
 from nestmodel import ConfigError, CtcProbeConfig, CtcProbeReport, NestNetwork, ProbeError, run_ctc_probe
-from nestmodel.evaluate.probe.ctc_head import CtcHead, default_labels_per_frame, fits
-from nestmodel.evaluate.probe.ctc_markdown import markdown
+from nestmodel.evaluate.ctc_head import CtcHead, fits, num_labels_per_frame
 from tests.extras import needs
-from tests.nestmodel.evaluate.probe.spoken_tones import changed, write_manifest
+from tests.nestmodel.evaluate.spoken_tones import changed, write_manifest
 from tests.training import tiny_config
 
 pytestmark = needs("probe", "jiwer")
-FAST = CtcProbeConfig(learning_rates=(0.03, 0.1), max_epochs=20, patience=8, probe_seeds=(0, 1), device="cpu")
+FAST = CtcProbeConfig(learning_rates=(0.03, 0.1), max_epochs=20, probe_seeds=(0, 1), device="cpu")
 SHORT = replace(FAST, learning_rates=(0.1,), max_epochs=2, probe_seeds=(0,))
 Rows = list[dict[str, Any]]
 
@@ -76,56 +75,35 @@ def test_every_contestant_is_trained_by_the_same_rule(report: CtcProbeReport) ->
         assert score.held_out_error_rates[score.learning_rate] == pytest.approx(sum(rates) / 2)
         assert [result.seed for result in score.seeds] == [0, 1]
         for result in score.seeds:
-            assert result.num_epochs == min(FAST.max_epochs, result.best_epoch + FAST.patience)
-            assert result.num_steps == result.num_epochs * 5  # 72 utterances in batches of 16
+            assert 1 <= result.best_epoch <= 20
             assert sum(result.layer_weights) == pytest.approx(1.0, abs=1e-5)
-        total = sum(result.characters.substitutions for result in score.seeds)
-        assert score.characters.substitutions == total
+        assert score.characters.substitutions == sum(result.characters.substitutions for result in score.seeds)
     assert [len(score.seeds[0].layer_weights) for score in report.contestants] == [3, 3, 1]
-    assert report.score("log_mel").num_parameters == 1 + (640 + 1) * 2 * 6
-
-
-def test_differences_are_those_of_the_rates(report: CtcProbeReport) -> None:
-    for difference in report.differences:
-        rates = [report.score(name).characters.rate for name in ("trained", difference.baseline)]
-        assert difference.characters.value == pytest.approx(rates[0] - rates[1])
-        assert difference.characters.low <= difference.characters.value <= difference.characters.high
-        assert len(difference.characters_by_seed) == 2
-    assert [difference.baseline for difference in report.differences] == ["untrained", "log_mel"]
 
 
 def test_the_untrained_encoder_has_initial_weights(model: NestNetwork, folder: Path, report: CtcProbeReport) -> None:
     assert report.score("trained").characters != report.score("untrained").characters  # seeds 5 and 0
     found = probe(model, folder, replace(SHORT, seed=5))
     assert found.score("trained").seeds == found.score("untrained").seeds
-    assert {difference.characters for difference in found.differences if difference.baseline == "untrained"} == {
-        (0.0, 0.0, 0.0)
-    }
+    assert found.differences[0].characters == (0.0, 0.0, 0.0)
 
 
-@pytest.mark.parametrize("baselines", [(), ("log_mel",)])
-def test_the_score_of_an_encoder_does_not_depend_on_its_baselines(
-    baselines: tuple[Literal["log_mel"], ...], model: NestNetwork, folder: Path, report: CtcProbeReport
+def test_the_score_of_an_encoder_is_the_same_in_every_run_and_without_baselines(
+    model: NestNetwork, folder: Path, report: CtcProbeReport
 ) -> None:
-    found = probe(model, folder, replace(FAST, baselines=baselines))
-    assert found.score("trained") == report.score("trained")
-    assert [score.name for score in found.contestants] == ["trained", *baselines]
-    assert [difference.baseline for difference in found.differences] == list(baselines)
-    assert ("Trained minus baseline" in markdown(found)) == bool(baselines)
-
-
-def test_equal_seeds_give_equal_results(model: NestNetwork, folder: Path, report: CtcProbeReport) -> None:
-    one = probe(model, folder, SHORT)
-    assert one == probe(model, folder, SHORT)
-    other = probe(model, folder, replace(SHORT, probe_seeds=(1,)))
-    assert one.score("log_mel").seeds[0].characters != other.score("log_mel").seeds[0].characters
-    assert one.num_test == report.num_test
+    found = probe(model, folder, replace(FAST, baselines=()))
+    assert found.contestants == [report.score("trained")]
+    assert found.differences == []
+    for difference in report.differences:
+        rates = [report.score(name).characters.rate for name in ("trained", difference.baseline)]
+        assert difference.characters.value == pytest.approx(rates[0] - rates[1])
+    assert "Trained minus baseline" not in found.to_markdown()
 
 
 def test_the_result_is_written(folder: Path, report: CtcProbeReport, model: NestNetwork) -> None:
     output = folder / "out"
     assert sorted(path.name for path in output.iterdir()) == [
-        *("hypotheses.jsonl", "probe.json", "probe.png", "rejected.jsonl", "rejected_test.jsonl", "report.md")
+        *("hypotheses.jsonl", "probe.json", "rejected.jsonl", "rejected_test.jsonl", "report.md")
     ]
     found = json.loads((output / "probe.json").read_text())
     assert (found["kind"], found["task"], found["model"], found["alphabet"]) == ("probe", "ctc", "tiny.ckpt", " abcd")
@@ -137,40 +115,17 @@ def test_the_result_is_written(folder: Path, report: CtcProbeReport, model: Nest
     assert all(line["log_mel"].keys() == {"0", "1"} for line in lines)
     text = (output / "report.md").read_text()
     assert f"| log-mel | {100 * report.score('log_mel').characters.rate:.1f} (" in text
-    assert len(report.examples) == 5
-    assert all(f"    text        {example.reference}" in text for example in report.examples)
-    assert (output / "probe.png").read_bytes()[:4] == b"\x89PNG"
     with pytest.raises(OutputError, match="exists already"):
         probe(model, folder, SHORT, output=output)
 
 
-def test_the_report_states_how_the_heads_were_trained(report: CtcProbeReport) -> None:
-    text = markdown(report)
-    assert "72 utterances for training; 8 held out, in whole recordings, which select the learning rate" in text
-    assert "Adam, gradients clipped to norm 1, 16 utterances per step" in text
-    assert "falls linearly to 0 over 20 epochs, and training ends early after 8 epochs without improvement." in text
-    assert "Seed of the split, the untrained encoder and the bootstrap: 0." in text
-    grouped = markdown(replace(report, config=replace(report.config, group_by="take", patience=20)))
-    assert "8 held out, in whole groups of `take`, which" in grouped
-    assert "falls linearly to 0 over 20 epochs. Labels per frame of 80 ms: 2." in grouped
-
-
-@pytest.mark.parametrize(
-    ("rates", "best", "named"),
-    [
-        ((0.005, 0.02, 0.08), {"trained": 0.02, "untrained": 0.005, "log_mel": 0.08}, "untrained, log-mel. Give"),
-        ((0.02,), {"trained": 0.02, "untrained": 0.02, "log_mel": 0.02}, "trained, untrained, log-mel. Give"),
-        ((0.005, 0.02, 0.08), {"trained": 0.02, "untrained": 0.02, "log_mel": 0.02}, None),
-    ],
-)
-def test_a_learning_rate_at_the_edge_of_the_grid_is_named(
-    rates: tuple[float, ...], best: dict[str, float], named: str | None, report: CtcProbeReport
-) -> None:
+def test_a_learning_rate_at_the_edge_of_the_grid_is_named(report: CtcProbeReport) -> None:
     """A rate that is too high for one kind of features looks like content of the other."""
+    best = {"trained": 0.02, "untrained": 0.005, "log_mel": 0.08}
     contestants = [replace(score, learning_rate=best[score.name]) for score in report.contestants]
-    found = markdown(replace(report, config=replace(report.config, learning_rates=rates), contestants=contestants))
-    assert ("The learning rate may explain a part" in found) == (named is not None)
-    assert named is None or f"was best for {named}" in found
+    config = replace(report.config, learning_rates=(0.005, 0.02, 0.08))
+    text = replace(report, config=config, contestants=contestants).to_markdown()
+    assert "was best for untrained, log-mel. Give rates beyond it" in text
 
 
 def test_unusable_texts_are_listed_and_fast_speech_is_counted(
@@ -190,6 +145,7 @@ def test_unusable_texts_are_listed_and_fast_speech_is_counted(
 def test_groups_stay_together(model: NestNetwork, folder: Path, report: CtcProbeReport) -> None:
     found = probe(model, folder, replace(SHORT, group_by="take"))
     assert found.num_held_out in (11, 12)  # one take of seven
+    assert found.intervals_over == "7 groups of `take`"
     assert report.num_held_out == 8
 
 
@@ -215,12 +171,8 @@ def test_unusable_input_is_refused(model: NestNetwork, folder: Path, rows: Rows,
     [
         ({"held_out": 1.0}, "held_out is 1.0: expected a share between 0 and 1"),
         ({"baselines": ("trained",)}, "baselines is .*: expected each at most once of untrained, log_mel"),
-        ({"baselines": ("log_mel", "log_mel")}, "baselines is"),
-        ({"labels_per_frame": 0}, "labels_per_frame is 0: expected 1 or more"),
-        ({"learning_rates": ()}, r"learning_rates is \(\): expected different positive numbers"),
-        ({"learning_rates": (0.1, 0.0)}, "learning_rates is"),
+        ({"learning_rates": (0.1, 0.0)}, r"learning_rates is .*: expected different positive numbers"),
         ({"max_epochs": 0}, "max_epochs is 0"),
-        ({"patience": 0}, "patience is 0"),
         ({"probe_seeds": (1, 1)}, r"probe_seeds is \(1, 1\): expected different seeds"),
         ({"max_batch_seconds": 0.0}, "max_batch_seconds is 0"),
     ],
@@ -238,22 +190,9 @@ def test_a_head_predicts_several_labels_from_each_frame_in_order() -> None:
     assert head(torch.zeros(3, 2, 3)).argmax(dim=1).tolist() == [1, 2, 1, 2, 1, 2]
 
 
-@pytest.mark.parametrize(("frame_rate_hz", "labels"), [(6.25, 4), (10.0, 3), (12.5, 2), (25.0, 1), (50.0, 1)])
-def test_the_default_number_of_labels_gives_at_least_25_per_second(frame_rate_hz: float, labels: int) -> None:
-    assert default_labels_per_frame(frame_rate_hz) == labels
-
-
-@pytest.mark.parametrize(("factor", "labels"), [(8, 2), (4, 1)])
-def test_the_number_of_labels_follows_the_frame_rate(
-    factor: int, labels: int, folder: Path, rows: Rows, test_rows: Rows
-) -> None:
-    assert (len(rows), len(test_rows)) == (80, 16)
-    config = tiny_config()
-    model = NestNetwork(replace(config, encoder=replace(config.encoder, subsampling_factor=factor)))
-    found = probe(model, folder, replace(SHORT, max_epochs=1))
-    assert (found.frame_rate_hz, found.config.labels_per_frame) == (100 / factor, labels)
-    # one weight of a layer, and a linear map of stacked log-mels to the labels: a blank and 5 characters
-    assert found.score("log_mel").num_parameters == 1 + (80 * factor + 1) * labels * 6
+def test_at_least_25_labels_are_predicted_per_second(report: CtcProbeReport) -> None:
+    assert [num_labels_per_frame(rate) for rate in (6.25, 10.0, 12.5, 25.0, 50.0)] == [4, 3, 2, 1, 1]
+    assert (report.frame_rate_hz, report.labels_per_frame) == (12.5, 2)
 
 
 def test_repeated_characters_need_a_blank_between_them() -> None:

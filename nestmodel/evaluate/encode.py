@@ -1,0 +1,401 @@
+"""Encoder features of corpora, of single files and of arrays.
+
+A corpus is read in batches, longest utterance first. The features of an utterance do not depend on the other utterances
+of its batch, except for rounding. Each utterance is either yielded or reported with a reason.
+"""
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, NamedTuple, overload
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from numpy.typing import NDArray
+from torch import Tensor
+
+from nestdata import AudioError, AudioInputs, Corpus, load_audio
+from nestmodel.errors import ConfigError, ExtractError
+from nestmodel.evaluate.config import Layers, check_batch_seconds
+from nestmodel.evaluate.inputs import RejectedUtterance, audio_path, check_rate, open_inputs
+from nestmodel.formats.weights import load_network
+from nestmodel.nn.network import NestNetwork
+from nestmodel.out_of_memory import is_out_of_memory
+
+Model = NestNetwork | str | Path
+"""A network, or a file that `load_network` reads."""
+
+BatchFunction = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+"""Maps padded audio, shape (batch, samples), and its valid lengths to features, shape (layers, batch, frames, dim), and
+their valid lengths."""
+
+OnReject = Callable[[RejectedUtterance], None]
+
+Audio = str | Path | NDArray[Any] | Tensor
+_Several = list[Any] | tuple[Any, ...]
+
+
+class Utterance(NamedTuple):
+    """The features of one utterance."""
+
+    row: int
+    """Index of the utterance in the corpus."""
+
+    line: dict[str, Any]
+    """The cut, as in `cuts.jsonl`."""
+
+    values: NDArray[np.float32]
+    """Valid frames only, shape (layers, enc_frames, dim); the layers are in the requested order."""
+
+    def __repr__(self) -> str:
+        return (
+            f"Utterance(row={self.row}, id={self.line.get('id')!r}, values: {' x '.join(map(str, self.values.shape))})"
+        )
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class AudioFeatures:
+    """Encoder features of one piece of audio, on the CPU."""
+
+    values: Float[Tensor, "*layers enc_frames dim"]
+    """Valid frames: (enc_frames, dim) for one layer, (layers, enc_frames, dim) for several."""
+
+    frame_rate_hz: float
+    """Number of encoder frames per second."""
+
+    def __repr__(self) -> str:
+        shape = " x ".join(map(str, self.values.shape))
+        return f"AudioFeatures(values: {shape}, frame_rate_hz: {self.frame_rate_hz:g})"
+
+
+@overload
+def encode(
+    model: Model, audio: Audio, *, sampling_rate: int | None = None, layers: Layers = "last"
+) -> AudioFeatures: ...
+
+
+@overload
+def encode(
+    model: Model, audio: _Several, *, sampling_rate: int | None = None, layers: Layers = "last"
+) -> list[AudioFeatures]: ...
+
+
+def encode(
+    model: Model, audio: Audio | _Several, *, sampling_rate: int | None = None, layers: Layers = "last"
+) -> AudioFeatures | list[AudioFeatures]:
+    """Computes the encoder features of an audio file or an array.
+
+    The values are those that `nestmodel features` writes for the file, bit for bit, on the same device. Several files
+    are encoded one by one, so that the features of one do not depend on the others; `iterate_features` computes those
+    of a corpus in batches.
+
+    Args:
+        model: A network, whose encoder is used in eval mode and on its device; or the path of a file that
+            `load_network` reads, which is loaded anew by each call, to a GPU if there is one.
+        audio: Path or URL of a file of any sampling rate, of whose channels the first is read; or samples of shape
+            (num_samples,): float32 or float64, usually in [-1, 1], or int16. Or a list of these.
+        sampling_rate: Rate of arrays in Hz. They are resampled to the rate of the model. That of files is in their
+            headers.
+        layers: Numbers of the encoder outputs to return, `last` or `all`; see `iterate_features`.
+
+    Returns:
+        The features; a list for a list.
+
+    Raises:
+        ConfigError: The layers do not exist, or an array has another shape or type, or no rate.
+        WeightsError: The path of the model is not that of a whole model.
+        AudioError: The audio cannot be used.
+        ExtractError: The audio is shorter than one encoder frame, or does not fit into memory.
+        StorageError: A store cannot be read.
+    """
+    if isinstance(model, str | Path):
+        model = load_network(model).to(resolve_device("auto"))
+    if isinstance(audio, list | tuple):
+        return [encode(model, samples, sampling_rate=sampling_rate, layers=layers) for samples in audio]
+    compute = layer_function(model, layers)
+    source = audio.detach().cpu().numpy() if isinstance(audio, Tensor) else audio
+    rate, device = model.config.features.sampling_rate, next(model.parameters()).device
+    samples = load_audio(source, rate, source_rate=sampling_rate)
+    with _in_eval_mode(model, device):
+        (found,) = _compute_batch([samples], rate, compute, device)
+    if isinstance(found, _Problem):
+        name = str(audio) if isinstance(audio, str | Path) else "the array"
+        raise ExtractError(f"{name}: {found.reason}, {found.detail}")
+    return AudioFeatures(torch.from_numpy(found[0] if len(found) == 1 else found), frame_rate_hz(model))
+
+
+def iterate_features(
+    model: Model,
+    inputs: AudioInputs,
+    layers: Layers = "all",
+    max_batch_seconds: float = 120.0,
+    device: str = "auto",
+    *,
+    rows: Sequence[int] | None = None,
+    on_reject: OnReject | None = None,
+) -> Iterator[Utterance]:
+    """Yields the encoder features of utterances, longest utterance first.
+
+    Args:
+        model: A network, whose encoder is used in eval mode and moved to the device; or the path of one.
+        inputs: A `Corpus` at the sampling rate of the model; or anything else that `prepare_corpus` accepts, such as a
+            file, a folder, a manifest or a `CutSet`, which is prepared into a temporary corpus.
+        layers: Numbers of the encoder outputs to return; see `Layers`.
+        max_batch_seconds: Seconds of audio in a batch, padding included. A longer utterance is a batch by itself.
+        device: A device of PyTorch, such as `cpu`; `auto` is a GPU if there is one, the CPU otherwise.
+        rows: Indices of utterances in a `Corpus`; None for all.
+        on_reject: Called for each utterance without features. If None, such an utterance raises an error.
+
+    Raises:
+        ConfigError: The layers or the device do not exist; the corpus has another sampling rate than the model; or rows
+            are given without a `Corpus`.
+        NestError: The model or an input cannot be read, or none of its audio can be used.
+        ExtractError: A batch does not fit into memory; or an utterance has no features and `on_reject` is None.
+    """
+    model = as_network(model)
+    compute, rate = layer_function(model, layers), model.config.features.sampling_rate
+    if isinstance(inputs, Corpus):
+        check_rate(inputs, rate)
+        return iterate_corpus(model, inputs, compute, max_batch_seconds, device, rows=rows, on_reject=on_reject)
+    if rows is not None:
+        raise ConfigError("rows are indices of a Corpus: open one with Corpus.open, or leave them out.")
+    return _iterate_prepared(model, inputs, compute, max_batch_seconds, device, on_reject or _raise_rejected)
+
+
+def iterate_corpus(
+    model: NestNetwork,
+    corpus: Corpus,
+    compute: BatchFunction,
+    max_batch_seconds: float = 120.0,
+    device: str = "auto",
+    *,
+    rows: Sequence[int] | None = None,
+    on_reject: OnReject | None = None,
+) -> Iterator[Utterance]:
+    """Yields the features that a function of a model computes, longest utterance first.
+
+    The corpus has the sampling rate of the model. The other arguments and the errors are those of `iterate_features`.
+    """
+    torch_device = resolve_device(device)
+    check_batch_seconds(max_batch_seconds)
+    reject = on_reject or _raise_rejected
+    rate = corpus.sampling_rate
+    with _in_eval_mode(model, torch_device):
+        for batch in _batches(corpus, range(len(corpus)) if rows is None else rows, int(max_batch_seconds * rate)):
+            loaded = [(row, samples) for row in batch if (samples := _load(corpus, row, reject)) is not None]
+            lines = [corpus.line(row) for row, _ in loaded]
+            found = _compute_batch([samples for _, samples in loaded], rate, compute, torch_device) if loaded else ()
+            for (row, _), line, values in zip(loaded, lines, found, strict=True):
+                if isinstance(values, _Problem):
+                    reject(_rejected(line, *values))
+                else:
+                    yield Utterance(row, line, values)
+
+
+def as_network(model: Model) -> NestNetwork:
+    """Returns a network as it is, and loads that of a path.
+
+    Raises:
+        WeightsError: The path is not that of a whole model.
+    """
+    return load_network(model) if isinstance(model, str | Path) else model
+
+
+def layer_function(model: NestNetwork, layers: Layers) -> BatchFunction:
+    """Returns the function that computes outputs of an encoder.
+
+    Raises:
+        ConfigError: A layer does not exist.
+    """
+    selected = resolve_layers(layers, model.config.encoder.num_layers)
+
+    def compute(audio: Tensor, audio_lens: Tensor) -> tuple[Tensor, Tensor]:
+        feats, feat_lens = model.features(audio, audio_lens)
+        states, _ = model.encoder.hidden_states(feats, feat_lens)
+        # With a causal subsampling, an utterance may have one encoder frame more than labels and stacked log-mels. The
+        # last one is cut off, so that frame t is paired with its label as in training.
+        return torch.stack([states[layer] for layer in selected]), model.encoder.pre_encode.token_lens(feat_lens)
+
+    return compute
+
+
+def log_mel_function(model: NestNetwork) -> BatchFunction:
+    """Returns the function that computes log-mel frames before normalisation, as one layer of shape (frames, mels).
+
+    Dither is added if the model is in training mode. The values of frames past the valid length are undefined.
+    """
+
+    def compute(audio: Tensor, audio_lens: Tensor) -> tuple[Tensor, Tensor]:
+        mels, feat_lens = model.features.log_mels(audio, audio_lens)
+        return mels.transpose(1, 2).unsqueeze(0), feat_lens
+
+    return compute
+
+
+def stacked_mel_function(model: NestNetwork) -> BatchFunction:
+    """Returns the function that computes the encoder's input at its frame rate, as one layer.
+
+    The log-mel frames are normalised as set, as the encoder reads them. Those of one encoder frame are stacked: the
+    layer has the shape (enc_frames, subsampling_factor * mels). Frames past the end of an utterance are zero.
+    """
+    factor = model.config.encoder.subsampling_factor
+
+    def compute(audio: Tensor, audio_lens: Tensor) -> tuple[Tensor, Tensor]:
+        feats, feat_lens = model.features(audio, audio_lens)
+        stacked = feats.transpose(1, 2).unflatten(1, (-1, factor)).flatten(2)  # (batch, enc_frames, factor * mels)
+        return stacked.unsqueeze(0), model.encoder.pre_encode.token_lens(feat_lens)
+
+    return compute
+
+
+def resolve_layers(layers: Layers, num_layers: int) -> list[int]:
+    """Returns the numbers of the selected outputs of an encoder with `num_layers` blocks.
+
+    Raises:
+        ConfigError: A layer does not exist or is given twice, or no layer is given.
+    """
+    if layers == "all":
+        return list(range(num_layers + 1))
+    if layers == "last":
+        return [num_layers]
+    selected = [layer for layer in layers if isinstance(layer, int)]
+    if not selected or len(set(selected)) < len(layers) or not all(0 <= layer <= num_layers for layer in selected):
+        raise ConfigError(
+            f"layers is {','.join(map(str, layers))!r}: give each layer once, from 0 (the input of the first "
+            f"block) to {num_layers} (the output of the last block)."
+        )
+    return selected
+
+
+def resolve_device(name: str) -> torch.device:
+    """Returns the device with a name; `auto` is a GPU if there is one, the CPU otherwise.
+
+    Raises:
+        ConfigError: This machine has no such device.
+    """
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        raise ConfigError(f"device is {name!r}: this machine has no such device. Give cpu, cuda or auto.") from error
+    return device
+
+
+def frame_rate_hz(model: NestNetwork) -> float:
+    """Returns the number of encoder frames per second of audio."""
+    features = model.config.features
+    return features.sampling_rate / (features.hop_length * model.config.encoder.subsampling_factor)
+
+
+class _Problem(NamedTuple):
+    """Why an utterance has no features."""
+
+    reason: str
+    detail: str
+
+
+def _iterate_prepared(
+    model: NestNetwork,
+    inputs: AudioInputs,
+    compute: BatchFunction,
+    max_batch_seconds: float,
+    device: str,
+    on_reject: OnReject,
+) -> Iterator[Utterance]:
+    """Does the work of `iterate_corpus` for inputs that are prepared into a temporary corpus."""
+    with TemporaryDirectory() as name, open_inputs(inputs, model.config.features.sampling_rate, Path(name)) as corpus:
+        for line in (corpus.path / "rejected.jsonl").read_text(encoding="utf-8").splitlines():
+            fields = json.loads(line)
+            on_reject(RejectedUtterance(*(fields[field] for field in RejectedUtterance._fields)))
+        yield from iterate_corpus(model, corpus, compute, max_batch_seconds, device, on_reject=on_reject)
+
+
+def _batches(corpus: Corpus, rows: Sequence[int], max_samples: int) -> Iterator[list[int]]:
+    """Yields batches of utterance indices, longest first; each has at most `max_samples` samples after padding."""
+    batch: list[int] = []
+    for row in sorted(rows, reverse=True):  # a corpus is sorted by length
+        if batch and (len(batch) + 1) * corpus.num_samples_of(batch[0]) > max_samples:
+            yield batch
+            batch = []
+        batch.append(row)
+    if batch:
+        yield batch
+
+
+def _load(corpus: Corpus, row: int, reject: OnReject) -> NDArray[np.float32] | None:
+    try:
+        return corpus.load(row)[1]
+    except AudioError as error:
+        reject(_rejected(corpus.line(row), error.reason, str(error)))
+        return None
+
+
+def _compute_batch(
+    utterances: list[NDArray[np.float32]], sampling_rate: int, compute: BatchFunction, device: torch.device
+) -> "Iterator[NDArray[np.float32] | _Problem]":
+    """Yields the features of each utterance of a batch, shape (layers, frames, dim), or why it has none.
+
+    Args:
+        utterances: Audio of each utterance, the longest one first.
+        sampling_rate: Sampling rate in Hz, for messages.
+        compute: Computes the features.
+        device: Device of the audio.
+
+    Raises:
+        ExtractError: The batch does not fit into memory, and has several utterances.
+    """
+    audio = np.zeros((len(utterances), len(utterances[0])), np.float32)
+    for i, samples in enumerate(utterances):
+        audio[i, : len(samples)] = samples
+    audio_lens = torch.tensor([len(samples) for samples in utterances])
+    try:
+        with torch.no_grad():
+            features, num_frames = compute(torch.from_numpy(audio).to(device), audio_lens.to(device))
+            values, lens = features.cpu().numpy(), num_frames.tolist()
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
+        seconds = audio.size / sampling_rate
+        if len(utterances) > 1:
+            raise ExtractError(
+                f"a batch of {len(utterances)} utterances, {seconds:.0f} s with padding, does not fit into memory. "
+                "Lower --max-batch-seconds."
+            ) from error
+        detail = f"{seconds:.0f} s of audio do not fit into memory: use a corpus prepared with --window-seconds"
+        yield _Problem("out_of_memory", detail)
+        return
+    for i, samples in enumerate(utterances):
+        valid = values[:, i, : lens[i]]
+        if not lens[i]:
+            detail = f"{len(samples)} samples at {sampling_rate} Hz are less than one encoder frame"
+            yield _Problem("too_short", detail)
+        elif not np.isfinite(valid).all():
+            detail = "its features contain NaN or Inf: check the audio and the weights of the model"
+            yield _Problem("not_finite", detail)
+        else:
+            yield valid
+
+
+@contextmanager
+def _in_eval_mode(model: NestNetwork, device: torch.device) -> Iterator[None]:
+    """Moves a model to a device, and switches it to eval mode inside the block."""
+    was_training = model.training
+    model.eval().to(device)
+    try:
+        yield
+    finally:
+        model.train(was_training)
+
+
+def _rejected(cut: dict[str, Any], reason: str, detail: str) -> RejectedUtterance:
+    return RejectedUtterance(audio_path(cut) or "", cut["id"], reason, detail)
+
+
+def _raise_rejected(rejected: RejectedUtterance) -> None:
+    raise ExtractError(f"cut {rejected.cut_id!r}: {rejected.reason}, {rejected.detail}")

@@ -1,1 +1,0 @@
-"""The tasks of `nestmodel probe`: labels of utterances, characters by CTC."""
