@@ -1,13 +1,16 @@
-"""The settings check: collects the settings that must be equal on all ranks, and finds the ranks that differ."""
+"""The check of ranks: whether their settings are equal, and whether they reach each other by a collective."""
 
 import importlib.metadata
+import time
 from collections import Counter
 from collections.abc import Sequence
 
 import pytorch_lightning as pl
 import torch
+import torch.distributed as dist
 
 from nestdata import last_error_line
+from nestmodel.errors import TrainingError
 from nestmodel.preflight.report import CheckResult
 from nestmodel.source_digest import source_digest
 from nestmodel.training.data import NestDataModule
@@ -17,6 +20,11 @@ from nestmodel.training.starting.determinism import determinism
 
 ERROR = "error"
 """The only key of the settings of a rank that failed to collect its settings; the value is the error."""
+
+_NUM_SUMMED = 1_000_000
+"""Size of the tensor: large enough that its packets are as long as those of gradients."""
+
+_POLL_S = 0.001
 
 _PACKAGES = ("nestdata", "nestguard", "nestmodel")
 _MAX_SHOWN = 5
@@ -48,14 +56,40 @@ def rank_settings_or_error(model: NestModel, data: NestDataModule, trainer: pl.T
         return {ERROR: last_error_line(error)}
 
 
-def compare_settings(settings_of_ranks: Sequence[Settings]) -> list[CheckResult]:
-    """Returns one result per rank.
+def check_ranks(
+    settings_of_ranks: Sequence[Settings], rank: int, device: torch.device, timeout_s: float
+) -> CheckResult:
+    """Compares the settings of a rank with those of the others, and sums a tensor over all ranks.
 
-    A rank fails if it differs from the most frequent values. If two values are equally frequent, the value of the
-    lowest rank counts.
+    All ranks must call it together. A rank fails if it differs from the most frequent values. If two values are equally
+    frequent, the value of the lowest rank counts.
+
+    Args:
+        settings_of_ranks: The result of `rank_settings_or_error` on each rank.
+        rank: This rank.
+        device: Its device.
+        timeout_s: How long it waits for the sum, in seconds.
+
+    Raises:
+        TrainingError: The sum was not complete in time.
     """
+    _sum_over_ranks(device, timeout_s)
     expected = _most_frequent([settings for settings in settings_of_ranks if ERROR not in settings])
-    return [_compare_rank(settings, expected) for settings in settings_of_ranks]
+    return _compare_rank(settings_of_ranks[rank], expected)
+
+
+def _sum_over_ranks(device: torch.device, timeout_s: float) -> None:
+    deadline = time.monotonic() + timeout_s
+    work = dist.all_reduce(torch.zeros(_NUM_SUMMED, device=device), async_op=True)
+    assert work is not None
+    while not work.is_completed():
+        if time.monotonic() > deadline:
+            raise TrainingError(
+                f"a sum over ranks was not complete after {timeout_s:g} s. Check the network between the nodes; "
+                "NCCL_SOCKET_IFNAME or GLOO_SOCKET_IFNAME selects the network interface."
+            )
+        time.sleep(_POLL_S)
+    work.wait()
 
 
 def _most_frequent(settings_of_ranks: Sequence[Settings]) -> Settings:
