@@ -24,7 +24,7 @@ from nestmodel.errors import ConfigError, TrainingError
 from nestmodel.preflight.budget import wrong_sampling_rate
 from nestmodel.preflight.exchange import StoreExchange
 from nestmodel.preflight.memory import MEMORY_MARGIN, gigabytes, usable_bytes
-from nestmodel.preflight.ranks import check_ranks, rank_settings_or_error
+from nestmodel.preflight.ranks import check_ranks, rank_settings
 from nestmodel.preflight.report import CheckReport, CheckResult, PreflightReport
 from nestmodel.preflight.shards import check_shards
 from nestmodel.preflight.trial import clean_up, describe_shapes, largest_shapes, run_shapes, trial_step_of
@@ -152,7 +152,7 @@ def _results_of_checks(
     if trainer.world_size == 1:
         yield "ranks", [CheckResult(status="skipped", value="one rank")]
         return
-    gathered = exchange.all_gather("settings", rank_settings_or_error(model, data, trainer))
+    gathered = exchange.all_gather("settings", rank_settings(model, data, trainer))
     if None in gathered:  # a collective would wait for the rank that has not answered
         answered = CheckResult(status="skipped", value="not compared")
         yield "ranks", [None if settings is None else answered for settings in gathered]

@@ -120,8 +120,8 @@ def test_a_rank_with_another_seed_is_named_and_all_ranks_exit_with_1(
     assert nothing == ""
     checks = {check["name"]: check["ranks"] for check in json.loads(out)["checks"]}
     assert [rank["status"] for rank in checks.pop("ranks")] == ["ok", "failed"]
-    assert "data.plan.seed: 1 here, 0 elsewhere" in out
-    assert "model.config.seed: 1 here, 0 elsewhere" in out
+    assert "data.plan.seed: 1 here, 0 on rank 0" in out
+    assert "model.config.seed: 1 here, 0 on rank 0" in out
     assert not [rank for ranks_of in checks.values() for rank in ranks_of if rank["status"] in ("warning", "failed")]
 
 
