@@ -34,8 +34,6 @@ from .corpus.addresses import Shard as Shard
 from .corpus.corpora import Corpora as Corpora
 from .corpus.corpora import CorpusInput as CorpusInput
 from .corpus.corpus import Corpus as Corpus
-from .corpus.decoding import DecodingTime as DecodingTime
-from .corpus.decoding import time_decoding as time_decoding
 from .errors import AudioError as AudioError
 from .errors import ConfigError as ConfigError
 from .errors import CorpusError as CorpusError
@@ -103,7 +101,6 @@ __all__ = [
     "CorpusError",
     "CorpusInput",
     "CorpusSummary",
-    "DecodingTime",
     "InputFormat",
     "ManifestError",
     "Microbatch",
@@ -158,7 +155,6 @@ __all__ = [
     "redacted",
     "start_fork_server",
     "summarise_plan",
-    "time_decoding",
     "verify_corpus",
     "write_preview",
 ]

@@ -169,17 +169,17 @@ from .options import (
 from .options import (
     WeightParts as WeightParts,
 )
-from .preflight.budget.find import (
+from .preflight.budget import (
     BudgetConfig as BudgetConfig,
 )
-from .preflight.budget.find import (
+from .preflight.budget import (
     BudgetReport as BudgetReport,
 )
-from .preflight.budget.find import (
-    find_budget as find_budget,
-)
-from .preflight.budget.search import (
+from .preflight.budget import (
     BudgetTrial as BudgetTrial,
+)
+from .preflight.budget import (
+    find_budget as find_budget,
 )
 from .preflight.report import (
     CheckReport as CheckReport,

@@ -27,7 +27,7 @@ from benchmarks.counts.step_launches import list_launches
 from nestmodel import NestConfig, NestNetwork, loss_stats
 from nestmodel.config import LIVE_PRESETS
 from nestmodel.nn.gpu import devices
-from nestmodel.preflight.measure.trial_step import noise_batch
+from nestmodel.preflight.trial import noise_batch
 from tests.fakes import needs_fake_gpu
 from tests.training import tiny_config
 

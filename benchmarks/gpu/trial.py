@@ -23,7 +23,7 @@ from nestmodel import (
     preset_path,
 )
 from nestmodel.nn.gpu import devices
-from nestmodel.preflight.measure.trial_step import noise_batch
+from nestmodel.preflight.trial import noise_batch
 
 CUT_S = 15
 RATE = 16000

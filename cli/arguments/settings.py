@@ -192,8 +192,6 @@ SETTINGS = (
     Setting("memory_margin", CHECKS, "With --find-budget: share left free.", 0.1, commands=_PREFLIGHT),
     Setting("num_batches", CHECKS, "Batches that each rank reads.", 3, commands=_PREFLIGHT),
     Setting("timeout_s", CHECKS, "Seconds that ranks wait in a check.", 300.0, commands=_PREFLIGHT),
-    Setting("feeding_seconds", CHECKS, "Seconds per number of workers; 0 skips it.", 2.0, commands=_PREFLIGHT),
-    Setting("store_seconds", CHECKS, "Seconds to measure the object store.", 2.0, commands=_PREFLIGHT),
     Setting("json", CHECKS, "Print the result as JSON.", kind="switch", commands=_PREFLIGHT),
 )
 

@@ -44,8 +44,6 @@ class PreflightTrainer(Trainer):
         datamodule: LightningDataModule,
         num_batches: int = _DEFAULTS.num_batches,
         timeout_s: float = _DEFAULTS.timeout_s,
-        feeding_seconds: float = _DEFAULTS.feeding_seconds,
-        store_seconds: float = _DEFAULTS.store_seconds,
         find_budget: bool = False,
         memory_limit: str | None = _BUDGET.memory_limit,
         memory_margin: float = _BUDGET.memory_margin,
@@ -60,9 +58,7 @@ class PreflightTrainer(Trainer):
             datamodule: The data to train on.
             num_batches: Number of batches that each rank reads.
             timeout_s: Seconds that ranks wait for each other in each check, and for one step with find_budget.
-            feeding_seconds: Seconds for which each number of loader workers is measured; 0 skips this check.
-            store_seconds: Seconds of each of the two measurements of the object store; 0 skips them.
-            find_budget: Instead of the checks, find the largest data.plan.max_batch_seconds that fits, and the best.
+            find_budget: Instead of the checks, find the largest data.plan.max_batch_seconds that fits.
             memory_limit: Memory of one rank with find_budget, such as 8GiB; required on a CPU.
             memory_margin: Share of the memory that find_budget leaves free.
             json: Print the result as JSON.
@@ -78,12 +74,7 @@ class PreflightTrainer(Trainer):
         if memory_limit is not None:
             raise ConfigError("--memory_limit has no effect without --find_budget: add it, or leave both out.")
         show: Callable[[PreflightReport], None] = _print_json if json else _print_table
-        config = PreflightConfig(
-            num_batches=num_batches,
-            timeout_s=timeout_s,
-            feeding_seconds=feeding_seconds,
-            store_seconds=store_seconds,
-        )
+        config = PreflightConfig(num_batches=num_batches, timeout_s=timeout_s)
         self.exit_code = int(run_preflight(model, datamodule, self, config, show).has_failed)
 
 
@@ -105,7 +96,6 @@ def _print_budget(report: BudgetReport) -> None:
         found = "fits" if trial.fits else f"{trial.too_large} does not fit"
         marks = [found]
         marks += ["largest"] if trial.max_batch_seconds == report.largest_seconds else []
-        marks += ["best"] if trial.max_batch_seconds == report.best_seconds else []
         table.add_row(
             f"{trial.max_batch_seconds:g}",
             "" if trial.peak_bytes is None else _gigabytes(trial.peak_bytes),

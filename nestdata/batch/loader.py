@@ -71,11 +71,6 @@ class BatchLoader(DataLoader[AudioNoiseBatch]):
         self._num_ahead = 0 if dataset.remote is None else NUM_AHEAD
         self._ring: SlotRing | None = None
 
-    @property
-    def shared_bytes(self) -> int:
-        """Size of the memory that is shared with workers, in bytes; pages are used from the first batch on them."""
-        return self.num_slots * self._slot_bytes if self.num_workers else 0
-
     def __iter__(self) -> Iterator[AudioNoiseBatch]:  # type: ignore[override]  # a generator is sufficient here
         for batch in self._from_workers() if self.num_workers else self._from_this_process():
             self.bad_cuts.add(len(batch.sample_id) + len(batch.bad_cuts), batch.bad_cuts)

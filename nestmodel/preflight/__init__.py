@@ -1,1 +1,1 @@
-"""Checks of ranks, disks, audio, memory and network before a run."""
+"""Five checks before a run (step, shards, audio, disk, ranks), and the search for a batch budget."""

@@ -1,10 +1,7 @@
 """The result of a preflight: of one check on one rank, of one check on all ranks, and of all checks."""
 
-from collections import Counter
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
-
-from nestmodel.errors import ConfigError
 
 Status = Literal["skipped", "ok", "warning", "failed"]
 
@@ -28,10 +25,6 @@ class CheckResult:
     notes: tuple[str, ...] = ()
     """Lines of explanation, which are shown whatever the status."""
 
-    def __post_init__(self) -> None:
-        if self.status not in _SEVERITY:
-            raise ConfigError(f"the status of a check is {self.status!r}: expected one of {', '.join(_SEVERITY)}.")
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CheckReport:
@@ -40,12 +33,6 @@ class CheckReport:
     name: str
     ranks: tuple[CheckResult, ...]
     """The result of each rank, in order."""
-
-    def __post_init__(self) -> None:
-        if not self.name:
-            raise ConfigError("the name of a check is empty: give it a name.")
-        if not self.ranks:
-            raise ConfigError(f"check {self.name!r} has no results: give one for each rank.")
 
     @property
     def status(self) -> Status:
@@ -80,11 +67,6 @@ class PreflightReport:
 
     checks: tuple[CheckReport, ...]
     """The checks in the order in which they ran."""
-
-    def __post_init__(self) -> None:
-        rank_counts = Counter(len(check.ranks) for check in self.checks)
-        if self.world_size < 1 or set(rank_counts) - {self.world_size}:
-            raise ConfigError(f"world_size is {self.world_size}, but checks have results of {dict(rank_counts)} ranks.")
 
     @property
     def has_failed(self) -> bool:

@@ -1,45 +1,43 @@
-"""Runs the preflight on all ranks: settings, disk, shards, audio, memory of a step, feeding, store, and collectives.
+"""Runs the preflight on all ranks: five checks, in the order in which they follow here.
 
-This module holds the list of checks and their order. A check that raises an error on a rank has failed on that rank,
-and the other checks continue. If a rank does not answer in time, it is named and the preflight ends. Nothing is
-trained or written.
-
-To add a check, write a function that returns a `CheckResult` and add a line to `rank_checks`.
+A check that raises an error on a rank has failed on that rank, and the other checks continue. If a rank does not
+answer in time, it is named and the preflight ends. Nothing is trained or written.
 """
 
 import os
+import shutil
 import subprocess
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
 from typing import Any, cast
 
 import pytorch_lightning as pl
 import torch
 
-from nestdata import last_error_line
+from nestdata import BadCut, last_error_line, microbatches
 from nestdata.field_docs import with_field_docs
 from nestmodel.errors import ConfigError, TrainingError
-from nestmodel.preflight.budget.check import check_step
-from nestmodel.preflight.checks import (
-    check_collectives,
-    check_disk,
-    check_reading,
-    check_restarts,
-    check_shared_memory,
-    describe_look_ahead,
-)
+from nestmodel.preflight.budget import wrong_sampling_rate
 from nestmodel.preflight.exchange import StoreExchange
-from nestmodel.preflight.feeding import check_feeding
-from nestmodel.preflight.measure.collectives import allocate_buffers
-from nestmodel.preflight.measure.loader_speed import cores_of_rank, own_cores
+from nestmodel.preflight.memory import MEMORY_MARGIN, gigabytes, usable_bytes
+from nestmodel.preflight.ranks import check_ranks, rank_settings
 from nestmodel.preflight.report import CheckReport, CheckResult, PreflightReport
-from nestmodel.preflight.settings import compare_settings, rank_settings_or_error
 from nestmodel.preflight.shards import check_shards
-from nestmodel.preflight.stores.check import check_object_store
+from nestmodel.preflight.trial import clean_up, describe_shapes, largest_shapes, run_shapes, trial_step_of
 from nestmodel.training.data import NestDataModule
 from nestmodel.training.lightning_private import launched_processes, set_process_group_timeout
 from nestmodel.training.module import NestModel
+from nestmodel.training.saving.checkpoints import Checkpoints
+
+_BYTES_PER_PARAMETER = 12  # a weight and the two moments of AdamW in float32
+_MAX_SHOWN = 5
+
+_WAITING_RATIO = 0.5
+"""Steps clearly wait for the loader if it gives less than this share of what they take."""
 
 _LAUNCHED_TIMEOUT_S = 20.0
 
@@ -53,43 +51,16 @@ class PreflightConfig:
     """Extent of a preflight."""
 
     num_batches: int = 3
-    """Number of batches that each rank reads."""
+    """Number of batches that each rank reads; at least three, and three for each loader worker."""
 
     timeout_s: float = 300.0
     """How long ranks wait for each other, at the start and in each check, in seconds."""
 
-    feeding_seconds: float = 2.0
-    """How long each number of loader workers is measured, in seconds; 0 skips the check `feeding`."""
-
-    store_seconds: float = 2.0
-    """How long the object store of the speech is measured, in seconds, with single and with parallel requests; 0
-    leaves the measurement out."""
-
     def __post_init__(self) -> None:
-        if self.store_seconds < 0:
-            raise ConfigError(f"preflight.store_seconds is {self.store_seconds:g}: give 0 or a positive number.")
-        if self.feeding_seconds < 0:
-            raise ConfigError(
-                f"preflight.feeding_seconds is {self.feeding_seconds:g}: give a number of seconds, or 0 for none."
-            )
         if self.num_batches < 1:
             raise ConfigError(f"preflight.num_batches is {self.num_batches}: give at least 1.")
         if self.timeout_s <= 0:
             raise ConfigError(f"preflight.timeout_s is {self.timeout_s:g}: give a positive number of seconds.")
-
-
-def rank_checks(
-    model: NestModel, data: NestDataModule, trainer: pl.Trainer, config: PreflightConfig
-) -> list[tuple[str, Callable[[], CheckResult]]]:
-    """Returns names and functions of the checks that each rank performs independently, in the order they run."""
-    return [
-        ("restarts", lambda: check_restarts(os.environ)),
-        ("disk", lambda: check_disk(model, trainer)),
-        ("shared memory", lambda: check_shared_memory(data, trainer)),
-        ("shards", lambda: check_shards(data, trainer, config.timeout_s)),
-        ("reading", lambda: check_reading(data, trainer, config.num_batches)),
-        ("training step", lambda: check_step(model, data, trainer)),
-    ]
 
 
 def run_preflight(
@@ -130,119 +101,183 @@ def _run(
     on_report: Callable[[PreflightReport], None] | None,
 ) -> PreflightReport:
     with _process_group(trainer, config.timeout_s):
-        preflight = _Preflight(model, data, trainer, config)
-        report = preflight.report()
-        if trainer.is_global_zero and on_report is not None:
-            on_report(report)
-        _finish(trainer, preflight.exchange)
-    return report
-
-
-class _Preflight:
-    """Runs the checks of this rank, and exchanges their results with the other ranks.
-
-    The process group must have been formed.
-    """
-
-    def __init__(self, model: NestModel, data: NestDataModule, trainer: pl.Trainer, config: PreflightConfig) -> None:
-        self._model = model
-        self._data = data
-        self._trainer = trainer
-        self._config = config
-        self._figures: dict[str, float] = {}  # of this rank
-        self.exchange = StoreExchange(trainer.global_rank, trainer.world_size, config.timeout_s)
-
-    def report(self) -> PreflightReport:
-        """Runs all checks, up to the first one for which a rank does not answer."""
+        exchange = StoreExchange(trainer.global_rank, trainer.world_size, config.timeout_s)
         missing = CheckResult(
             status="failed",
             value="no answer",
-            advice=f"did not answer within {self._config.timeout_s:g} s. Look at its output, and at its machine.",
+            advice=f"did not answer within {config.timeout_s:g} s. Look at its output, and at its machine.",
         )
         checks = []
-        for name, results in self._results_of_checks():
+        for name, results in _results_of_checks(model, data, trainer, config, exchange):
             checks.append(CheckReport(name=name, ranks=tuple(result or missing for result in results)))
             if None in results:
                 break
-        device = str(self._trainer.strategy.root_device.type)
-        return PreflightReport(world_size=self._trainer.world_size, device=device, checks=tuple(checks))
+        device = str(trainer.strategy.root_device.type)
+        report = PreflightReport(world_size=trainer.world_size, device=device, checks=tuple(checks))
+        if trainer.is_global_zero and on_report is not None:
+            on_report(report)
+        _finish(trainer, exchange)
+    return report
 
-    def _results_of_checks(self) -> Iterator[tuple[str, RankResults]]:
-        """Yields the name and the results of each check, equal on all ranks."""
-        model, data, trainer, config, figures = self._model, self._data, self._trainer, self._config, self._figures
-        yield "settings", self._check_settings()
-        # Gathered in any case, because ranks may differ in the settings that decide whether it is shown.
-        described = self._check_on_all_ranks("look-ahead", lambda: describe_look_ahead(model))
-        if any(result is None or result.status != "skipped" for result in described):
-            yield "look-ahead", described
-        for name, check in rank_checks(model, data, trainer, config):
-            # A loader would wait for a store that does not answer, for longer than the others wait for this rank.
-            is_blocked = name == "reading" and bool(figures.get("unreachable_shards"))
-            yield name, self._check_on_all_ranks(name, _blocked if is_blocked else check)
-        yield "feeding", self._check_feeding()
-        measure_s = 0.0 if figures.get("unreachable_shards") else config.store_seconds
-        step_rate = figures.get("step_audio_s_per_s")
-        check = lambda: check_object_store(data, trainer, measure_s, step_rate)  # noqa: E731
-        yield "store", self._check_on_all_ranks("store", check)
-        yield "collectives", self._check_collectives()
 
-    def _check_on_all_ranks(self, topic: str, check: Callable[[], CheckResult]) -> RankResults:
-        """Runs a check on this rank and returns the results of all ranks; an error of the check is a failed result."""
+def _results_of_checks(
+    model: NestModel, data: NestDataModule, trainer: pl.Trainer, config: PreflightConfig, exchange: StoreExchange
+) -> Iterator[tuple[str, RankResults]]:
+    """Yields the name of each check and its results, which are equal on all ranks."""
+
+    def on_all_ranks(name: str, check: Callable[[], CheckResult]) -> tuple[str, RankResults]:
         try:
             result = check()
         except Exception as error:
             result = CheckResult(status="failed", value=type(error).__name__, advice=last_error_line(error))
         results = [
             None if fields is None else CheckResult(**{**fields, "notes": tuple(fields["notes"])})
-            for fields in self.exchange.all_gather(topic, asdict(result))
+            for fields in exchange.all_gather(name, asdict(result))
         ]
-        own = results[self._trainer.global_rank]
-        self._figures |= own.figures if own is not None else {}
-        return results
+        own = results[trainer.global_rank]
+        figures.update(own.figures if own is not None else {})
+        return name, results
 
-    def _check_settings(self) -> RankResults:
-        settings = rank_settings_or_error(self._model, self._data, self._trainer)
-        gathered = self.exchange.all_gather("settings", settings)
-        results = iter(compare_settings([answer for answer in gathered if answer is not None]))
-        return [None if answer is None else next(results) for answer in gathered]
-
-    def _check_feeding(self) -> RankResults:
-        """Measures loader and step on all ranks at the same time, as they compete for the cores of their node."""
-        cores = self.exchange.all_gather("cores", own_cores())
-
-        def check() -> CheckResult:
-            if not self._config.feeding_seconds:
-                return CheckResult(status="skipped", value="not asked for")
-            if not {"step_seconds", "seconds_per_batch"} <= self._figures.keys():
-                return CheckResult(status="skipped", value="batches or steps could not be measured")
-            num_cores = cores_of_rank(cores, self._trainer.global_rank)
-            return check_feeding(self._model, self._data, self._trainer, num_cores, self._config.feeding_seconds)
-
-        return self._check_on_all_ranks("feeding", check)
-
-    def _check_collectives(self) -> RankResults:
-        """Times collectives, unless a rank cannot allocate their buffers: the others would wait until the timeout."""
-        if self._trainer.world_size == 1:
-            return [CheckResult(status="skipped", value="one rank")]
-        buffers: list[torch.Tensor] = []
-
-        def allocate() -> CheckResult:
-            buffers.extend(allocate_buffers(self._model, self._trainer.strategy.root_device))
-            return CheckResult(status="ok", value="allocated")
-
-        allocated = self._check_on_all_ranks("buffers", allocate)
-        if any(result is None or result.status == "failed" for result in allocated):
-            return allocated
-        microbatches_per_step = self._data.train_dataset.plan.config.microbatches_per_step
-        step_s = self._figures.get("step_seconds")  # of one microbatch
-        compute_s = None if step_s is None else step_s * max(1, microbatches_per_step // self._trainer.world_size)
-        # NCCL aborts the process at the full timeout, before it could report a result.
-        timeout_s = self._config.timeout_s / 2
-        return self._check_on_all_ranks("collectives", lambda: check_collectives(buffers, timeout_s, compute_s))
+    figures: dict[str, float] = {}  # of this rank
+    yield on_all_ranks("step", lambda: check_step(model, data, trainer))
+    yield on_all_ranks("shards", lambda: check_shards(data, trainer, config.timeout_s))
+    # A loader would wait for a store that does not answer, for longer than the others wait for this rank.
+    if figures.get("unreachable_shards"):
+        unread = CheckResult(status="skipped", value="shards cannot be reached")
+        yield on_all_ranks("audio", lambda: unread)
+    else:
+        step_rate = figures.get("step_audio_s_per_s")
+        yield on_all_ranks("audio", lambda: check_audio(data, trainer, config.num_batches, step_rate))
+    yield on_all_ranks("disk", lambda: check_disk(model, trainer))
+    if trainer.world_size == 1:
+        yield "ranks", [CheckResult(status="skipped", value="one rank")]
+        return
+    gathered = exchange.all_gather("settings", rank_settings(model, data, trainer))
+    if None in gathered:  # a collective would wait for the rank that has not answered
+        answered = CheckResult(status="skipped", value="not compared")
+        yield "ranks", [None if settings is None else answered for settings in gathered]
+        return
+    # NCCL aborts the process at the full timeout, before it could report a result.
+    device, timeout_s = trainer.strategy.root_device, config.timeout_s / 2
+    yield on_all_ranks("ranks", lambda: check_ranks(gathered, trainer.global_rank, device, timeout_s))
 
 
-def _blocked() -> CheckResult:
-    return CheckResult(status="skipped", value="shards cannot be reached")
+def check_step(model: NestModel, data: NestDataModule, trainer: pl.Trainer) -> CheckResult:
+    """Measures time and memory of optimizer steps on noise of the largest shapes, with a second model.
+
+    Gradients are kept from step to step, as a run keeps them from microbatch to microbatch.
+    """
+    if problem := wrong_sampling_rate(model, data):
+        return CheckResult(status="failed", value=f"{data.sampling_rate} Hz", advice=problem)
+    plan, device = data.train_dataset.plan, trainer.strategy.root_device
+    shapes, rate = largest_shapes(plan), data.sampling_rate
+    total = usable_bytes(device, max(1, trainer.world_size // trainer.num_nodes))
+    make_step = partial(trial_step_of, model.config, model.kernels, trainer, plan.config)
+    with clean_up(device):
+        found = run_shapes(make_step, shapes, device=device, allowed_bytes=0, with_ddp=trainer.world_size > 1)
+    budget = f"data.plan.max_batch_seconds (now {plan.config.max_batch_seconds:g})"
+    remedy = f"Lower {budget}, of which --find-budget finds the largest that fits."
+    if found.too_large:
+        shape, error = describe_shapes([found.too_large], rate), found.error.splitlines()[0].removesuffix(".")
+        advice = f"a batch of {shape} does not fit: {error}. {remedy}"
+        return CheckResult(status="failed", value=f"out of memory, {gigabytes(total)} in total", advice=advice)
+    seconds, (num_cuts, num_samples) = found.seconds[0], shapes[0]
+    figures = {
+        "peak_bytes": float(found.peak_bytes),
+        "total_bytes": float(total),
+        "step_seconds": max(found.seconds),
+        "step_audio_s_per_s": num_cuts * num_samples / rate / seconds,
+    }
+    value = (
+        f"{gigabytes(found.peak_bytes)} of {gigabytes(total)}, {max(found.seconds):.2f} s, "
+        f"{describe_shapes(shapes, rate)}"
+    )
+    if total and found.peak_bytes > (1 - MEMORY_MARGIN) * total:
+        advice = f"the step uses {100 * found.peak_bytes / total:.0f} % of the memory. {remedy}"
+        return CheckResult(status="warning", value=value, advice=advice, figures=figures)
+    return CheckResult(status="ok", value=value, figures=figures)
+
+
+def check_audio(
+    data: NestDataModule, trainer: pl.Trainer, num_batches: int, step_rate: float | None = None
+) -> CheckResult:
+    """Reads the first batches of this rank with the configured loader workers, from step 0.
+
+    Args:
+        data: The data of the run.
+        trainer: The trainer, configured as for the run.
+        num_batches: Number of batches; at least three for each worker are read.
+        step_rate: Seconds of audio that a step takes in a second; None if unknown.
+
+    Raises:
+        NestError: Audio cannot be read, or the microbatches of a step cannot be divided among the ranks.
+    """
+    num_first = max(1, data.num_workers)  # batches arrive in bursts of one per worker, the first ones after its start
+    num_batches = max(num_batches, 3 * num_first)
+    plan = data.train_dataset.plan
+    indices = microbatches(plan, rank=trainer.global_rank, world_size=trainer.world_size, num_steps=num_batches)
+    on_gpu = trainer.strategy.root_device.type == "cuda"
+    loader = data.loader_of(data.train_dataset, indices[:num_batches], on_gpu=on_gpu)
+    bad: dict[str, BadCut] = {}
+    arrivals, audio_s, started = list[float](), list[float](), time.perf_counter()
+    with torch.random.fork_rng(devices=[]):  # torch's loader draws a seed from the global generator
+        for batch in loader:
+            arrivals.append(time.perf_counter())
+            audio_s.append(batch.audio.numel() / data.sampling_rate)
+            bad_cuts = [*batch.bad_cuts, *(cut for mix in batch.mixes for cut in mix.bad_noise)]
+            bad |= {cut.cut_id: cut for cut in bad_cuts}
+    rate = sum(audio_s[num_first:]) / (arrivals[-1] - arrivals[num_first - 1])
+    value = f"{len(arrivals)} batches read, the first after {arrivals[0] - started:.2f} s"
+    figures = {"first_batch_seconds": arrivals[0] - started, "audio_s_per_s": rate, "bad_cuts": float(len(bad))}
+    notes = () if step_rate is None else (loader_note(rate, data.num_workers, step_rate),)
+    if not bad:
+        return CheckResult(status="ok", value=value, figures=figures, notes=notes)
+    listed = "; ".join(f"{cut.cut_id} ({cut.reason}): {cut.detail}" for cut in list(bad.values())[:_MAX_SHOWN])
+    more = f"; and {len(bad) - _MAX_SHOWN} more" if len(bad) > _MAX_SHOWN else ""
+    advice = f"unusable audio: {listed}{more}. Prepare the corpus again with --probe decode."
+    value += f", {len(bad)} bad cuts"
+    return CheckResult(status="warning", value=value, advice=advice, figures=figures, notes=notes)
+
+
+def loader_note(rate: float, num_workers: int, step_rate: float) -> str:
+    """Returns what a loader gives beside what a step takes, and advice if steps clearly wait for it.
+
+    Args:
+        rate: Seconds of audio that the loader gives in a second.
+        num_workers: Its processes.
+        step_rate: Seconds of audio that a step takes in a second.
+    """
+    note = f"the loader gives {rate:,.0f} audio-s/s with data.num_workers {num_workers}, a step takes {step_rate:,.0f}"
+    return f"{note}: steps wait for it, so raise data.num_workers" if rate < _WAITING_RATIO * step_rate else note
+
+
+def check_disk(model: NestModel, trainer: pl.Trainer) -> CheckResult:
+    """Checks that the checkpoints fit on their disk. Only rank 0 checks, because it writes them."""
+    if not trainer.is_global_zero:
+        return CheckResult(status="skipped", value="rank 0 writes")
+    callbacks = cast(list[pl.Callback], getattr(trainer, "callbacks", []))
+    callback = next((callback for callback in callbacks if isinstance(callback, Checkpoints)), None)
+    keep, keep_every = (callback.keep, callback.keep_every_n_steps) if callback else (1, None)
+    keep += callback is not None and callback.monitor is not None  # the best one may be none of the newest
+    directory = ((callback.directory if callback else None) or Path(trainer.default_root_dir)).absolute()
+    existing = next(path for path in (directory, *directory.parents) if path.exists())
+    each = _BYTES_PER_PARAMETER * sum(p.numel() for p in model.parameters())
+    num_permanent = max(trainer.max_steps, 0) // keep_every if keep_every else 0
+    # The newest checkpoint is written before the oldest one is removed.
+    free, needed = shutil.disk_usage(existing).free, (keep + 1) * each
+    value = f"{gigabytes(free)} free, {keep + 1} checkpoints of {gigabytes(each)}"
+    figures = {"needed_bytes": float(needed), "free_bytes": float(free), "checkpoint_bytes": float(each)}
+    if not os.access(existing, os.W_OK):
+        advice = f"{existing} is not writable. Set trainer.default_root_dir to a directory that is."
+    elif free < needed:
+        advice = f"{existing} has no space for {gigabytes(needed)}. Free some, or set trainer.default_root_dir."
+    elif free < needed + num_permanent * each:
+        total = gigabytes(needed + num_permanent * each)
+        advice = f"{existing} has no space for the {total} that keep_every_n_steps needs by the end. Free some in time."
+        return CheckResult(status="warning", value=value, advice=advice, figures=figures)
+    else:
+        return CheckResult(status="ok", value=value, figures=figures)
+    return CheckResult(status="failed", value=value, advice=advice, figures=figures)
 
 
 @contextmanager

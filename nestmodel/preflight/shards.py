@@ -1,21 +1,28 @@
-"""The check of shards: asks for each one, because the cuts of a missing one would be replaced during the run."""
+"""The check of shards: a run would replace the cuts of a missing one. Also counts what an epoch requests."""
 
 import random
 import time
 from collections import defaultdict
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
-from threading import Lock
-from typing import Any
+from dataclasses import dataclass
 
 import pytorch_lightning as pl
 
-from nestdata import Corpus, ObjectInfo, Storage, StorageConfig, StorageError, is_url, redacted
-from nestmodel.preflight.checks import local_world_size
-from nestmodel.preflight.measure.memory import gigabytes
-from nestmodel.preflight.report import CheckResult
+from nestdata import (
+    BatchPlan,
+    Corpora,
+    Corpus,
+    MixConfig,
+    ObjectInfo,
+    Storage,
+    StorageConfig,
+    StorageError,
+    is_url,
+    redacted,
+)
+from nestmodel.preflight.memory import gigabytes
+from nestmodel.preflight.report import CheckResult, Status
 from nestmodel.training.data import NestDataModule
 
 _AT_ONCE = 32
@@ -31,12 +38,15 @@ _MOST_UNANSWERED = 4
 _MOST_LISTED = 100_000
 """Shards of one corpus that are asked for; with more, those of as many cuts."""
 
+_SAMPLE = 2000
+"""Cuts of a corpus whose sizes are looked up to estimate those of all."""
+
 _MOST_SHOWN = 3
 _PERMANENT = ("missing", "changed")
 
 
 def check_shards(data: NestDataModule, trainer: pl.Trainer, timeout_s: float) -> CheckResult:
-    """Compares size and ETag of the shards that a run reads with what the corpora say.
+    """Compares size and ETag of the shards that a run reads with what the corpora say, and counts requests of an epoch.
 
     Ranks divide the shards in a store. The ranks of each node divide the shards on its file systems. If there is not
     enough time for all of them, those that were asked for are scattered over the corpora.
@@ -46,25 +56,64 @@ def check_shards(data: NestDataModule, trainer: pl.Trainer, timeout_s: float) ->
         trainer: The trainer, configured as for the run.
         timeout_s: Seconds that ranks wait for each other in a check.
     """
-    shards = [shard for corpus in _corpora(data) for shard in _shards_of(corpus)]
+    corpora = _corpora(data)
+    shards = [shard for corpus in corpora for shard in _shards_of(corpus)]
     if not shards:
         return CheckResult(status="skipped", value="no shards")
     own = _own_shards(shards, trainer)
-    found = _ask(own, Storage(StorageConfig(patience_s=_PATIENCE_S)), _TIME_SHARE * timeout_s)
-    value = _value(found, len(own), sum(corpus.num_shards for corpus in _corpora(data) if not corpus.has_bank))
-    figures = {
-        "bad_shards": float(found.num_bad),
-        "asked_shards": float(found.num_asked),
-        "unreachable_shards": float(found.num_unanswered),
-    }
-    if not found.num_bad:
-        return CheckResult(status="ok", value=value, figures=figures)
-    is_tolerated = (
-        not figures["unreachable_shards"] and found.num_bad <= data.config.bad_audio.max_share * found.num_asked
-    )
+    answers = _ask(own, Storage(StorageConfig(patience_s=_PATIENCE_S)), _TIME_SHARE * timeout_s)
+    errors = defaultdict[str, list[str]](list)
+    for answer in answers:
+        if answer.error_kind:
+            errors[answer.error_kind].append(answer.message)
+    num_bad = sum(map(len, errors.values()))
+    num_unreachable = sum(len(messages) for kind, messages in errors.items() if kind not in _PERMANENT)
+    num_shards = sum(corpus.num_shards for corpus in corpora if not corpus.has_bank)
+    part = f"{len(answers):,}" if len(answers) == num_shards else f"{len(answers):,} of {num_shards:,}"
+    asked = f"{part} shards asked for, {gigabytes(sum(answer.num_bytes for answer in answers))}"
+    dataset = data.train_dataset
+    requests, num_bytes = epoch_use(dataset.corpus, dataset.plan, data.noise.corpus, data.config.mix)
+    note = f"an epoch takes {requests:,.0f} requests, {gigabytes(num_bytes)}, on all ranks together"
+    is_tolerated = not num_unreachable and num_bad <= data.config.bad_audio.max_share * len(answers)
+    status: Status = "ok" if not num_bad else "warning" if is_tolerated else "failed"
     return CheckResult(
-        status="warning" if is_tolerated else "failed", value=value, advice=_advice(found), figures=figures
+        status=status,
+        value=", ".join([asked, *(f"{len(messages):,} {kind}" for kind, messages in errors.items())]),
+        advice=_advice(errors) if num_bad else "",
+        figures={
+            "bad_shards": float(num_bad),
+            "asked_shards": float(len(answers)),
+            "unreachable_shards": float(num_unreachable),
+            "requests_per_epoch": requests,
+            "bytes_per_epoch": num_bytes,
+        },
+        notes=(note,) if requests else (),
     )
+
+
+def epoch_use(speech: Corpora, plan: BatchPlan, noise: Corpus | None, mix: MixConfig) -> tuple[float, float]:
+    """Returns the requests and bytes that an epoch takes from object stores on all ranks, on average over epochs.
+
+    Each cut in a store is one request, and each cut that receives noise from a store one more. Retries are not counted.
+    Bytes are estimated from a sample of each corpus.
+    """
+    counts = [
+        (corpus, repeats * len(corpus)) for corpus, repeats in zip(speech.corpora, plan.repeats_per_epoch, strict=True)
+    ]
+    if noise is not None:
+        counts.append((noise, mix.prob * mix.noise_ratio * sum(num_cuts for _, num_cuts in counts)))
+    uses = [(*_use_of_a_cut(corpus), num_cuts) for corpus, num_cuts in counts]
+    return sum(num * requests for requests, _, num in uses), sum(num * num_bytes for _, num_bytes, num in uses)
+
+
+def _use_of_a_cut(corpus: Corpus) -> tuple[float, float]:
+    """Returns the requests and bytes that a cut of a corpus takes on average."""
+    if corpus.has_bank or not corpus.is_remote or not len(corpus):
+        return 0.0, 0.0
+    indices = random.Random(0).sample(range(len(corpus)), min(len(corpus), _SAMPLE))
+    addresses = [corpus.address(index) for index in indices]
+    lengths = [address.length for address in addresses if address is not None and is_url(address.location)]
+    return len(lengths) / len(indices), sum(lengths) / len(indices)
 
 
 def _corpora(data: NestDataModule) -> list[Corpus]:
@@ -72,35 +121,6 @@ def _corpora(data: NestDataModule) -> list[Corpus]:
     datasets = [data.train_dataset, *([data.val_dataset] if data.val_dataset else [])]
     noise = [data.noise.corpus] if data.noise.corpus is not None else []
     return [*(corpus for dataset in datasets for corpus in dataset.corpus.corpora), *noise]
-
-
-@dataclass
-class _Found:
-    """Answers of the store about the shards."""
-
-    num_asked: int = 0
-    num_bytes: int = 0
-    messages: defaultdict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
-    """Errors by kind."""
-
-    lock: AbstractContextManager[Any] = field(default_factory=Lock)
-
-    def add(self, kind: str, message: str, *, num_bytes: int = 0) -> None:
-        """Counts an answer; an empty kind is a good one."""
-        with self.lock:
-            self.num_asked += 1
-            self.num_bytes += num_bytes
-            if kind:
-                self.messages[kind].append(message)
-
-    @property
-    def num_bad(self) -> int:
-        return sum(map(len, self.messages.values()))
-
-    @property
-    def num_unanswered(self) -> int:
-        with self.lock:  # another thread may add a kind
-            return sum(len(messages) for kind, messages in self.messages.items() if kind not in _PERMANENT)
 
 
 def _shards_of(corpus: Corpus) -> list[ObjectInfo]:
@@ -116,63 +136,62 @@ def _shards_of(corpus: Corpus) -> list[ObjectInfo]:
 
 def _own_shards(shards: Sequence[ObjectInfo], trainer: pl.Trainer) -> list[ObjectInfo]:
     """Returns the shards that this rank asks for, in random order, so that the first ones are a fair sample."""
+    ranks_of_node = max(1, trainer.world_size // trainer.num_nodes)
     remote = [shard for shard in shards if is_url(shard.location)][trainer.global_rank :: trainer.world_size]
-    local = [shard for shard in shards if not is_url(shard.location)][trainer.local_rank :: local_world_size(trainer)]
+    local = [shard for shard in shards if not is_url(shard.location)][trainer.local_rank :: ranks_of_node]
     own = [*remote, *local]
     random.Random(0).shuffle(own)
     return own
 
 
-def _ask(shards: Sequence[ObjectInfo], storage: Storage, time_s: float) -> _Found:
-    """Asks for shards, until there are no more, the time is up, or it is clear that the store does not answer."""
-    found, deadline = _Found(), time.monotonic() + time_s
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """What a store said about a shard."""
 
-    def ask(shard: ObjectInfo) -> None:
-        if found.num_unanswered < _MOST_UNANSWERED and time.monotonic() < deadline:
-            _record(found, shard, storage)
+    error_kind: str = ""
+    """Empty if the shard is as expected."""
+
+    message: str = ""
+    num_bytes: int = 0
+
+
+def _ask(shards: Sequence[ObjectInfo], storage: Storage, time_s: float) -> list[_Answer]:
+    """Asks for shards, until there are no more, the time is up, or it is clear that the store does not answer."""
+    unanswered, deadline = list[str](), time.monotonic() + time_s
+
+    def ask(shard: ObjectInfo) -> _Answer | None:
+        if len(unanswered) >= _MOST_UNANSWERED or time.monotonic() > deadline:
+            return None
+        answer = _compare(shard, storage)
+        if answer.error_kind not in ("", *_PERMANENT):
+            unanswered.append(answer.message)
+        return answer
 
     with ThreadPoolExecutor(_AT_ONCE) as pool:
-        list(pool.map(ask, shards))
-    return found
+        return [answer for answer in pool.map(ask, shards) if answer is not None]
 
 
-def _record(found: _Found, expected: ObjectInfo, storage: Storage) -> None:
+def _compare(expected: ObjectInfo, storage: Storage) -> _Answer:
     try:
-        info = storage.info(expected.location)
+        found = storage.info(expected.location)
     except StorageError as error:
-        found.add(error.kind, str(error))
-        return
-    change = _change(expected, info)
-    if change is None:
-        found.add("", "", num_bytes=info.size)
-    else:
-        found.add("changed", f"{redacted(expected.location)} {change}", num_bytes=info.size)
-
-
-def _change(expected: ObjectInfo, found: ObjectInfo) -> str | None:
+        return _Answer(error.kind, str(error))
+    name = redacted(expected.location)
     if found.size != expected.size:
-        return f"has {found.size} bytes instead of {expected.size}"
+        return _Answer("changed", f"{name} has {found.size} bytes instead of {expected.size}", found.size)
     if None not in (expected.etag, found.etag) and found.etag != expected.etag:
-        return f"has the ETag {found.etag} instead of {expected.etag}"
-    return None
+        return _Answer("changed", f"{name} has the ETag {found.etag} instead of {expected.etag}", found.size)
+    return _Answer(num_bytes=found.size)
 
 
-def _value(found: _Found, num_own: int, num_shards: int) -> str:
-    part = (
-        f"{found.num_asked:,}" if found.num_asked == num_own == num_shards else f"{found.num_asked:,} of {num_shards:,}"
-    )
-    asked = f"{part} shards asked for, {gigabytes(found.num_bytes)}"
-    return ", ".join([asked, *(f"{len(messages):,} {kind}" for kind, messages in found.messages.items() if messages)])
-
-
-def _advice(found: _Found) -> str:
+def _advice(errors: dict[str, list[str]]) -> str:
     listed = []
-    for kind, messages in found.messages.items():
+    for kind, messages in errors.items():
         # Refused keys and servers that do not answer are the same for all shards.
         shown = [message.removesuffix(".") for message in messages[: _MOST_SHOWN if kind in _PERMANENT else 1]]
         more = f"; and {len(messages) - len(shown):,} more" if len(messages) > len(shown) else ""
-        listed += [f"{len(messages):,} {kind}: {'; '.join(shown)}{more}"] if messages else []
-    remedies = []
-    if any(found.messages[kind] for kind in _PERMANENT):
-        remedies.append("Restore the shards, or prepare the corpus again; a run would replace their cuts.")
-    return " ".join([". ".join(listed) + ".", *remedies])
+        listed.append(f"{len(messages):,} {kind}: {'; '.join(shown)}{more}")
+    advice = ". ".join(listed) + "."
+    if any(kind in _PERMANENT for kind in errors):
+        advice += " Restore the shards, or prepare the corpus again; a run would replace their cuts."
+    return advice

@@ -101,7 +101,7 @@ def test_the_flags_of_all_commands_are_deliberate() -> None:
         "export": ["--context", "--output -o", "--overwrite", "--parts", "--to", "MODEL"],
     }
     assert list(signature(PreflightTrainer.preflight).parameters) == [
-        *("self", "model", "datamodule", "num_batches", "timeout_s", "feeding_seconds", "store_seconds"),
+        *("self", "model", "datamodule", "num_batches", "timeout_s"),
         *("find_budget", "memory_limit", "memory_margin", "json"),
         *("ckpt_path", "weights_only"),
     ]

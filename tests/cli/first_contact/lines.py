@@ -273,7 +273,7 @@ LINES = (
         *("step 4: validation loss ...", 20),
     ),
     Line(
-        "nestmodel preflight --config tiny.yaml --data.corpus speech.corpus --feeding_seconds 1",
+        "nestmodel preflight --config tiny.yaml --data.corpus speech.corpus",
         0,
         "preflight on 1 rank, cpu...",
         20,

@@ -22,7 +22,6 @@ from nestdata import (
     ManifestError,
     PrepareConfig,
     prepare_corpus,
-    time_decoding,
 )
 from nestdata.audio.decode import load_samples
 from nestdata.errors import StorageError
@@ -460,10 +459,3 @@ def test_noise_bank_is_made_from_members(folder: Path) -> None:
     for index in (0, 1):  # the third one is resampled, so its samples are not of 16 bits
         np.testing.assert_array_equal(banked.load(index)[1], expected[index])
     np.testing.assert_allclose(banked.load(2)[1], expected[2], atol=2**-16)
-
-
-def test_members_are_timed_and_counted_by_their_length(folder: Path) -> None:
-    timed = time_decoding(Corpora([tar_corpus(folder)]), [0, 1], max_seconds=60.0)
-    sizes = [(folder / name).stat().st_size for name in ("a.flac", "b.wav")]
-    assert timed.stored_bytes == pytest.approx(sum(sizes))
-    assert timed.load_s > 0

@@ -10,7 +10,7 @@ import torch
 
 from nestdata import BatchLoader
 from nestmodel import NestModel
-from nestmodel.preflight.measure.trial_step import noise_batch
+from nestmodel.preflight.trial import noise_batch
 from nestmodel.training.copy_ahead import CopyAhead, copied_ahead
 from tests.conftest import MessyCorpora
 from tests.training import messy_data, tiny_config, trainer

@@ -6,7 +6,7 @@ from benchmarks.counts.fake_gpu import OperationLog
 from nestmodel.nn.gpu import devices
 from nestmodel.nn.loss import loss_stats
 from nestmodel.nn.network import NestNetwork
-from nestmodel.preflight.measure.trial_step import noise_batch
+from nestmodel.preflight.trial import noise_batch
 from nestmodel.training.gradient_sums import GradientSums
 from tests.training import tiny_config
 

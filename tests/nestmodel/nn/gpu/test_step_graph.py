@@ -29,7 +29,7 @@ from nestmodel import (
 )
 from nestmodel.nn.gpu import devices, step_graph
 from nestmodel.nn.gpu.step_graph import Capture, CudaCapture, StepGraphs, pad_rows, row_capacity
-from nestmodel.preflight.measure.trial_step import TrialStep, noise_batch
+from nestmodel.preflight.trial import TrialStep, noise_batch
 from tests.conftest import MessyCorpora
 from tests.tape import Tape, TapeCapture
 from tests.training import ProportionalSteps, tiny_config, trainer

@@ -7,7 +7,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from nestmodel import Checkpoints, ConfigError, NestNetwork, loss_stats, prepare_deterministic
-from nestmodel.preflight.measure.trial_step import noise_batch
+from nestmodel.preflight.trial import noise_batch
 from nestmodel.training.saving.checkpoint_files import find_checkpoints
 from nestmodel.training.saving.resume import check_unchanged
 from nestmodel.training.starting.determinism import determinism

@@ -1,8 +1,11 @@
-"""Optimizer steps of a second model, to measure their time and memory without changing the model of the run."""
+"""Trials: optimizer steps of a second model on noise, which show whether shapes fit into memory, and their speed.
+
+The check `step` runs one in the process of each rank, the search for a batch budget many in a child process.
+"""
 
 import gc
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import cast
@@ -10,12 +13,13 @@ from typing import cast
 import pytorch_lightning as pl
 import torch
 
-from nestdata import AudioNoiseBatch, MicrobatchKey, Mix, PlanConfig
+from nestdata import AudioNoiseBatch, BatchPlan, MicrobatchKey, Mix, PlanConfig
 from nestmodel.config import NestConfig
 from nestmodel.errors import TrainingError
 from nestmodel.nn.gpu.forms import PLAIN, Forms, Kernels
 from nestmodel.nn.gpu.step_graph import Capture, CudaCapture
-from nestmodel.training.data import NestDataModule
+from nestmodel.out_of_memory import is_out_of_memory
+from nestmodel.preflight.memory import PeakMemory
 from nestmodel.training.module import NestModel
 from nestmodel.training.starting.run_form import run_form
 
@@ -23,26 +27,17 @@ Shape = tuple[int, int]
 """Number of cuts in a microbatch, and number of samples to which each cut is padded."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class StepTime:
-    """Seconds of one optimizer step of one microbatch."""
+def largest_shapes(plan: BatchPlan) -> list[Shape]:
+    """Returns the shapes of an epoch with the most samples, with the longest cuts, and with the most cuts."""
+    shapes = [(bucket.cuts_per_microbatch, bucket.padded_samples) for bucket in plan.buckets]
+    most_samples = max(shapes, key=lambda shape: (shape[0] * shape[1], shape[1]))
+    longest_cuts = max(shapes, key=lambda shape: (shape[1], shape[0]))
+    return list(dict.fromkeys([most_samples, longest_cuts, max(shapes)]))
 
-    microbatch_s: float
-    """Masks, transfer to the device, forward and backward pass."""
 
-    optimizer_s: float
-
-    host_s: float = 0.0
-    """Part of `microbatch_s` until the CPU had launched everything; the rest is waiting for the device."""
-
-    @property
-    def total_s(self) -> float:
-        """Seconds of the whole step."""
-        return self.microbatch_s + self.optimizer_s
-
-    def seconds_per_microbatch(self, microbatches_per_rank: int) -> float:
-        """Returns the seconds of a microbatch in a step of several, which share one optimizer update."""
-        return self.microbatch_s + self.optimizer_s / microbatches_per_rank
+def describe_shapes(shapes: Sequence[Shape], sampling_rate: int) -> str:
+    """Returns shapes as text, such as `12 x 20.0 s and 240 x 1.0 s`."""
+    return " and ".join(f"{cuts} x {samples / sampling_rate:.1f} s" for cuts, samples in shapes)
 
 
 class TrialStep:
@@ -80,8 +75,8 @@ class TrialStep:
         self.num_trained = sum(p.numel() for p in self._model.parameters() if p.requires_grad)
         """Number of trained parameters."""
 
-    def __call__(self, batch: AudioNoiseBatch) -> StepTime:
-        """Runs one step. The batch is first brought into the form in which the loader of a run yields it.
+    def __call__(self, batch: AudioNoiseBatch) -> float:
+        """Runs one step and returns its seconds. The batch is first brought into the form that a run's loader yields.
 
         Raises:
             TrainingError: The loss is not finite.
@@ -95,20 +90,13 @@ class TrialStep:
         self._model.on_before_backward(loss)
         self._model.backward(loss)
         self._model.on_after_backward()
-        host_s = time.perf_counter() - before
-        is_finite = bool(loss.isfinite())
-        self._wait()
-        between = time.perf_counter()
         self._optimizer.step()
         self._model.discard_step()
-        self._wait()
-        if not is_finite:
+        if not loss.isfinite():
             raise TrainingError("the loss is not finite. Check trainer.precision.")
-        return StepTime(microbatch_s=between - before, optimizer_s=time.perf_counter() - between, host_s=host_s)
-
-    def _wait(self) -> None:
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
+        return time.perf_counter() - before
 
 
 def noise_batch(shape: Shape) -> AudioNoiseBatch:
@@ -132,16 +120,80 @@ def noise_batch(shape: Shape) -> AudioNoiseBatch:
     )
 
 
-def make_trial_step(model: NestModel, data: NestDataModule, trainer: pl.Trainer) -> TrialStep:
-    """Returns a function that runs optimizer steps of a second model with the settings and in the form of a run."""
-    return trial_step_of(model.config, model.kernels, trainer, data.train_dataset.plan.config)
-
-
 def trial_step_of(config: NestConfig, kernels: Kernels, trainer: pl.Trainer, plan: PlanConfig) -> TrialStep:
-    """Returns the trial step of a run with these settings."""
+    """Returns the trial step of a run with these settings, in the form of the run."""
     form = run_form(config, kernels, trainer, plan)
     capture = None if form.why_no_graphs else CudaCapture()
     return TrialStep(config, trainer, forms=form.forms, capture=capture, num_shapes=form.forms.num_shapes or 1)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrialResult:
+    """The outcome of a trial."""
+
+    too_large: Shape | None
+    """The shape whose step does not fit into memory; None if all steps fit."""
+
+    peak_bytes: int
+    """Peak memory; 0 if the trial does not fit."""
+
+    allowed_bytes: int
+    """Memory that the steps were allowed to use: the limit without the margin; 0 if there was no limit."""
+
+    seconds: tuple[float, ...]
+    """Seconds of the second step of each shape, in the order of the shapes; fewer if one did not fit."""
+
+    error: str = ""
+    """Message of the allocation that failed, if this process made it."""
+
+
+def run_shapes(
+    make_step: Callable[[], TrialStep],
+    shapes: Sequence[Shape],
+    *,
+    device: torch.device,
+    allowed_bytes: int,
+    with_ddp: bool,
+    on_step: Callable[[], None] = lambda: None,
+) -> TrialResult:
+    """Runs two optimizer steps of each shape, in order, until one of them does not fit.
+
+    The first step of a shape allocates moments and gradients, and compiles; the second one needs them besides its
+    activations, and is captured if steps are graphs.
+
+    Args:
+        make_step: Builds the model, whose memory is a part of that of the trial.
+        shapes: The shapes, at least one.
+        device: The device of the steps.
+        allowed_bytes: Peak memory above which a shape does not fit; 0 if only a failed allocation counts.
+        with_ddp: Whether DDP's copy of the gradients is in memory.
+        on_step: Called after each step.
+    """
+    memory, seconds = PeakMemory(device), list[float]()
+
+    def result(too_large: Shape | None, error: str = "") -> TrialResult:
+        peak = 0 if too_large else memory.peak_bytes()
+        return TrialResult(
+            too_large=too_large, peak_bytes=peak, allowed_bytes=allowed_bytes, seconds=tuple(seconds), error=error
+        )
+
+    try:
+        step = make_step()
+        copy = torch.ones(step.num_trained if with_ddp else 0, device=device)
+        for shape in shapes:
+            for _ in range(2):
+                last_s = step(noise_batch(shape))
+                on_step()
+            if allowed_bytes and memory.peak_bytes() > allowed_bytes:
+                return result(shape)
+            seconds.append(last_s)
+        del copy
+        return result(None)
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        # The message only, because the traceback of the error keeps all tensors alive.
+        return result(shapes[len(seconds)], str(error) or type(error).__name__)
 
 
 @contextmanager

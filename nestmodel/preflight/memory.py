@@ -68,18 +68,15 @@ class PeakMemory:
         self._device = device
         self.reset()
 
-    def reset(self) -> bool:
-        """Starts a new measurement, and returns whether it did; if not, the peak is that since the process started."""
+    def reset(self) -> None:
+        """Starts a new measurement; if the system does not allow that, the peak is that since the process started."""
         gc.collect()
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats(self._device)
-            return True
-        if sys.platform == "linux":
+        elif sys.platform == "linux":
             with suppress(OSError):  # hardened containers forbid it
                 Path("/proc/self/clear_refs").write_text("5")
-                return True
-        return False
 
     def peak_bytes(self) -> int:
         """Returns the peak since the last reset."""

@@ -1,1 +1,0 @@
-"""Whether the steps of a run fit into memory: their check, and the largest batch budget that fits."""

@@ -1,1 +1,0 @@
-"""Figures of devices, loaders, stores and all-reduces; only errors say what to do."""

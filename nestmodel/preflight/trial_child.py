@@ -1,0 +1,216 @@
+"""Trials in a child process within a memory limit, one after another, so that running out of memory ends no search.
+
+A child whose trial did not fit is replaced before the next trial, because a failed allocation may leave fragmented
+memory behind. On a CPU, this process watches the resident memory of the child and ends it above the limit. A limit of
+the address space (RLIMIT_AS) would be wrong: torch reserves gigabytes that it never touches. On a GPU, torch's
+allocator enforces the limit.
+
+The child ends itself if this process ends, and is the first process that Linux ends if memory runs out.
+"""
+
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from functools import partial
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any
+
+import pytorch_lightning as pl
+import torch
+from lightning_fabric.plugins.environments.lightning import LightningEnvironment
+
+from nestdata import PlanConfig, last_error_line
+from nestmodel.config import NestConfig
+from nestmodel.errors import TrainingError
+from nestmodel.nn.gpu.forms import Kernels
+from nestmodel.preflight.memory import resident_bytes
+from nestmodel.preflight.trial import Shape, TrialResult, clean_up, run_shapes, trial_step_of
+
+_POLL_S = 0.01
+"""Interval at which the resident memory of a child is read."""
+
+_MAX_DETAIL = 300
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrialSettings:
+    """Settings that are the same for all trials of a search."""
+
+    model: NestConfig
+    kernels: Kernels
+    precision: str
+    device: str
+    """`cpu`, or a GPU such as `cuda:0`."""
+
+    num_threads: int
+    limit_bytes: int | None
+    """Memory of a trial, of which `margin` stays free. On a GPU, free memory is a limit as well; None sets no other."""
+
+    margin: float
+    """Share of the memory that a trial must leave free, in [0, 1)."""
+
+    timeout_s: float
+    """Longest time for the start of a child and its first step, and for each other step, in seconds."""
+
+    @property
+    def limit_of_cpu(self) -> int:
+        """What a trial on a CPU may use."""
+        assert self.limit_bytes is not None
+        return round(self.limit_bytes * (1 - self.margin))
+
+
+class TrialChild:
+    """Runs trials in a child process, which is started when it is needed. As a context, it ends the child."""
+
+    def __init__(self, settings: TrialSettings) -> None:
+        self._settings = settings
+        self._started = ExitStack()
+        self._child: subprocess.Popen[bytes] | None = None
+        self._output: IO[str]
+        self._connection: Connection
+
+    def __enter__(self) -> "TrialChild":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._end()
+
+    def run(self, plan: PlanConfig, shapes: Sequence[Shape]) -> TrialResult:
+        """Runs optimizer steps of each shape, as `run_shapes`, and returns whether all of them fit.
+
+        Args:
+            plan: Settings of the plan whose shapes these are.
+            shapes: The shapes, at least one.
+
+        Raises:
+            TrainingError: The child failed for a reason other than memory, or made no progress in time.
+        """
+        result = self._watch(self._child or self._start(), plan, shapes)
+        if result.too_large:
+            self._end()
+        return result
+
+    def _watch(self, child: "subprocess.Popen[bytes]", plan: PlanConfig, shapes: Sequence[Shape]) -> TrialResult:
+        """Runs a trial in the child. On a CPU, a child that needs too much memory is not waited for."""
+        settings, num_steps = self._settings, 0
+        is_on_cpu, deadline = settings.device == "cpu", time.monotonic() + settings.timeout_s
+        try:
+            self._connection.send((plan, shapes))
+            while not (is_on_cpu and resident_bytes(child.pid) > settings.limit_of_cpu):
+                if self._connection.poll(_POLL_S):
+                    match self._connection.recv():
+                        case TrialResult() as result:
+                            return result
+                        case str() as error:
+                            raise TrainingError(f"a trial step failed: {error}")
+                    num_steps, deadline = num_steps + 1, time.monotonic() + settings.timeout_s
+                elif time.monotonic() > deadline:
+                    raise TrainingError(
+                        f"a trial made no progress for {settings.timeout_s:g} s. Raise --timeout_s if a step, or the "
+                        "compilation of the blocks, takes longer."
+                    )
+        except (EOFError, OSError) as error:  # the child has ended
+            code = child.wait()
+            if not (is_on_cpu and code == -signal.SIGKILL):  # by Linux, which ran out of memory
+                raise TrainingError(f"a trial ended with exit code {code}: {_last_line(self._output)}") from error
+        # Without a finished step, the first shape is reported, even if the model itself does not fit.
+        shape = shapes[min(num_steps // 2, len(shapes) - 1)]
+        return TrialResult(too_large=shape, peak_bytes=0, allowed_bytes=settings.limit_of_cpu, seconds=())
+
+    def _start(self) -> "subprocess.Popen[bytes]":
+        here, there = Pipe()
+        self._connection = self._started.enter_context(here)
+        self._output = self._started.enter_context(tempfile.TemporaryFile("w+", errors="replace"))
+        command = [sys.executable, "-c", f"from {__name__} import main; main({there.fileno()})"]
+        with there:
+            child = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=self._output, stderr=self._output, pass_fds=[there.fileno()]
+            )
+        self._child = self._started.enter_context(child)
+        self._started.callback(child.kill)
+        with suppress(OSError):  # a child that has ended already is found when its first trial is sent
+            here.send(self._settings)
+        return child
+
+    def _end(self) -> None:
+        self._child = None
+        self._started.close()
+
+
+def _last_line(output: IO[str]) -> str:
+    output.seek(0)
+    lines = [line.strip() for line in output if line.strip()]
+    return lines[-1][:_MAX_DETAIL] if lines else "no message on standard error"
+
+
+def main(descriptor: int) -> None:
+    """Runs the trials that a connection describes, until it is closed.
+
+    Sends None after each step, and the result, or an error as text, after each trial.
+    """
+    connection = Connection(descriptor)
+    settings: TrialSettings = connection.recv()
+    with suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("1000")
+    device = torch.device(settings.device)
+    torch.set_num_threads(settings.num_threads)
+    allowed = _limit_gpu(settings, device) if device.type == "cuda" else settings.limit_of_cpu
+    while True:
+        try:
+            plan, shapes = connection.recv()
+        except (EOFError, OSError):  # the parent needs no further trial, or has ended
+            return
+        outcome: TrialResult | str
+        try:
+            outcome = _run(settings, device, allowed, plan, shapes, lambda: connection.send(None))
+        except Exception as error:
+            outcome = last_error_line(error)
+        connection.send(outcome)
+
+
+def _run(
+    settings: TrialSettings,
+    device: torch.device,
+    allowed: int,
+    plan: PlanConfig,
+    shapes: Sequence[Shape],
+    on_step: Callable[[], None],
+) -> TrialResult:
+    torch.compiler.reset()  # code for the shapes of earlier trials would count towards torch's limit
+    make_step = partial(trial_step_of, settings.model, settings.kernels, _trainer(settings, device), plan)
+    with clean_up(device):
+        # With DDP's copy of the gradients, so that a budget holds for any number of ranks.
+        return run_shapes(make_step, shapes, device=device, allowed_bytes=allowed, with_ddp=True, on_step=on_step)
+
+
+def _limit_gpu(settings: TrialSettings, device: torch.device) -> int:
+    """Makes torch enforce the limit of the memory, and returns it."""
+    torch.cuda.set_device(device)
+    free, total = torch.cuda.mem_get_info(device)
+    allowed = round(min(free, settings.limit_bytes or free) * (1 - settings.margin))
+    torch.cuda.set_per_process_memory_fraction(min(1.0, allowed / total), device)
+    return allowed
+
+
+def _trainer(settings: TrialSettings, device: torch.device) -> pl.Trainer:
+    precision: Any = settings.precision
+    return pl.Trainer(
+        accelerator="gpu" if device.type == "cuda" else "cpu",
+        devices=[device.index or 0] if device.type == "cuda" else 1,
+        precision=precision,
+        plugins=[LightningEnvironment()],  # ignores the cluster that this process may run on
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
