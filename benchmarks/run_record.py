@@ -63,10 +63,17 @@ def record(checkout: Path) -> dict[str, object]:
         run(data, commands, "prepare", demo / "speech.json", "-o", "speech.corpus")
         run(data, commands, "prepare", demo / "noise.json", "-o", "noise.corpus", "--pcm")
         run(
-            *(model, commands, "fit", "--config", "demo"),
-            *("--data.corpus", "speech.corpus", "--data.noise", "noise.corpus"),
-            *("--trainer.max_steps", STEPS, "--trainer.log_every_n_steps", 1, "--trainer.default_root_dir", "run"),
-            *("--trainer.accelerator", "cpu"),
+            *(model, commands, "fit", "speech.corpus", "--config", "demo", "--noise", "noise.corpus"),
+            *(
+                "--max-steps",
+                STEPS,
+                "--trainer.log-every-n-steps",
+                1,
+                "--output",
+                "run",
+                "--trainer.accelerator",
+                "cpu",
+            ),
         )
         (metrics,) = (work / "run").glob("version_*/metrics.csv")
         with metrics.open(newline="") as file:

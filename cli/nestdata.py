@@ -40,14 +40,16 @@ PROGRAM = Program(
                 "nestdata plan speech.corpus --config large --world-size 8",
                 "nestdata plan en.corpus sw.corpus --temperature 3 --picture plan.svg",
             ),
+            reads_config=True,
         ),
-        "sample-batch": Command(
-            "sample_batch:sample_batch",
-            "Inspect single training batches.",
+        "sample-batch preview": Command(
+            "sample_batch:preview_command",
+            "Show the first microbatch of a step and rank, as a run trains on it.",
             (
                 "nestdata sample-batch preview speech.corpus --noise noise.corpus",
                 "nestdata sample-batch preview --config run.yaml --step 1000 -o preview",
             ),
+            reads_config=True,
         ),
     },
     other_names={

@@ -9,33 +9,36 @@ PROGRAM = Program(
     help="Train, evaluate and convert NEST speech encoders.",
     commands={
         "fit": Command(
-            "fit:run",
+            "fit:fit_command",
             "Train a model on corpora, with the settings of a preset or a YAML file.",
             (
                 "nestmodel fit speech.corpus --config demo",
                 "nestmodel fit speech.corpus --noise noise.corpus -c small --max-steps 1000",
                 "nestmodel fit speech.corpus --config large --devices 8 -o runs/large --resume",
             ),
-            is_lightning=True,
+            reads_config=True,
+            starts_ranks=True,
         ),
         "validate": Command(
-            "fit:run",
+            "fit:validate_command",
             "Evaluate a checkpoint on the validation corpus.",
             (
                 "nestmodel validate speech.corpus --val-corpus val.corpus --config small \\\n"
                 "    --ckpt-path last -o runs/small",
                 "nestmodel validate --config runs/small/version_0/config.yaml --ckpt-path last",
             ),
-            is_lightning=True,
+            reads_config=True,
+            starts_ranks=True,
         ),
         "preflight": Command(
-            "fit:run",
+            "fit:preflight_command",
             "Check ranks, disks, audio, memory and network with the options of fit.",
             (
                 "nestmodel preflight speech.corpus --config large --devices 8",
                 "nestmodel preflight speech.corpus --config large --find-budget",
             ),
-            is_lightning=True,
+            reads_config=True,
+            starts_ranks=True,
         ),
         "presets": Command(
             "presets:presets_command",
@@ -50,13 +53,20 @@ PROGRAM = Program(
                 "nestmodel features last.ckpt speech.corpus -o speech.features --layers all",
             ),
         ),
-        "probe": Command(
-            "probe:probe_command",
-            "Evaluate what the encoder has learned, beside an untrained encoder and log-mels.",
-            (
-                "nestmodel probe last.ckpt speech.corpus --label language",
-                "nestmodel probe last.ckpt train.json --test test.json --task ctc -o probe",
-            ),
+        "probe label": Command(
+            "probe:probe_label_command",
+            "Predict a label from the encoder, beside an untrained encoder and log-mels.",
+            ("nestmodel probe label last.ckpt speech.corpus --label language",),
+        ),
+        "probe characters": Command(
+            "probe:probe_characters_command",
+            "Recognise characters from the encoder, beside an untrained encoder and log-mels.",
+            ("nestmodel probe characters last.ckpt train.json --test test.json -o probe",),
+        ),
+        "average": Command(
+            "average:average_command",
+            "Average the weights of several checkpoints.",
+            ("nestmodel average runs/small/version_0/checkpoints/step_*.ckpt -o mean.ckpt",),
         ),
         "import": Command(
             "import_model:import_command",

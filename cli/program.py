@@ -5,7 +5,6 @@ torch nor Lhotse. Errors that a user can fix are printed as one line on stderr; 
 them are shown without their secrets.
 """
 
-import contextlib
 import difflib
 import errno
 import importlib
@@ -18,13 +17,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Annotated, Any, cast
+from typing import Any
 
-import typer
-
-from .arguments.completion import COMPLETION_OPTIONS, TYPER_TAKES_SHELL, LightningCommand, completed_command
-from .arguments.errors import UsageError
-from .arguments.settings import short_option
+from .parsing import UsageError, parse, print_completion
 
 DISTRIBUTION = "nest-pretrain"
 
@@ -32,11 +27,9 @@ EXIT_ERROR = 1
 EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130
 
+_COMPLETION = "--print-completion"
 _WAIT_FOR_RANK_0_S = 10.0
 """Seconds that the other ranks leave to rank 0 to print a mistake that they have found as well."""
-
-# Typer's class for all wrong usage is not exported; its subclass is.
-_TyperUsageError = cast(type[Exception], typer.BadParameter.__mro__[1])
 
 
 @dataclass(frozen=True)
@@ -44,8 +37,7 @@ class Command:
     """One command, as the program's help shows it and before its module is imported."""
 
     target: str
-    """`module:name` in `nestcli.commands`: a function for Typer, a `typer.Typer` with subcommands, or, if Lightning
-    parses the arguments, a function that takes them and returns the exit code."""
+    """`module:name` in `nestcli.commands`: a function whose parameters are the options."""
 
     help: str
     """One line for the program's help."""
@@ -53,18 +45,23 @@ class Command:
     examples: tuple[str, ...] = ()
     """Command lines, which the help of the command shows."""
 
-    is_lightning: bool = False
-    """Whether Lightning parses the arguments."""
+    reads_config: bool = False
+    """Whether configurations give the defaults of its options: the target then takes the words of the command line, and
+    returns the function."""
+
+    starts_ranks: bool = False
+    """Whether its process may be one of several ranks, and ends on signals with the exit codes of a run."""
 
     @property
-    def epilog(self) -> str | None:
-        """The examples as Typer shows them, without breaking lines."""
-        return "\b\nExamples:\n" + "\n".join(f"  {example}" for example in self.examples) if self.examples else None
+    def about(self) -> str:
+        """What the command does, with its examples."""
+        return "\n".join([self.help, "", "Examples:", *(f"  {line}" for line in self.examples)])
 
-    def load(self) -> Any:
-        """Imports the target."""
+    def load(self, arguments: Sequence[str]) -> Callable[..., Any]:
+        """Imports the target, and returns the function for a command line."""
         module, name = self.target.split(":")
-        return getattr(importlib.import_module(f"{__package__}.commands.{module}"), name)
+        target: Callable[..., Any] = getattr(importlib.import_module(f"{__package__}.commands.{module}"), name)
+        return target(arguments) if self.reads_config else target
 
 
 @dataclass(frozen=True)
@@ -87,130 +84,74 @@ class Program:
             The exit code: 0 for success, 1 for a problem that the printed line explains, 2 for wrong usage or
             configuration, 130 after Ctrl-C. A command may return others.
         """
-        arguments = list(sys.argv[1:] if argv is None else argv)
-        completed = completed_command(self.name)
-        called = self.commands.get(completed or (arguments[0] if arguments else ""))
+        words = list(sys.argv[1:] if argv is None else argv)
         try:
-            if completed is None:
-                if not arguments:
-                    with contextlib.redirect_stdout(sys.stderr):
-                        self.run(["--help"])
-                    return EXIT_USAGE
-                if called is None and not arguments[0].startswith("-"):
-                    raise UsageError(self._unknown_command(arguments[0]))
-                if called is not None and called.is_lightning:
-                    return _run_lightning(called, arguments)
-                if arguments[0] in COMPLETION_OPTIONS and len(arguments) == 2:
-                    os.environ[TYPER_TAKES_SHELL] = "1"
-            result = self._app(called)(args=arguments, prog_name=self.name, standalone_mode=False)
-        except (KeyboardInterrupt, typer.Abort):
+            result = self._run(words)
+            sys.stdout.flush()
+        except SystemExit as end:
+            if end.code is None or isinstance(end.code, int):
+                return end.code or 0
+            return _fail(end.code, EXIT_ERROR)
+        except KeyboardInterrupt:
             return _fail("interrupted", EXIT_INTERRUPTED)
-        except _TyperUsageError as error:
-            return _fail(self._usage_line(error), EXIT_USAGE)
+        except BrokenPipeError:  # of `| head`
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return EXIT_ERROR
         except Exception as error:
-            if _is_left_to_rank_0(error):
-                time.sleep(_WAIT_FOR_RANK_0_S)  # launchers end all ranks when one has failed
-                return EXIT_USAGE
             if _is_usage(error):
-                return _fail(_message(error), EXIT_USAGE)
+                return _fail_as_rank(_message(error))
             if isinstance(error, OSError) and _is_of_a_users_file(error):
                 return _fail(_file_message(error), EXIT_ERROR)
             if not _is_explained(error):
                 sys.excepthook = _print_traceback
                 raise
             return _fail(_message(error), EXIT_ERROR)
-        if result == EXIT_INTERRUPTED:  # Typer turns Ctrl-C into this result.
-            return _fail("interrupted", EXIT_INTERRUPTED)
         return result if isinstance(result, int) else 0
 
-    def _app(self, called: Command | None) -> typer.Typer:
-        """Returns a Typer application in which only the called command is loaded; the others only show their help."""
-        app = typer.Typer(
-            pretty_exceptions_enable=False,
-            rich_markup_mode=None,
-            context_settings={"help_option_names": ["-h", "--help"], "token_normalize_func": short_option},
-        )
-        app.callback(help=self.help)(self._options())
-        for name, command in self.commands.items():
-            target = command.load() if command is called and not command.is_lightning else _no_command
-            # A short help that is given is not cut off to 45 characters.
-            about: dict[str, Any] = {"name": name, "help": command.help, "short_help": command.help}
-            about["epilog"] = command.epilog
-            if isinstance(target, typer.Typer):
-                for subcommand in target.registered_commands:
-                    subcommand.epilog = command.epilog
-                app.add_typer(target, **about)
-            elif command.is_lightning:
-                # Completion sees all words of the line as arguments.
-                anything = {"ignore_unknown_options": True, "allow_extra_args": True}
-                app.command(**about, cls=LightningCommand, context_settings=anything)(target)
-            else:
-                app.command(**about)(target)
-        return app
+    def _run(self, words: list[str]) -> Any:
+        if not words or words[0] in ("-h", "--help"):
+            print(self._overview(), file=sys.stdout if words else sys.stderr)
+            return 0 if words else EXIT_USAGE
+        if words == ["--version"]:
+            print(f"{self.name} {importlib.metadata.version(DISTRIBUTION)}")
+            return 0
+        if words[0] == _COMPLETION:
+            functions = {name: command.load(["--help"]) for name, command in self.commands.items()}
+            return print_completion(functions, self.name, language=words[1] if len(words) > 1 else "bash")
+        name = next((name for name in self.commands if words[: name.count(" ") + 1] == name.split()), None)
+        if name is None:
+            raise UsageError(self._unknown_command(" ".join(words[:2])))
+        command, arguments = self.commands[name], words[name.count(" ") + 1 :]
+        if command.starts_ranks:
+            from nestmodel.training.stopping.exit_codes import leave_on_signals
 
-    def _unknown_command(self, name: str) -> str:
+            leave_on_signals()
+        return parse(command.load(arguments), arguments, prog=f"{self.name} {name}", about=command.about)
+
+    def _overview(self) -> str:
+        width = max(map(len, self.commands)) + 2
+        return "\n".join(
+            [
+                f"usage: {self.name} COMMAND [OPTIONS]",
+                "",
+                self.help,
+                "",
+                "commands:",
+                *(f"  {name:{width}}{command.help}" for name, command in self.commands.items()),
+                "",
+                "options:",
+                f"  {'-h, --help':{width}}Show this, or the options of a command.",
+                f"  {'--version':{width}}Show the version.",
+                f"  {_COMPLETION} SHELL: print a script for bash, zsh or tcsh that completes command lines.",
+            ]
+        )
+
+    def _unknown_command(self, typed: str) -> str:
+        name = typed.split()[0]
         names = {**{command: command for command in self.commands}, **self.other_names}
-        near = difflib.get_close_matches(name, names, n=1)
+        near = difflib.get_close_matches(typed, names, n=1) or difflib.get_close_matches(name, names, n=1)
         hint = f" Did you mean '{names[near[0]]}'?" if near else ""
         return f"No such command '{name}'.{hint} See `{self.name} --help`."
-
-    def _options(self) -> Callable[..., None]:
-        def show_version(is_set: bool) -> None:
-            if is_set:
-                print(f"{self.name} {importlib.metadata.version(DISTRIBUTION)}")
-                raise typer.Exit
-
-        option = typer.Option("--version", callback=show_version, is_eager=True, help="Show the version and exit.")
-
-        def options(version: Annotated[bool, option] = False) -> None:
-            del version  # its callback has run
-
-        return options
-
-    def _usage_line(self, error: Any) -> str:
-        command = error.ctx.command_path if error.ctx else self.name
-        message = _one_line(error.format_message()).replace(": Value error, ", ": ")  # words of the library
-        return f"{message}{'' if message.endswith(('.', '?')) else '.'} See `{command} --help`."
-
-
-def _run_lightning(command: Command, arguments: list[str]) -> int:
-    """Runs a command whose arguments Lightning parses. Signals are handled even while torch is being imported.
-
-    Until the ranks connect to each other, every rank finds the same mistakes of usage and configuration: rank 0 alone
-    prints them.
-    """
-    from .arguments.dialect import HELP, translate
-
-    if not {*HELP}.isdisjoint(arguments):
-        from .arguments.short_help import short_help
-
-        print(short_help(arguments[0], command.help, command.examples, arguments[1:]))
-        return 0
-
-    from nestmodel.training.starting.origin import is_first_rank
-    from nestmodel.training.starting.startup import watch_startup
-
-    is_starting = True
-    try:
-        translated = translate(arguments)
-        with watch_startup() as watch:
-            try:
-                return cast(int, command.load()(translated))
-            finally:
-                is_starting = watch.is_active
-    except Exception as error:
-        if not (_is_usage(error) and is_starting and not is_first_rank()) or _is_left_to_rank_0(error):
-            raise
-        message = _message(error)
-    # Launchers end all ranks when one has failed: rank 0 may not have come to this error yet. Those that do not end
-    # them need the line of a rank that alone has the mistake.
-    time.sleep(_WAIT_FOR_RANK_0_S)
-    print(f"another rank than the first: {message}", file=sys.stderr)
-    return EXIT_USAGE
-
-
-def _no_command() -> None:
-    """Placeholder for a command that is not called."""
 
 
 def _is_usage(error: Exception) -> bool:
@@ -225,12 +166,18 @@ def _is_usage(error: Exception) -> bool:
     return isinstance(error, (UsageError, ConfigError, GuardError, *refused))
 
 
-def _is_left_to_rank_0(error: Exception) -> bool:
-    """Returns whether an error is one that every rank finds, and this process is not the first rank."""
-    from nestmodel.errors import LaunchError
+def _fail_as_rank(message: str) -> int:
+    """Prints a mistake of usage, and returns the exit code.
+
+    Every rank finds the same mistakes, and rank 0 prints them: launchers end all ranks when one has failed. A rank that
+    is still there after a while alone has the mistake.
+    """
     from nestmodel.training.starting.origin import is_first_rank
 
-    return isinstance(error, LaunchError) and not is_first_rank()
+    if not is_first_rank():
+        time.sleep(_WAIT_FOR_RANK_0_S)
+        message = f"another rank than the first: {message}"
+    return _fail(message, EXIT_USAGE)
 
 
 def _is_explained(error: Exception) -> bool:

@@ -13,7 +13,6 @@ from .batch.batch import Microbatch as Microbatch
 from .batch.batch import MicrobatchKey as MicrobatchKey
 from .batch.dataset import AudioNoiseDataset as AudioNoiseDataset
 from .batch.loader import BatchLoader as BatchLoader
-from .batch.loader import StartMethod as StartMethod
 from .batch.loader import microbatches as microbatches
 from .batch.mix import Mix as Mix
 from .batch.mix import MixConfig as MixConfig
@@ -27,7 +26,6 @@ from .batch.preview import preview_rows as preview_rows
 from .batch.preview import write_preview as write_preview
 from .batch.remote import RemoteConfig as RemoteConfig
 from .batch.remote import RemoteStats as RemoteStats
-from .batch.rows import ShortAudio as ShortAudio
 from .batch.worker import start_fork_server as start_fork_server
 from .corpus.addresses import Address as Address
 from .corpus.addresses import Shard as Shard
@@ -44,6 +42,8 @@ from .errors import PlanError as PlanError
 from .errors import StorageError as StorageError
 from .errors import last_error_line as last_error_line
 from .input_format import InputFormat as InputFormat
+from .options import ShortAudio as ShortAudio
+from .options import StartMethod as StartMethod
 from .output import output_directory as output_directory
 from .output import output_file as output_file
 from .pack.config import PackCodec as PackCodec

@@ -1,8 +1,6 @@
 """Checks that configuration dataclasses call on construction, and the hint for a misspelled name.
 
 Every failed check raises ConfigError, with one message format: the field, its value, and the expected value.
-Configurations that jsonargparse parses are frozen but have no slots: it reads the defaults of nested dataclasses from
-`__dict__`.
 """
 
 import difflib

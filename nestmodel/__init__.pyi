@@ -110,6 +110,9 @@ from .evaluate.text import (
     normalise_text as normalise_text,
 )
 from .formats.conversion import (
+    average_models as average_models,
+)
+from .formats.conversion import (
     export_model as export_model,
 )
 from .formats.conversion import (
@@ -170,9 +173,6 @@ from .options import (
     WeightParts as WeightParts,
 )
 from .preflight.budget import (
-    BudgetConfig as BudgetConfig,
-)
-from .preflight.budget import (
     BudgetReport as BudgetReport,
 )
 from .preflight.budget import (
@@ -180,6 +180,12 @@ from .preflight.budget import (
 )
 from .preflight.budget import (
     find_budget as find_budget,
+)
+from .preflight.config import (
+    BudgetConfig as BudgetConfig,
+)
+from .preflight.config import (
+    PreflightConfig as PreflightConfig,
 )
 from .preflight.report import (
     CheckReport as CheckReport,
@@ -191,10 +197,27 @@ from .preflight.report import (
     PreflightReport as PreflightReport,
 )
 from .preflight.run import (
-    PreflightConfig as PreflightConfig,
-)
-from .preflight.run import (
     run_preflight as run_preflight,
+)
+from .run import fit as fit
+from .run import validate as validate
+from .run_config import (
+    CheckpointConfig as CheckpointConfig,
+)
+from .run_config import (
+    DataConfig as DataConfig,
+)
+from .run_config import (
+    GuardConfig as GuardConfig,
+)
+from .run_config import (
+    ModelConfig as ModelConfig,
+)
+from .run_config import (
+    RunConfig as RunConfig,
+)
+from .run_config import (
+    TrainerConfig as TrainerConfig,
 )
 from .training.callbacks.curves import Curves as Curves
 from .training.callbacks.health import (
@@ -227,12 +250,14 @@ __all__ = [
     "BudgetTrial",
     "CheckReport",
     "CheckResult",
+    "CheckpointConfig",
     "Checkpoints",
     "ConfigError",
     "ConformerEncoder",
     "CtcProbeConfig",
     "CtcProbeReport",
     "Curves",
+    "DataConfig",
     "EncoderConfig",
     "EncoderOutput",
     "ErrorCounts",
@@ -245,11 +270,13 @@ __all__ = [
     "FeatureConfig",
     "FeatureType",
     "FileFormat",
+    "GuardConfig",
     "Health",
     "HiddenStates",
     "LossStats",
     "MaskConfig",
     "Masks",
+    "ModelConfig",
     "NestConfig",
     "NestDataModule",
     "NestModel",
@@ -268,16 +295,19 @@ __all__ = [
     "Progress",
     "QuantizerConfig",
     "RejectedUtterance",
+    "RunConfig",
     "SkippedStepWarning",
     "StallGuard",
     "StreamingEncoder",
     "Throughput",
+    "TrainerConfig",
     "TrainingError",
     "UnhealthyTrainingWarning",
     "Utterance",
     "WeightParts",
     "WeightReport",
     "WeightsError",
+    "average_models",
     "config_from_nemo",
     "count_errors",
     "encode",
@@ -286,6 +316,7 @@ __all__ = [
     "export_model",
     "extract_features",
     "find_budget",
+    "fit",
     "import_model",
     "iterate_features",
     "load_network",
@@ -303,4 +334,5 @@ __all__ = [
     "run_preflight",
     "run_probe",
     "save_network",
+    "validate",
 ]

@@ -57,6 +57,9 @@ def preset_path(name: str) -> Path:
     return _PRESETS / f"{name}.yaml"
 
 
+_MAX_RATE = 0.1
+"""Largest learning rate of AdamW that is not the factor of another schedule."""
+
 _share = partial(require_share, below_one=True)
 
 
@@ -294,13 +297,19 @@ class EncoderConfig:
 @with_field_docs
 @dataclass(frozen=True, kw_only=True)
 class OptimizerConfig:
-    """AdamW with the Noam schedule."""
+    """AdamW and its learning rate."""
 
     lr: float = 5.0
-    """Factor of the Noam schedule, not a rate.
+    """With the schedule `noam` a factor, not a rate; with the others the largest learning rate.
 
-    The learning rate also depends on the step, `warmup_steps` and the width of the encoder: see
-    `nestmodel.training.schedule.noam_lr`."""
+    With `noam`, the rate also depends on the width of the encoder: see `nestmodel.training.schedule.learning_rate`."""
+
+    schedule: Literal["noam", "cosine", "wsd"] = "noam"
+    """How the rate changes after the warm-up: as in NEST; or to `min_lr` at the last step, by a cosine or, after it was
+    constant, by a line (`wsd`)."""
+
+    decay_share: float = 0.2
+    """With `wsd`: share of `trainer.max_steps` in which the rate falls, in (0, 1]."""
 
     betas: tuple[float, float] = (0.9, 0.98)
     """Decay rates of AdamW's two moments, each in [0, 1)."""
@@ -312,7 +321,7 @@ class OptimizerConfig:
     """Optimizer steps in which the rate rises."""
 
     min_lr: float = 1e-6
-    """Lower bound of the learning rate after the warm-up."""
+    """Lower bound of the learning rate after the warm-up; with `cosine` and `wsd`, that of the last step."""
 
     max_skipped_steps: int = 10
     """Maximum number of consecutive steps skipped for a non-finite loss or gradient; one more ends the run."""
@@ -320,7 +329,10 @@ class OptimizerConfig:
     __repr__ = changed_fields
 
     def __post_init__(self) -> None:
-        require(self.lr > 0.0, "optimizer.lr", self.lr, "a positive factor")
+        require(self.lr > 0.0, "optimizer.lr", self.lr, "a positive number")
+        expected = f"a learning rate of at most {_MAX_RATE:g} with schedule {self.schedule}, such as 1e-3"
+        require(self.schedule == "noam" or self.lr <= _MAX_RATE, "optimizer.lr", self.lr, expected)
+        require(0.0 < self.decay_share <= 1.0, "optimizer.decay_share", self.decay_share, "a share in (0, 1]")
         require(all(0.0 <= beta < 1.0 for beta in self.betas), "optimizer.betas", self.betas, "two rates in [0, 1)")
         require_at_least(0, "optimizer", self, "weight_decay", "min_lr", "max_skipped_steps")
         require_at_least(1, "optimizer", self, "warmup_steps")

@@ -16,3 +16,9 @@ FileFormat = Literal["npy", "safetensors"]
 
 FeatureType = Literal["float32", "float16"]
 """Number type of extracted features."""
+
+Kernels = Literal["auto", "torch"]
+"""The setting `model.kernels`: `auto` is `default_forms` of the device, `torch` is operations of PyTorch."""
+
+TrackerName = Literal["csv", "tensorboard", "wandb", "mlflow"]
+"""Where `fit` logs metrics."""

@@ -2,7 +2,8 @@
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import is_dataclass
+from dataclasses import fields, is_dataclass
+from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -20,18 +21,37 @@ def build(cls: type[ConfigT], mapping: object, where: str) -> ConfigT:
     for key in mapping:
         if key not in hints:
             hint = nearest_name_hint(str(key), hints)
-            raise ConfigError(f"{where}.{key} is unknown{hint}. The fields are {', '.join(hints)}.")
-    values = {key: convert(value, hints[key], f"{where}.{key}") for key, value in mapping.items()}
+            raise ConfigError(f"{_below(where, key)} is unknown{hint}. The fields are {', '.join(hints)}.")
+    values = {key: convert(value, hints[key], _below(where, key)) for key, value in mapping.items()}
     try:
         return cls(**values)
     except TypeError as error:
-        raise ConfigError(f"{where} is incomplete: {error}.") from error
+        raise ConfigError(f"{where or cls.__name__} is incomplete: {error}.") from error
+
+
+def to_plain(value: object) -> Any:
+    """Returns a dataclass as nested mappings, lists, texts and numbers, which YAML holds and `build` takes back."""
+    if is_dataclass(value) and not isinstance(value, type):
+        return {part.name: to_plain(getattr(value, part.name)) for part in fields(value)}
+    if isinstance(value, Mapping):
+        return {str(key): to_plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [to_plain(item) for item in value]
+    return str(value) if isinstance(value, Path) else value
 
 
 def convert(value: object, hint: Any, where: str) -> Any:
     """Checks a plain YAML value against an annotation; converts integers to floats and lists to tuples if needed."""
+    if hint is Any:
+        return value
     if is_dataclass(hint) and isinstance(hint, type):
         return build(hint, value, where)
+    if hint in (str, Path) and isinstance(value, str | Path):
+        return hint(value)
+    if get_origin(hint) is dict and isinstance(value, Mapping):
+        return dict(value)
+    if get_origin(hint) is list and isinstance(value, Sequence) and not isinstance(value, str):
+        return [convert(item, get_args(hint)[0], where) for item in value]
     if hint is float and type(value) in (int, float):
         return float(value)  # type: ignore[arg-type]  # the line above leaves int or float
     if hint in (int, bool) and type(value) is hint:
@@ -41,6 +61,9 @@ def convert(value: object, hint: Any, where: str) -> Any:
     if hint is NoneType and value is None:
         return None
     if get_origin(hint) in (Union, UnionType):
+        classes = [part for part in get_args(hint) if is_dataclass(part) and isinstance(part, type)]
+        if isinstance(value, Mapping) and len(classes) == 1:
+            return build(classes[0], value, where)
         for part in get_args(hint):
             with suppress(ConfigError):
                 return convert(value, part, where)
@@ -51,9 +74,15 @@ def convert(value: object, hint: Any, where: str) -> Any:
         if len(parts) == len(value):
             return tuple(convert(part, part_hint, where) for part, part_hint in zip(value, parts, strict=True))
     # YAML 1.1 reads 1e-5 as a string, although it looks like a number.
-    is_number = isinstance(value, str) and get_origin(hint) not in (Literal, Union, UnionType)
+    is_number = isinstance(value, str) and hint in (int, float)
     advice = " Write numbers with a point, such as 1.0e-5." if is_number else ""
+    if str in (hint, *get_args(hint)) and isinstance(value, int | float):
+        advice = " Put text in quotes."
     raise ConfigError(f"{where} is {value!r}: expected {_described(hint)}.{advice}")
+
+
+def _below(where: str, key: object) -> str:
+    return f"{where}.{key}" if where else str(key)
 
 
 def _described(hint: Any) -> str:

@@ -131,7 +131,7 @@ def test_private_names_of_lightning_are_used_in_one_module_only() -> None:
     [
         "trainer._logger_connector.update_train_step_metrics()",
         "getattr(trainer, '_val_check_time_interval', None)",
-        "class Command(LightningCLI):\n    def settings(self):\n        return self._get(self.config_init, 'trainer')",
+        "class Handler(Callback):\n    def setup(self, trainer):\n        return trainer._get('trainer')",
         "from pytorch_lightning.trainer.connectors.signal_connector import _SignalConnector",
         "import lightning_fabric._private",
     ],

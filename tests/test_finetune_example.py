@@ -46,14 +46,16 @@ def pretrain_and_export(corpus: Path, directory: Path) -> Path:
     small = {"d_model": 32, "num_heads": 2, "num_layers": 2, "subsampling_factor": 8, "subsampling_channels": 8}
     less_dropout = {"dropout": 0.0, "dropout_pre_encoder": 0.0}
     flags = {
-        "data.corpus": corpus,
-        "data.noise": directory / "noise.corpus",
+        "noise": directory / "noise.corpus",
         "trainer.max_steps": 2,
         "trainer.accelerator": "cpu",
-        "trainer.default_root_dir": directory / "run",
+        "output": directory / "run",
         **{f"model.config.encoder.{name}": value for name, value in {**small, **less_dropout}.items()},
     }
-    assert nestmodel(["fit", "--config", "demo", *(f"--{name}={value}" for name, value in flags.items())]) == 0
+    assert (
+        nestmodel(["fit", str(corpus), "--config", "demo", *(f"--{name}={value}" for name, value in flags.items())])
+        == 0
+    )
     checkpoint = directory / "run" / "version_0" / "checkpoints" / "last.ckpt"
     assert nestmodel(["export", str(checkpoint), "--to", "huggingface", "-o", str(directory / "encoder")]) == 0
     return directory / "encoder"

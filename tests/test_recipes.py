@@ -17,10 +17,9 @@ import torch
 import yaml
 
 from benchmarks.librispeech_layout import OTHERS, TRAIN, read_groups, write_layout
-from nestcli.arguments.run_config import RunData
 from nestcli.nestdata import main as nestdata
 from nestcli.nestmodel import main as nestmodel
-from nestmodel import NestConfig, NestModel
+from nestmodel import NestConfig, NestModel, RunConfig
 from nestmodel.formats.nemo_archive import write_nemo
 from tests.extras import needs
 from tests.scripts import load_script
@@ -89,7 +88,7 @@ def test_the_recipe_for_librispeech_runs_from_the_unpacked_archives_to_error_rat
 
 @pytest.mark.parametrize(("num_gpus", "num_microbatches"), [(1, 8), (8, 8), (64, 64)])
 def test_every_configuration_has_the_same_audio_in_a_step(num_gpus: int, num_microbatches: int) -> None:
-    plan = RunData.read(["large", str(LIBRISPEECH / f"gpus_{num_gpus}.yaml")]).plan_config()
+    plan = RunConfig.read(["large", LIBRISPEECH / f"gpus_{num_gpus}.yaml"]).data.plan
     assert plan.microbatches_per_step == num_microbatches
     assert plan.microbatches_per_step * plan.max_batch_seconds == 16_000
     assert plan.microbatches_per_step % num_gpus == 0

@@ -9,7 +9,16 @@ import pytorch_lightning as pl
 import torch
 
 from nestdata import AudioNoiseBatch, MicrobatchKey, MixConfig, PlanConfig, RemoteConfig
-from nestmodel import EncoderConfig, MaskConfig, NestConfig, NestDataModule, NestModel, OptimizerConfig, QuantizerConfig
+from nestmodel import (
+    DataConfig,
+    EncoderConfig,
+    MaskConfig,
+    NestConfig,
+    NestDataModule,
+    NestModel,
+    OptimizerConfig,
+    QuantizerConfig,
+)
 from nestmodel.training.step_limits import ends_step
 from tests.conftest import MessyCorpora
 
@@ -33,7 +42,15 @@ def messy_data(
 ) -> NestDataModule:
     plan = PlanConfig(max_batch_seconds=10.0, microbatches_per_step=microbatches_per_step)
     return NestDataModule(
-        corpora.speech, corpora.noise, corpora.speech, plan, MixConfig(prob=0.8), num_workers=num_workers, remote=remote
+        DataConfig(
+            corpora.speech,
+            corpora.noise,
+            corpora.speech,
+            plan,
+            MixConfig(prob=0.8),
+            num_workers=num_workers,
+            remote=remote,
+        )
     )
 
 

@@ -17,7 +17,8 @@ from pathlib import Path
 
 REPOSITORY = Path(__file__).parents[1]
 SETTINGS = """\
-trainer: {max_steps: 2, accelerator: cpu, limit_val_batches: 0, default_root_dir: run}
+output: run
+trainer: {max_steps: 2, accelerator: cpu}
 data: {plan: {max_batch_seconds: 4.0, microbatches_per_step: 1}, num_workers: 0}
 model:
   config:
@@ -62,7 +63,7 @@ def main(wheel: Path) -> None:
         Path(directory, "tiny.yaml").write_text(SETTINGS)
         run("nestdata", "prepare", "audio", "-o", "speech.corpus")
         run("nestdata", "sample-batch", "preview", "speech.corpus", "--max-batch-seconds", "4", "-o", "preview")
-        run("nestmodel", "fit", "--config", "tiny.yaml", "--data.corpus", "speech.corpus")
+        run("nestmodel", "fit", "speech.corpus", "--config", "tiny.yaml")
         (checkpoint,) = Path(directory, "run").rglob("*.ckpt")
         run("nestmodel", "features", checkpoint, "audio", "-o", "features", "--format", "npy")
         for path in ("speech.corpus/report.html", "preview/index.html", "features"):

@@ -22,9 +22,9 @@ FOLDER = REPOSITORY / ".gpu"
 OURS, NEMO = FOLDER / "wheels", FOLDER / "wheels-nemo"
 
 OUR_WHEELS = """
-audiomentations audioread beartype cffi cytoolz decorator docstring-parser intervaltree jsonargparse lhotse librosa
+audiomentations audioread beartype cffi cytoolz decorator docstring-parser intervaltree lhotse librosa
 lilcom==1.8.2 miniaudio numpy-minmax numpy-rms orjson platformdirs pooch pycparser pyte python-stretch soundfile soxr
-typeshed-client wcwidth
+typeguard tyro wcwidth
 """.split()
 """Their versions are those of constraints.txt, if they are there."""
 

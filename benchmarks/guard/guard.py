@@ -26,7 +26,7 @@ from benchmarks.harness.arguments import benchmark_parser
 from benchmarks.harness.report import Report, machine, versions
 from benchmarks.harness.rounds import run_rounds, spread
 from nestdata import PlanConfig
-from nestmodel import EncoderConfig, NestConfig, NestDataModule, NestModel, StallGuard
+from nestmodel import DataConfig, EncoderConfig, GuardConfig, NestConfig, NestDataModule, NestModel, StallGuard
 
 QUICK = ["{corpus}", "{noise_corpus}", "--quick", "--seconds", "10"]
 CONFIG = NestConfig(encoder=EncoderConfig(d_model=64, num_heads=4, num_layers=2, subsampling_channels=32))
@@ -139,16 +139,18 @@ def _pair(arguments: argparse.Namespace, num_workers: int, meter: Meter, directo
 def _train(arguments: argparse.Namespace, num_workers: int, directory: Path, *, enabled: bool) -> list[float]:
     clock = Clock()
     data = NestDataModule(
-        arguments.corpus,
-        arguments.noise,
-        plan=PlanConfig(max_batch_seconds=arguments.seconds, microbatches_per_step=1),
-        num_workers=num_workers,
+        DataConfig(
+            arguments.corpus,
+            arguments.noise,
+            plan=PlanConfig(max_batch_seconds=arguments.seconds, microbatches_per_step=1),
+            num_workers=num_workers,
+        )
     )
     pl.Trainer(
         accelerator="cpu",
         devices=1,
         max_steps=arguments.steps,
-        callbacks=[clock, StallGuard(enabled=enabled)],
+        callbacks=[clock, StallGuard(GuardConfig(enabled=enabled))],
         logger=False,
         enable_checkpointing=False,
         enable_progress_bar=False,

@@ -120,11 +120,11 @@ def contexts(checkpoint: Path) -> list[str]:
 
 
 def _score(output: Path, arguments: argparse.Namespace, language: str, model: Model, has_baselines: bool) -> None:
-    baselines = "" if has_baselines else "--baselines none"
+    baselines = "" if has_baselines else "--baselines"
     context = f"--context={model.context}" if model.context else ""
     task = (
         f"{model.letter}.ckpt {language}-train.json --test {language}-test.json --group-by {arguments.group_by} "
-        f"--task ctc {context} {baselines} {QUICK_HEADS if arguments.quick else ''} {arguments.probe_options}"
+        f"{context} {baselines} {QUICK_HEADS if arguments.quick else ''} {arguments.probe_options}"
     )
     run_probe(output, model.folder(language), task)
 

@@ -68,8 +68,8 @@ def main() -> int:
         checkpoint = _continue(arguments, output / f"run-{number}", run) if run.lr else arguments.start[run.seed]
         for language, *_ in arguments.language:
             task = (
-                f"{shlex.quote(str(checkpoint))} {language}-train.json --test {language}-test.json --task ctc "
-                f"--baselines none --group-by {arguments.group_by} {arguments.probe_options}"
+                f"{shlex.quote(str(checkpoint))} {language}-train.json --test {language}-test.json "
+                f"--baselines --group-by {arguments.group_by} {arguments.probe_options}"
             )
             run_probe(output, f"probe-{number}-{language}", task)
         print(f"run {number + 1} of {len(order)}: {time.monotonic() - began:.0f} s", flush=True)
@@ -113,7 +113,7 @@ def _continue(arguments: argparse.Namespace, directory: Path, run: Run) -> Path:
         raise SystemExit(f"{directory}: an incomplete run of an earlier call. Remove the directory.")
     corpora: list[str | Path] = [arguments.old if run.replay == 1 else arguments.new]
     if 0 < run.replay < 1:
-        corpora += [arguments.old, "--weights", f"{1 - run.replay},{run.replay}"]
+        corpora += [arguments.old, "--weights", f"{1 - run.replay}", f"{run.replay}"]
     paths = shlex.join(map(str, [*corpora, "--noise", arguments.noise, "--init-from", arguments.start[run.seed]]))
     run_command(
         f"nestmodel fit {paths} --config {shlex.quote(arguments.config)} --seed {run.seed} --lr {run.lr} "

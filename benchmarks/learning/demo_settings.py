@@ -56,7 +56,7 @@ FITTED = "--model.init_from fitted.safetensors"
 CHANGED = "changed:"
 FIRST_ROUND = f"{CONFIG}.optimizer.warmup_steps 200"
 TEACHER_LAYER = 1
-NO_LOOK_AHEAD = f"{CONFIG}.encoder.att_context_size [[70,0]]"
+NO_LOOK_AHEAD = f"{CONFIG}.encoder.att_context_size 70 0"
 VARIANTS = {
     "baseline": "",
     "frames of 80 ms": f"{CONFIG}.encoder.subsampling_factor 8 {CONFIG}.encoder.subsampling_channels 64",
@@ -75,8 +75,8 @@ VARIANTS = {
     "two layers": f"{CHANGED}inner",
     "PCA and k-means + two layers": f"{CHANGED}inner {FITTED}",
     "6 codebooks": f"{CONFIG}.quantizer.num_codebooks 6",
-    "v2 of NEST": f"{CHANGED}norm {CONFIG}.features.num_mels 128 {CONFIG}.encoder.use_bias false "
-    "--data.mix.speech_snr_db [10,20]",
+    "v2 of NEST": f"{CHANGED}norm {CONFIG}.features.num_mels 128 {CONFIG}.encoder.no-use-bias "
+    "--data.mix.speech_snr_db 10 20",
     "second round": f"{CHANGED}second {CONFIG}.optimizer.warmup_steps 200",
     "second round + all frames": f"{CHANGED}second+all {CONFIG}.optimizer.warmup_steps 200",
     **{preset: f"--config {preset}" for preset in LIVE_PRESETS},
@@ -159,7 +159,7 @@ def main() -> int:
                 print(f"{point.slug}: {steps[point]} steps", flush=True)
 
     def score(point: Point) -> None:
-        heads = f"--task ctc --baselines none --group-by {arguments.group_by} {arguments.probe_options}"
+        heads = f"--baselines --group-by {arguments.group_by} {arguments.probe_options}"
         for name, train, test in [("", "train.json", "test.json"), *arguments.also]:
             run_probe(output, probe_name(point, name), f"{point.slug}.ckpt {train} --test {test} {heads}")
 
@@ -290,15 +290,15 @@ def measure_speeds(output: Path, variants: dict[str, str], num_rounds: int) -> d
 def pretrain(output: Path, directory: Path, flags: str, seed: str, teacher: Path | None = None) -> Path:
     """Returns the last checkpoint of a run of one process; goes on with the run that is in the directory."""
     settings = {name: value for name, value in SETTINGS.items() if "val_check" not in name}
-    settings |= {"trainer.strategy": "auto", "trainer.devices": 1, "trainer.default_root_dir": directory}
+    settings |= {"trainer.strategy": "auto", "trainer.devices": 1, "output": directory}
     overrides = " ".join(f"--{name} {value}" for name, value in settings.items())
     program = "nestmodel"
     if flags.startswith(CHANGED):
         changes, _, flags = flags.removeprefix(CHANGED).partition(" ")
         program = shlex.join(own_command(fit_targets.__file__, changes))
-    command = f"{program} fit --config demo --data.corpus pretrain.corpus --data.noise noise.corpus --ckpt_path last"
+    command = f"{program} fit pretrain.corpus --config demo --noise noise.corpus --ckpt-path last"
     variables = {} if teacher is None else {fit_targets.TEACHER: str(teacher)}
-    run_command(f"{command} {overrides} --seed_everything {seed} {flags}", output, echo=False, **variables)
+    run_command(f"{command} {overrides} --seed {seed} {flags}", output, echo=False, **variables)
     return max(directory.glob("version_*/checkpoints/last.ckpt"), key=lambda path: path.resolve().name)
 
 
@@ -343,7 +343,7 @@ Made by `benchmarks/learning/demo_settings.py`{" --quick" if arguments.quick els
 
 Each encoder was pretrained for the steps that fit into a time of one core at the measured speed, with `{settings}` and
 the flags below.{made_on} The warm-up of the learning rate is part of these steps. Then the content probe
-(`nestmodel probe --task ctc {arguments.probe_options}`) was trained on some lines of a language and scored on others.
+(`nestmodel probe characters {arguments.probe_options}`) was trained on some lines of a language and scored on others.
 Neither pretraining nor heads have seen the audio of those.{side} {PURPOSES[arguments.purpose]} Errors are in % of the
 characters (CER), added up over the seeds of heads, and in comparisons also over those of pretraining. Intervals are at
 95 % (bootstrap over groups of lines), differences in percentage points.

@@ -95,7 +95,7 @@ def _commands(real: Path, minutes: int) -> list[str]:
 
 def _probe(real: Path, output: Path, number: int, manifest: str, options: str) -> dict[str, Any]:
     run_command(
-        f"nestmodel probe run/version_0/checkpoints/last.ckpt {shlex.quote(str(real / manifest))} {options} "
+        f"nestmodel probe label run/version_0/checkpoints/last.ckpt {shlex.quote(str(real / manifest))} {options} "
         f"--held-out-where 'split=held out' -o probe-{number} --overwrite",
         output,
         echo=True,

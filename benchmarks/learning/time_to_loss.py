@@ -217,12 +217,11 @@ def train(
 def train_ours(output: Path, run: Path, seed: int, seconds: float, interval_s: float) -> None:
     """Runs `nestmodel fit` with two ranks of one thread, as in held_out_loss.py."""
     settings = {
-        "seed_everything": seed,
-        "data.corpus": output / "train.corpus",
+        "seed": seed,
         "data.noise": output / "noise.corpus",
         "data.plan.max_batch_seconds": STEP_SECONDS / 2,
         "data.plan.microbatches_per_step": 2,
-        "trainer.default_root_dir": run,
+        "output": run,
         "trainer.accelerator": "cpu",
         "trainer.strategy": "ddp",
         "trainer.devices": 2,
@@ -231,12 +230,22 @@ def train_ours(output: Path, run: Path, seed: int, seconds: float, interval_s: f
         "trainer.log_every_n_steps": 10,
         "model.config.optimizer.lr": LR,
         "model.config.optimizer.warmup_steps": WARMUP_STEPS,
-        "trainer.callbacks+": "timed_weights.TimedWeights",
-        "trainer.callbacks.directory": run / "weights",
-        "trainer.callbacks.interval_s": interval_s,
+        "trainer.callbacks": json.dumps(
+            [
+                {
+                    "class_path": "timed_weights.TimedWeights",
+                    "init_args": {"directory": str(run / "weights"), "interval_s": interval_s},
+                }
+            ]
+        ),
     }
     options = [f"--{name}={value}" for name, value in settings.items()]
-    run_peer(["nestmodel", "fit", "--config", "demo", *options], cwd=output, env=environment(1), echo=True)
+    run_peer(
+        ["nestmodel", "fit", output / "train.corpus", "--config", "demo", *options],
+        cwd=output,
+        env=environment(1),
+        echo=True,
+    )
 
 
 def train_nemo(

@@ -3,28 +3,28 @@
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from nestmodel import ExportFormat, WeightParts
 
-from ..arguments.options import AttentionContext, ModelArgument, Overwrite, chosen_context
+from ..options import AttentionContext, ModelArgument, Overwrite, chosen_context
+from ..parsing import option
 
 
 def export_command(
     model: ModelArgument,
+    *,
     to: Annotated[
         ExportFormat,
-        typer.Option(
+        option(
             help="Format to write. nemo holds the whole model, huggingface and onnx the encoder, onnx-streaming the "
             "encoder for one chunk, safetensors either."
         ),
     ],
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", help="File or directory to write. [default: MODEL's name with a new suffix]"),
+        option("-o", help="File or directory to write; by default MODEL's name with a new suffix."),
     ] = None,
     parts: Annotated[
-        WeightParts | None, typer.Option(help="Parts of the model in a safetensors file. [default: encoder]")
+        WeightParts | None, option(help="Parts of the model in a safetensors file; by default the encoder.")
     ] = None,
     context: AttentionContext = None,
     overwrite: Overwrite = False,

@@ -4,12 +4,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+from nestmodel import ExtractConfig
 
-from nestmodel import ExtractConfig, parse_layers
-
-from ..arguments.field_options import with_field_options
-from ..arguments.options import (
+from ..options import (
     AsJson,
     AttentionContext,
     InputArguments,
@@ -18,21 +15,19 @@ from ..arguments.options import (
     chosen_context,
 )
 from ..output import console, print_json, rejected_text
+from ..parsing import Unprefixed, option
 from ..progress import progress
 
 if TYPE_CHECKING:
     from nestmodel import ExtractReport
 
 
-@with_field_options(
-    ExtractConfig,
-    layers=typer.Option(parser=parse_layers, metavar="<str>"),
-)
 def features_command(
     model: ModelArgument,
     inputs: InputArguments,
-    output: Annotated[Path, typer.Option("--output", "-o", help="Feature directory to write.")],
-    config: ExtractConfig,
+    *,
+    output: Annotated[Path, option("-o", help="Feature directory to write.")],
+    config: Annotated[ExtractConfig, Unprefixed] = ExtractConfig(),
     context: AttentionContext = None,
     overwrite: Overwrite = False,
     as_json: AsJson = False,

@@ -3,22 +3,23 @@
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
-from ..arguments.options import Overwrite
+from ..options import Overwrite
+from ..parsing import Positionals, option
 
 
 def import_command(
     model: Annotated[
         Path,
-        typer.Argument(
+        Positionals,
+        option(
             metavar="MODEL",
             help="A .nemo file, a safetensors file with a whole model, or a repository on the Hugging Face hub: "
             "hf://OWNER/NAME, hf://OWNER/NAME@REVISION/FILE.",
         ),
     ],
+    *,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Checkpoint to write. [default: NAME.ckpt for NAME.nemo]")
+        Path | None, option("-o", help="Checkpoint to write; by default NAME.ckpt for NAME.nemo.")
     ] = None,
     overwrite: Overwrite = False,
 ) -> None:

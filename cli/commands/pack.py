@@ -4,33 +4,28 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from nestdata import PackConfig
 
-from ..arguments.field_options import with_field_options
-from ..arguments.options import AsJson
+from ..options import AsJson
 from ..output import console, print_json
+from ..parsing import Positionals, Unprefixed, option
 from ..progress import progress
 
 if TYPE_CHECKING:
     from nestdata import PackReport
 
 
-@with_field_options(PackConfig)
 def pack_command(
-    corpora: Annotated[list[Path], typer.Argument(metavar="CORPUS", help="Corpora from `nestdata prepare`.")],
-    output: Annotated[
-        str,
-        typer.Option(
-            "--output", "-o", metavar="DIR|URL", help="Folder to write to: a path, or a URL such as s3://bucket/packed."
-        ),
+    corpora: Annotated[
+        tuple[Path, ...], Positionals, option(metavar="CORPUS", help="Corpora from `nestdata prepare`.")
     ],
-    config: PackConfig,
-    jobs: Annotated[int, typer.Option("--jobs", "-j", help="Number of processes, each of which writes a shard.")] = 1,
-    overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Delete shards of other corpora or settings before writing.")
-    ] = False,
+    *,
+    output: Annotated[
+        str, option("-o", metavar="DIR|URL", help="Folder to write to: a path, or a URL such as s3://bucket/packed.")
+    ],
+    config: Annotated[PackConfig, Unprefixed] = PackConfig(),
+    jobs: Annotated[int, option("-j", help="Number of processes, each of which writes a shard.")] = 1,
+    overwrite: Annotated[bool, option(help="Delete shards of other corpora or settings before writing.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Write the audio of corpora as Lhotse Shar: large tar files, in the order of the input.
@@ -41,7 +36,7 @@ def pack_command(
     from nestdata import pack_corpora
 
     with progress("packing shards") as on_progress:
-        report = pack_corpora(corpora, output, config, overwrite=overwrite, jobs=jobs, on_progress=on_progress)
+        report = pack_corpora(list(corpora), output, config, overwrite=overwrite, jobs=jobs, on_progress=on_progress)
     if as_json:
         print_json(asdict(report))
     else:

@@ -1,19 +1,16 @@
 """`nestdata plan`: summarises an epoch without reading audio."""
 
-import inspect
-from collections.abc import Iterator
-from dataclasses import asdict
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
-
-import typer
+from typing import TYPE_CHECKING, Annotated
 
 from nestdata import ConfigError, PlanConfig
+from nestmodel.run_config import config_path, read_data
 
-from ..arguments.field_options import option_parameter, replacing
-from ..arguments.options import AsJson, ConfigFiles, CorpusArguments, PlanSeed, WorldSize, setting_option
-from ..arguments.settings import SETTINGS
+from ..options import AsJson, ConfigNames, CorpusArguments, WorldSize, config_names
 from ..output import console, print_json
+from ..parsing import UsageError, option
 
 if TYPE_CHECKING:
     from nestdata import PlanSummary
@@ -21,47 +18,36 @@ if TYPE_CHECKING:
 _PICTURE_SUFFIXES = (".png", ".svg", ".pdf")
 
 
-def _numbers(text: str) -> tuple[float, ...]:
-    try:
-        return tuple(float(number) for number in text.strip("[]").split(","))
-    except ValueError:
-        raise ConfigError(f"--weights is {text!r}: give one number per corpus, separated by commas.") from None
+def plan_command(arguments: Sequence[str]) -> Callable[..., None]:
+    """Returns the command, with the values of the configurations in the arguments as its defaults."""
+    data, seed_given = read_data(map(config_path, config_names(list(arguments))))
+
+    def plan_of_epoch(
+        corpora: CorpusArguments = data.corpora,
+        *,
+        config: ConfigNames = (),
+        world_size: WorldSize = 1,
+        plan: Annotated[PlanConfig, option(name="data.plan", help="How cuts are grouped.")] = data.plan,
+        seed: Annotated[int, option(help="Seed of the run.")] = seed_given,
+        picture: Annotated[Path | None, option(help="Also draw the plan to this PNG, SVG or PDF file.")] = None,
+        as_json: AsJson = False,
+    ) -> None:
+        del config  # its values are the defaults
+        _show(list(corpora), replace(plan, seed=seed), world_size, picture, as_json=as_json)
+
+    return plan_of_epoch
 
 
-def _plan_options() -> Iterator[inspect.Parameter]:
-    """Yields the options of the plan that the table of settings has."""
-    hints = get_type_hints(PlanConfig)
-    for row in SETTINGS:
-        name = row.key.removeprefix("data.plan.")
-        if name != row.key:
-            parser = _numbers if row.kind == "numbers" else None
-            yield option_parameter(name, hints[name] | None, setting_option(row.option, parser=parser))
-
-
-@replacing("plan", _plan_options(), dict)
-def plan_command(
-    corpora: CorpusArguments = None,
-    config: ConfigFiles = None,
-    world_size: WorldSize = 1,
-    *,
-    plan: dict[str, Any],
-    seed: PlanSeed = None,
-    picture: Annotated[Path | None, typer.Option(help="Also draw the plan to this PNG, SVG or PDF file.")] = None,
-    as_json: AsJson = False,
-) -> None:
-    """Show the steps, padding and buckets of an epoch without reading audio."""
+def _show(paths: list[Path], config: PlanConfig, world_size: int, picture: Path | None, *, as_json: bool) -> None:
     from nestdata import BatchPlan, Corpora, draw_plan, summarise_plan
     from nestdata.plan.summary import left_out_text
 
-    from ..arguments.run_config import RunData
-
+    if not paths:
+        raise UsageError("no corpus: give CORPUS, or a configuration with data.corpus.")
     if picture and picture.suffix not in _PICTURE_SUFFIXES:
         raise ConfigError(f"--picture is {str(picture)!r}: expected a name that ends in .png, .svg or .pdf.")
-    run = RunData.read(config)
-    plan_config = run.plan_config(seed=seed, **plan)
-    paths = run.corpus_paths(corpora)
     opened = Corpora.open(paths)
-    batch_plan = BatchPlan.of(opened, plan_config)
+    batch_plan = BatchPlan.of(opened, config)
     batch_plan.microbatches_of(0, world_size)  # raises if the ranks cannot share a step
     summary = summarise_plan(batch_plan, opened.num_samples)
     if picture:

@@ -1,9 +1,9 @@
-"""`nestmodel preflight`: checks a distributed run before it starts, with the flags of `nestmodel fit`."""
+"""What `nestmodel preflight` runs, and how it prints the result."""
 
 import sys
 from collections.abc import Callable
+from functools import partial
 
-from pytorch_lightning import LightningDataModule, LightningModule, Trainer
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -11,14 +11,14 @@ from rich.text import Text
 from nestmodel import (
     BudgetConfig,
     BudgetReport,
-    ConfigError,
-    NestDataModule,
-    NestModel,
     PreflightConfig,
     PreflightReport,
+    RunConfig,
     find_budget,
     run_preflight,
 )
+from nestmodel.run import build_run
+from nestmodel.training.display import print_left_out
 
 from ..output import print_json
 
@@ -26,64 +26,25 @@ _STYLES = {"ok": "green", "skipped": "dim", "warning": "yellow", "failed": "bold
 _MIN_WIDTH = 100
 """Columns of the table where stdout is not a terminal."""
 
-_DEFAULTS = PreflightConfig()
-_BUDGET = BudgetConfig()
+
+def run_checks(config: RunConfig, checks: PreflightConfig, *, as_json: bool) -> int:
+    """Checks the ranks, data and hardware of a run; returns the exit code."""
+    run = build_run(config, "fit")
+    print_left_out(run)
+    show: Callable[[PreflightReport], None] = _print_json if as_json else _print_table
+    return int(run_preflight(run.model, run.data, run.trainer, checks, show).has_failed)
 
 
-class PreflightTrainer(Trainer):
-    """Lightning's `Trainer`, extended by preflight checks.
-
-    The parameters of the method `preflight` become flags of the command.
-    """
-
-    exit_code = 0
-
-    def preflight(
-        self,
-        model: LightningModule,
-        datamodule: LightningDataModule,
-        num_batches: int = _DEFAULTS.num_batches,
-        timeout_s: float = _DEFAULTS.timeout_s,
-        find_budget: bool = False,
-        memory_limit: str | None = _BUDGET.memory_limit,
-        memory_margin: float = _BUDGET.memory_margin,
-        json: bool = False,
-        ckpt_path: str | None = None,  # noqa: ARG002 - accepted because the files and flags of fit may set it
-        weights_only: bool | None = None,  # noqa: ARG002
-    ) -> None:
-        """Check ranks, disks, audio, object stores, memory and network before a run.
-
-        Args:
-            model: The model to train.
-            datamodule: The data to train on.
-            num_batches: Number of batches that each rank reads.
-            timeout_s: Seconds that ranks wait for each other in each check, and for one step with find_budget.
-            find_budget: Instead of the checks, find the largest data.plan.max_batch_seconds that fits.
-            memory_limit: Memory of one rank with find_budget, such as 8GiB; required on a CPU.
-            memory_margin: Share of the memory that find_budget leaves free.
-            json: Print the result as JSON.
-            ckpt_path: As for fit. Preflight only checks that the file exists.
-            weights_only: As for fit. Preflight does not use it.
-        """
-        assert isinstance(model, NestModel)
-        assert isinstance(datamodule, NestDataModule)
-        if find_budget:
-            limits = BudgetConfig(memory_limit=memory_limit, memory_margin=memory_margin, timeout_s=timeout_s)
-            _find_budget(model, datamodule, self, limits, json)
-            return
-        if memory_limit is not None:
-            raise ConfigError("--memory_limit has no effect without --find_budget: add it, or leave both out.")
-        show: Callable[[PreflightReport], None] = _print_json if json else _print_table
-        config = PreflightConfig(num_batches=num_batches, timeout_s=timeout_s)
-        self.exit_code = int(run_preflight(model, datamodule, self, config, show).has_failed)
-
-
-def _find_budget(model: NestModel, data: NestDataModule, trainer: Trainer, limits: BudgetConfig, json: bool) -> None:
-    report = find_budget(model, data, trainer, limits, lambda line: print(line, file=sys.stderr, flush=True))
-    if json:
+def run_budget(config: RunConfig, limits: BudgetConfig, *, as_json: bool) -> int:
+    """Finds the largest batches that fit, and prints them; returns the exit code."""
+    run = build_run(config, "fit")
+    say = partial(print, file=sys.stderr, flush=True)
+    report = find_budget(run.model, run.data, run.trainer, limits, say)
+    if as_json:
         print_json({**report.as_dict(), "yaml": report.yaml()})
     else:
         _print_budget(report)
+    return 0
 
 
 def _print_budget(report: BudgetReport) -> None:

@@ -5,84 +5,64 @@ from collections.abc import Callable
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Annotated, Literal
 
-import typer
-
 from nestdata import ConfigError, PrepareConfig, SegmentConfig
 
-from ..arguments.field_options import with_field_options
-from ..arguments.options import AsJson, Overwrite
+from ..options import AsJson, Overwrite
 from ..output import console, print_json, rejected_text
+from ..parsing import Positionals, Unprefixed, option
 from ..progress import progress
 
 if TYPE_CHECKING:
-    from nestdata import Channel, PrepareProgress, PrepareReport
+    from nestdata import PrepareProgress, PrepareReport
 
 _SEGMENT = SegmentConfig()
 # Before this, a rate would be a guess.
 _MINUTES_BEFORE_RATE = 1 / 60
 
 
-def _channel(value: object) -> "Channel":
-    """Parses `--channel`; typer also passes the default value."""
-    if value == "mix":
-        return "mix"
-    if not str(value).isdecimal():
-        raise typer.BadParameter(f"{value!r}: give a channel counted from 0, or mix for the average of all.")
-    return int(str(value))
-
-
-@with_field_options(
-    PrepareConfig,
-    channel=typer.Option(parser=_channel, metavar="NUMBER|mix"),
-    max_seconds=typer.Option(show_default="no limit"),
-    segment=None,
-    format=typer.Option(show_default="detected"),
-    tars=typer.Option(metavar="PATTERN", show_default="those beside the manifest"),
-)
 def prepare_command(
     inputs: Annotated[
-        list[str],
-        typer.Argument(
+        tuple[str, ...],
+        Positionals,
+        option(
             metavar="INPUT",
             help="Audio files, folders of audio, CSV tables, lists of paths, NeMo, Lhotse or fairseq manifests, Lhotse "
             "Shar, WebDataset tars, Kaldi directories, Hugging Face data sets on disk, or Parquet files. All but Kaldi "
             "directories and data sets on disk may be URLs, such as s3://bucket/speech.",
         ),
     ],
+    *,
     output: Annotated[
         str | None,
-        typer.Option(
-            "--output",
+        option(
             "-o",
-            help="Corpus directory to write, a local path. "
-            "[default: NAME.corpus for an input NAME.json or NAME_{0..7}.tar]",
+            help="Corpus directory to write, a local path; by default NAME.corpus for an input NAME.json or "
+            "NAME_{0..7}.tar.",
         ),
     ] = None,
-    *,
-    config: PrepareConfig,
+    config: Annotated[PrepareConfig, Unprefixed] = PrepareConfig(),
     segment: Annotated[
         Literal["vad"] | None,
-        typer.Option(help="Cut recordings at pauses, and leave out what is not speech (needs the extra `vad`)."),
+        option(help="Cut recordings at pauses, and leave out what is not speech (needs the extra `vad`)."),
     ] = None,
     min_segment_seconds: Annotated[
         float | None,
-        typer.Option(
+        option(
             help="With --segment: join speech across pauses until a cut has this many seconds. Speech without a near "
-            f"neighbour stays shorter; --min-seconds rejects it. [default: {_SEGMENT.min_seconds:g}]",
+            f"neighbour stays shorter; --min-seconds rejects it. By default {_SEGMENT.min_seconds:g}.",
         ),
     ] = None,
     max_segment_seconds: Annotated[
-        float | None,
-        typer.Option(help=f"With --segment: longest cut in seconds. [default: {_SEGMENT.max_seconds:g}]"),
+        float | None, option(help=f"With --segment: longest cut in seconds; by default {_SEGMENT.max_seconds:g}.")
     ] = None,
     max_pause: Annotated[
         float | None,
-        typer.Option(help=f"With --segment: longest pause inside a cut, in seconds. [default: {_SEGMENT.max_pause:g}]"),
+        option(help=f"With --segment: longest pause inside a cut, in seconds; by default {_SEGMENT.max_pause:g}."),
     ] = None,
-    jobs: Annotated[int, typer.Option("--jobs", "-j", help="Number of processes that check audio.")] = 1,
+    jobs: Annotated[int, option("-j", help="Number of processes that check audio.")] = 1,
     dask: Annotated[
         str | None,
-        typer.Option(metavar="ADDRESS", help="Check audio on a Dask cluster, given the address of its scheduler."),
+        option(metavar="ADDRESS", help="Check audio on a Dask cluster, given the address of its scheduler."),
     ] = None,
     overwrite: Overwrite = False,
     as_json: AsJson = False,

@@ -3,15 +3,14 @@
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
-import typer
 import yaml
 
 from nestmodel import EncoderConfig, NestConfig
 from nestmodel.attention_context import Context, format_context
 from nestmodel.config import LIVE_PRESETS
 
-from ..arguments.completion import complete_presets
 from ..output import console
+from ..parsing import Positionals, option
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -61,10 +60,7 @@ FIGURES = {
 
 
 def presets_command(
-    name: Annotated[
-        str | None,
-        typer.Argument(metavar="NAME", help="Preset to print as YAML.", autocompletion=complete_presets),
-    ] = None,
+    name: Annotated[str | None, Positionals, option(metavar="NAME", help="Preset to print as YAML.")] = None,
 ) -> None:
     """Compare the presets, or print one as YAML to start a configuration from."""
     from nestmodel import preset_path

@@ -1,70 +1,53 @@
 """`nestdata sample-batch preview`: shows one training batch as a table, pictures and sound."""
 
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+from nestdata.config_checks import require
+from nestmodel.run_config import DataConfig, config_path, read_data
 
-from ..arguments.options import (
-    AsJson,
-    ConfigFiles,
-    CorpusArguments,
-    MicrobatchesPerStep,
-    MicrobatchSeconds,
-    PlanSeed,
-    WorldSize,
-    setting_option,
-)
+from ..options import AsJson, ConfigNames, WorldSize, config_names
 from ..output import console, print_json
+from ..parsing import option
 
 if TYPE_CHECKING:
     from rich.table import Table
 
     from nestdata import PreviewRow
 
-sample_batch = typer.Typer(rich_markup_mode=None, context_settings={"help_option_names": ["-h", "--help"]})
+
+def preview_command(arguments: Sequence[str]) -> Callable[..., None]:
+    """Returns the command, with the values of the configurations in the arguments as its defaults."""
+    data, seed_given = read_data(map(config_path, config_names(list(arguments))))
+
+    def preview(
+        *,
+        data: Annotated[DataConfig, option(help="Corpora and batches.")] = data,
+        config: ConfigNames = (),
+        seed: Annotated[int, option(help="Seed of the run.")] = seed_given,
+        step: Annotated[int, option(help="Optimizer step, counted from 0 at the start of training.")] = 0,
+        rank: Annotated[int, option(help="Rank whose first microbatch of the step is shown.")] = 0,
+        world_size: WorldSize = 1,
+        output: Annotated[Path, option("-o", help="Directory for the page, pictures and sound.")] = Path("preview"),
+        as_json: AsJson = False,
+    ) -> None:
+        del config  # its values are the defaults
+        for name, value in (("--step", step), ("--rank", rank)):
+            require(value >= 0, name, value, "0 or more")
+        data = replace(data, plan=replace(data.plan, seed=seed))
+        _show(data, step, rank, world_size, output, as_json=as_json)
+
+    return preview
 
 
-@sample_batch.callback()
-def _group() -> None:
-    """Inspect single training batches."""
-
-
-@sample_batch.command(short_help="Show the first microbatch of a step and rank, as a run trains on it.")
-def preview(
-    corpora: CorpusArguments = None,
-    config: ConfigFiles = None,
-    noise: Annotated[Path | None, setting_option("noise", "data.noise")] = None,
-    step: Annotated[int, typer.Option(min=0, help="Optimizer step, counted from 0 at the start of training.")] = 0,
-    rank: Annotated[int, typer.Option(min=0, help="Rank whose first microbatch of the step is shown.")] = 0,
-    world_size: WorldSize = 1,
-    microbatches_per_step: MicrobatchesPerStep = None,
-    max_batch_seconds: MicrobatchSeconds = None,
-    mix_prob: Annotated[float | None, setting_option("mix-prob")] = None,
-    seed: PlanSeed = None,
-    output: Annotated[Path, typer.Option("--output", "-o", help="Directory for the page, pictures and sound.")] = Path(
-        "preview"
-    ),
-    as_json: AsJson = False,
-) -> None:
-    """Show the first microbatch of a step and rank, as a run trains on it.
-
-    With --json, print the cut ids and the SHA-256 digest of every tensor.
-    """
-    from nestdata import MixConfig, batch_digest, preview_rows, write_preview
+def _show(data: DataConfig, step: int, rank: int, world_size: int, output: Path, *, as_json: bool) -> None:
+    from nestdata import batch_digest, preview_rows, write_preview
     from nestdata.plan.summary import left_out_text
+    from nestmodel.training.open_data import open_training_data
 
-    from ..arguments.run_config import RunData
-
-    run = RunData.read(config)
-    dataset = run.training_dataset(
-        corpus=run.corpus_paths(corpora),
-        noise=noise,
-        plan=run.plan_config(
-            microbatches_per_step=microbatches_per_step, max_batch_seconds=max_batch_seconds, seed=seed
-        ),
-        mix=run.get("mix", MixConfig, prob=mix_prob),
-    )
+    dataset = open_training_data(data)
     plan, sampling_rate = dataset.plan, dataset.corpus.sampling_rate
     batch = dataset[step, plan.microbatches_of(rank, world_size)[0]]
     page = write_preview(batch, sampling_rate, output)

@@ -3,42 +3,32 @@
 from dataclasses import asdict
 from typing import Annotated
 
-import typer
-
-from ..arguments.options import AsJson
+from ..options import AsJson
 from ..output import console, print_json
+from ..parsing import Positionals, option
 from ..progress import progress
 
 
 def verify_command(
-    corpus: Annotated[str, typer.Argument(metavar="CORPUS", help="A corpus directory.")],
+    corpus: Annotated[str, Positionals, option(metavar="CORPUS", help="A corpus directory.")],
+    *,
     decode: Annotated[
-        bool,
-        typer.Option(
-            "--decode",
-            help="Read and decode all audio. Without it, only sizes, times and ETags are compared.",
-        ),
+        bool, option(help="Read and decode all audio. Without it, only sizes, times and ETags are compared.")
     ] = False,
     root: Annotated[
-        str | None,
-        typer.Option(
-            metavar="DIR|URL", help="Where the audio is now, if its folder or bucket was moved. [default: as prepared]"
-        ),
+        str | None, option(metavar="DIR|URL", help="Where the audio is now, if its folder or bucket was moved.")
     ] = None,
     set_root: Annotated[
-        bool, typer.Option("--set-root", help="Use the corpus with --root from now on, if no problem is found there.")
+        bool, option(help="Use the corpus with --root from now on, if no problem is found there.")
     ] = False,
     accept_changed: Annotated[
         bool,
-        typer.Option(
-            "--accept-changed",
+        option(
             help="Use local files of another size or time as they are from now on, if they have the length, the "
-            "sampling rate and the channels of before.",
+            "sampling rate and the channels of before."
         ),
     ] = False,
-    jobs: Annotated[
-        int, typer.Option("--jobs", "-j", help="Number of shards or files that are checked at a time.")
-    ] = 8,
+    jobs: Annotated[int, option("-j", help="Number of shards or files that are checked at a time.")] = 8,
     as_json: AsJson = False,
 ) -> int:
     """Check that the audio of a corpus is there, and unchanged since it was prepared.

@@ -13,15 +13,16 @@ from torch.utils.data import Dataset
 from nestdata.batch.augment import AugmentConfig, Chain
 from nestdata.batch.bad_audio import BadAudioConfig
 from nestdata.batch.batch import AudioNoiseBatch, BatchIndex, MicrobatchKey
-from nestdata.batch.loader import BatchIndices, BatchLoader, StartMethod
+from nestdata.batch.loader import BatchIndices, BatchLoader
 from nestdata.batch.memory import batch_arrays, bytes_of_batch
 from nestdata.batch.mix import Mix, SpeakerNoiseMixer
 from nestdata.batch.noise import NoiseSampler, NoiseSpan
 from nestdata.batch.remote import CutsOf, RemoteConfig, RemoteReader
-from nestdata.batch.rows import ShortAudio, SpeechRows
+from nestdata.batch.rows import SpeechRows
 from nestdata.corpus.corpora import Corpora, CorpusInput
 from nestdata.corpus.roles import warn_of_noise, warn_of_validation
 from nestdata.errors import ConfigError
+from nestdata.options import ShortAudio, StartMethod
 from nestdata.plan.batch_plan import BatchPlan
 from nestdata.stateless_rng import StatelessRng
 

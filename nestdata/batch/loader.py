@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from functools import partial
 from itertools import islice
 from multiprocessing.reduction import ForkingPickler
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from torch.utils.data import DataLoader, Dataset, Sampler
 
@@ -20,9 +20,9 @@ from nestdata.batch.memory import FilledSlot, SlotRing
 from nestdata.batch.remote import NUM_AHEAD
 from nestdata.batch.worker import END_SIGNAL, StartWorker, check_workers, end_workers, start_fork_server
 from nestdata.errors import NestError
+from nestdata.options import StartMethod
 from nestdata.plan.batch_plan import BatchPlan
 
-StartMethod = Literal["fork", "forkserver", "spawn"]
 BatchIndices = Iterable[BatchIndex | tuple[int, int]]
 
 _log = logging.getLogger(__name__)

@@ -1,6 +1,6 @@
 """Loads the speech of a microbatch into the rows of one array, with substitutes for cuts that cannot be used."""
 
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,9 +12,8 @@ from nestdata.batch.mix import Speech
 from nestdata.batch.remote import RemoteReader
 from nestdata.corpus.corpora import Corpora
 from nestdata.errors import AudioError
+from nestdata.options import ShortAudio
 from nestdata.plan.batch_plan import BatchPlan
-
-ShortAudio = Literal["repeat", "pad"]
 
 # Number of cuts of the same bucket that are tried in place of an unusable cut.
 _MAX_SUBSTITUTES = 20

@@ -115,7 +115,7 @@ class PlanConfig:
     filled up with repeated cuts. None pads to the longest cut of each bucket."""
 
     weights: tuple[float, ...] | None = None
-    """Share of each corpus in the hours of an epoch, such as 0.7,0.3.
+    """Share of each corpus in the hours of an epoch, such as 0.7 0.3.
 
     Shares are relative to each other. None takes the hours of each corpus as its share."""
 

@@ -6,7 +6,7 @@ either complete or not written, and an export that the format cannot hold is rej
 
 import json
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from importlib.metadata import version
@@ -77,7 +77,7 @@ def save_network(network: NestNetwork, path: str | Path, *, overwrite: bool = Fa
     checkpoint = {
         CONFIG_KEY: asdict(network.config),
         "state_dict": {name: value.detach().cpu() for name, value in network.state_dict().items()},
-        # Required by `--ckpt_path`.
+        # Required by `--ckpt-path`.
         "pytorch-lightning_version": version("pytorch-lightning"),
         "epoch": 0,
         "global_step": 0,
@@ -85,6 +85,39 @@ def save_network(network: NestNetwork, path: str | Path, *, overwrite: bool = Fa
     with output_file(path, overwrite=overwrite) as partial, _naming_target(path):
         torch.save(checkpoint, partial)
     return path
+
+
+def average_models(sources: Sequence[str | Path], output: str | Path, *, overwrite: bool = False) -> Path:
+    """Writes the mean of the weights of several models, such as the last checkpoints of a run, to a checkpoint.
+
+    Args:
+        sources: Files that `load_network` reads, of equal sizes and settings.
+        output: The checkpoint to write.
+        overwrite: Whether to replace an existing file.
+
+    Returns:
+        The path of the checkpoint.
+
+    Raises:
+        ConfigError: There is no file, or their settings differ.
+        WeightsError: A file cannot be read or does not hold a whole model, or the checkpoint cannot be written.
+        OutputError: The target exists already, or another run is writing it.
+    """
+    if not sources:
+        raise ConfigError("give the checkpoints whose weights are averaged.")
+    network = load_network(sources[0])
+    sums = {name: value.double() for name, value in network.state_dict().items() if value.is_floating_point()}
+    for source in sources[1:]:
+        other = load_network(source)
+        if other.config != network.config:
+            raise ConfigError(f"{source}: its settings are not those of {sources[0]}. Average models of one run.")
+        state = other.state_dict()
+        for name, total in sums.items():
+            total += state[name]
+    for name, value in network.state_dict().items():
+        if name in sums:
+            value.copy_(sums[name] / len(sources))
+    return save_network(network, output, overwrite=overwrite)
 
 
 def import_model(source: str | Path, output: str | Path | None = None, *, overwrite: bool = False) -> Path:

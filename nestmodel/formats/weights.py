@@ -190,7 +190,7 @@ def _check_complete(report: WeightReport) -> None:
     if report.missing and not any(name.startswith(ENCODER_PREFIX) for name in problems):
         raise WeightsError(
             f"{report.path}: holds the encoder and not the whole model ({abbreviate_names(report.missing)} missing). "
-            "Start a model from it: --model.init_from with --model.init_parts encoder."
+            "Start a model from it: --init-from with --model.init-parts encoder."
         )
     if problems:
         raise WeightsError(f"{report.summary()}. The weights do not match the configuration in the file.")

@@ -10,9 +10,9 @@ import pytorch_lightning as pl
 import torch
 
 from nestdata import AudioNoiseDataset, BatchPlan
-from nestdata.field_docs import with_field_docs
 from nestmodel.errors import ConfigError, TrainingError
-from nestmodel.preflight.memory import MEMORY_MARGIN, available_bytes, gigabytes, parse_bytes
+from nestmodel.preflight.config import BudgetConfig, parse_bytes
+from nestmodel.preflight.memory import available_bytes, gigabytes
 from nestmodel.preflight.trial import Shape, TrialResult, describe_shapes, largest_shapes
 from nestmodel.preflight.trial_child import TrialChild, TrialSettings
 from nestmodel.training.data import NestDataModule
@@ -23,29 +23,6 @@ _RESOLUTION_S = 5
 
 _EXACT_PARTS = 50
 """The search ends when it is exact to one unit, or to one part in this many."""
-
-
-@with_field_docs
-@dataclass(frozen=True, kw_only=True, slots=True)
-class BudgetConfig:
-    """Limits of a search for a batch budget."""
-
-    memory_limit: str | None = None
-    """Memory of one rank with its unit, such as `8GiB`. Required on a CPU; on a GPU, None means all free memory."""
-
-    memory_margin: float = MEMORY_MARGIN
-    """Share of the memory that stays free, in [0, 1): for fragmentation, buffers of NCCL, other processes."""
-
-    timeout_s: float = 300.0
-    """Longest time for one step of a trial, in seconds."""
-
-    def __post_init__(self) -> None:
-        if self.memory_limit is not None:
-            parse_bytes(self.memory_limit, "preflight.memory_limit")
-        if not 0.0 <= self.memory_margin < 1.0:
-            raise ConfigError(f"preflight.memory_margin is {self.memory_margin:g}: expected a share in [0, 1).")
-        if self.timeout_s <= 0:
-            raise ConfigError(f"preflight.timeout_s is {self.timeout_s:g}: give a positive number of seconds.")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

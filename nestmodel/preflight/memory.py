@@ -1,42 +1,18 @@
 """Peak memory of a GPU, or of this process, and memory sizes as text."""
 
 import gc
-import re
 import sys
 from contextlib import suppress
 from pathlib import Path
 
 import torch
 
-from nestmodel.errors import ConfigError
 from nestmodel.training.run_state import max_rss_bytes
-
-MEMORY_MARGIN = 0.1
-"""Share of the memory that steps leave free: a run needs some memory besides that of its steps."""
-
-_UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 
 
 def gigabytes(number: int | float) -> str:
     """Returns a number of bytes as text in GB, or in MB if it is below 1 GB."""
     return f"{number / 1e9:.1f} GB" if number >= 1e9 else f"{number / 1e6:.1f} MB"
-
-
-def parse_bytes(text: str, name: str) -> int:
-    """Returns the number of bytes of a size such as `8GiB` or `750 MB`.
-
-    Args:
-        text: The size, with a unit.
-        name: The setting, for the message.
-
-    Raises:
-        ConfigError: The text is not a positive number with a known unit.
-    """
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]i?B)\s*", text)
-    number = round(float(match[1]) * _UNITS[match[2]]) if match else 0
-    if number <= 0:
-        raise ConfigError(f"{name} is {text!r}: give a size with one of the units {', '.join(_UNITS)}, such as 8GiB.")
-    return number
 
 
 def available_bytes() -> int:

@@ -10,7 +10,7 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -19,15 +19,16 @@ import pytorch_lightning as pl
 import torch
 
 from nestdata import BadCut, last_error_line, microbatches
-from nestdata.field_docs import with_field_docs
-from nestmodel.errors import ConfigError, TrainingError
+from nestmodel.errors import TrainingError
 from nestmodel.preflight.budget import wrong_sampling_rate
+from nestmodel.preflight.config import MEMORY_MARGIN, PreflightConfig
 from nestmodel.preflight.exchange import StoreExchange
-from nestmodel.preflight.memory import MEMORY_MARGIN, gigabytes, usable_bytes
+from nestmodel.preflight.memory import gigabytes, usable_bytes
 from nestmodel.preflight.ranks import check_ranks, rank_settings
 from nestmodel.preflight.report import CheckReport, CheckResult, PreflightReport
 from nestmodel.preflight.shards import check_shards
 from nestmodel.preflight.trial import clean_up, describe_shapes, largest_shapes, run_shapes, trial_step_of
+from nestmodel.run_config import CheckpointConfig
 from nestmodel.training.data import NestDataModule
 from nestmodel.training.lightning_private import launched_processes, set_process_group_timeout
 from nestmodel.training.module import NestModel
@@ -43,24 +44,6 @@ _LAUNCHED_TIMEOUT_S = 20.0
 
 RankResults = list[CheckResult | None]
 """Results of one check, one per rank; None for a rank that did not answer in time."""
-
-
-@with_field_docs
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PreflightConfig:
-    """Extent of a preflight."""
-
-    num_batches: int = 3
-    """Number of batches that each rank reads; at least three, and three for each loader worker."""
-
-    timeout_s: float = 300.0
-    """How long ranks wait for each other, at the start and in each check, in seconds."""
-
-    def __post_init__(self) -> None:
-        if self.num_batches < 1:
-            raise ConfigError(f"preflight.num_batches is {self.num_batches}: give at least 1.")
-        if self.timeout_s <= 0:
-            raise ConfigError(f"preflight.timeout_s is {self.timeout_s:g}: give a positive number of seconds.")
 
 
 def run_preflight(
@@ -257,20 +240,21 @@ def check_disk(model: NestModel, trainer: pl.Trainer) -> CheckResult:
         return CheckResult(status="skipped", value="rank 0 writes")
     callbacks = cast(list[pl.Callback], getattr(trainer, "callbacks", []))
     callback = next((callback for callback in callbacks if isinstance(callback, Checkpoints)), None)
-    keep, keep_every = (callback.keep, callback.keep_every_n_steps) if callback else (1, None)
-    keep += callback is not None and callback.monitor is not None  # the best one may be none of the newest
-    directory = ((callback.directory if callback else None) or Path(trainer.default_root_dir)).absolute()
+    config = callback.config if callback else CheckpointConfig(keep=1)
+    keep = config.keep + (config.monitor is not None)  # the best one may be none of the newest
+    directory = (config.directory or Path(trainer.default_root_dir)).absolute()
     existing = next(path for path in (directory, *directory.parents) if path.exists())
     each = _BYTES_PER_PARAMETER * sum(p.numel() for p in model.parameters())
+    keep_every = config.keep_every_n_steps
     num_permanent = max(trainer.max_steps, 0) // keep_every if keep_every else 0
     # The newest checkpoint is written before the oldest one is removed.
     free, needed = shutil.disk_usage(existing).free, (keep + 1) * each
     value = f"{gigabytes(free)} free, {keep + 1} checkpoints of {gigabytes(each)}"
     figures = {"needed_bytes": float(needed), "free_bytes": float(free), "checkpoint_bytes": float(each)}
     if not os.access(existing, os.W_OK):
-        advice = f"{existing} is not writable. Set trainer.default_root_dir to a directory that is."
+        advice = f"{existing} is not writable. Give --output a directory that is."
     elif free < needed:
-        advice = f"{existing} has no space for {gigabytes(needed)}. Free some, or set trainer.default_root_dir."
+        advice = f"{existing} has no space for {gigabytes(needed)}. Free some, or give another --output."
     elif free < needed + num_permanent * each:
         total = gigabytes(needed + num_permanent * each)
         advice = f"{existing} has no space for the {total} that keep_every_n_steps needs by the end. Free some in time."

@@ -7,7 +7,7 @@ import gc
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import cast
 
 import pytorch_lightning as pl
@@ -16,8 +16,9 @@ import torch
 from nestdata import AudioNoiseBatch, BatchPlan, MicrobatchKey, Mix, PlanConfig
 from nestmodel.config import NestConfig
 from nestmodel.errors import TrainingError
-from nestmodel.nn.gpu.forms import PLAIN, Forms, Kernels
+from nestmodel.nn.gpu.forms import PLAIN, Forms
 from nestmodel.nn.gpu.step_graph import Capture, CudaCapture
+from nestmodel.options import Kernels
 from nestmodel.out_of_memory import is_out_of_memory
 from nestmodel.preflight.memory import PeakMemory
 from nestmodel.training.module import NestModel
@@ -38,6 +39,11 @@ def largest_shapes(plan: BatchPlan) -> list[Shape]:
 def describe_shapes(shapes: Sequence[Shape], sampling_rate: int) -> str:
     """Returns shapes as text, such as `12 x 20.0 s and 240 x 1.0 s`."""
     return " and ".join(f"{cuts} x {samples / sampling_rate:.1f} s" for cuts, samples in shapes)
+
+
+def _without_end(config: NestConfig) -> NestConfig:
+    """Returns the settings with a learning rate that needs no last step."""
+    return replace(config, optimizer=replace(config.optimizer, schedule="noam"))
 
 
 class TrialStep:
@@ -65,7 +71,7 @@ class TrialStep:
         num_shapes: int = 1,
     ) -> None:
         self._device, self._precision = trainer.strategy.root_device, trainer.precision_plugin
-        model = cast(NestModel, self._precision.convert_module(NestModel(config)))
+        model = cast(NestModel, self._precision.convert_module(NestModel(_without_end(config))))
         self._model = model.to(self._device).train()
         self._model.trainer = trainer
         self._model.use_checked_forms(forms)

@@ -7,7 +7,6 @@ and yields the batches of the next one. There is therefore no loader state to sa
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytorch_lightning as pl
@@ -16,24 +15,17 @@ from torch.utils.data import Sampler
 
 from nestdata import (
     AudioNoiseDataset,
-    AugmentConfig,
-    BadAudioConfig,
     BatchLoader,
     BatchPlan,
     Corpus,
     Microbatch,
-    MixConfig,
-    NoiseConfig,
-    PlanConfig,
-    RemoteConfig,
-    ShortAudio,
     StartMethod,
     start_fork_server,
 )
-from nestmodel.errors import ConfigError
 from nestmodel.formats.training_record import CorpusRecord, TrainingRecord
+from nestmodel.run_config import DataConfig
 from nestmodel.training.copy_ahead import Loader, copied_ahead
-from nestmodel.training.open_data import DataConfig, open_training_data, open_validation_data
+from nestmodel.training.open_data import open_training_data, open_validation_data
 from nestmodel.training.saving.resume import STAGE_PREFIX, Settings, flatten_settings
 from nestmodel.training.starting.run_checks import check_accumulation
 from nestmodel.training.step_limits import convert_training_limits, convert_validation_limit
@@ -43,62 +35,21 @@ class NestDataModule(pl.LightningDataModule):
     """Batches of clean and noisy speech for a `NestModel`, with equal optimizer steps for any number of ranks.
 
     Args:
-        corpus: Speech to train on: a directory that `nestdata prepare` wrote, or a list of them. With several,
-            `plan.weights`, `plan.temperature` and `plan.stages` determine how often the cuts of each are repeated.
-        noise: Noise corpus. Without one, only other speech is mixed in.
-        val_corpus: Speech to validate on. It is mixed with the same noise corpus, identically in every validation.
-        plan: How cuts are grouped into microbatches and steps.
-        mix: How interference is added.
-        noise_sampler: Settings of the noise sampler.
-        short_audio: How cuts shorter than `plan.min_audio_seconds` are lengthened.
-        augment: Chains of audiomentations transforms, applied in training only.
-        bad_audio: Tolerance for unreadable audio.
-        remote: How audio in object stores is read.
-        num_workers: Loader processes per rank. The batches do not depend on it.
-        start_method: How loader processes are started. By default, `nestmodel` uses a fork server; otherwise, see
-            `AudioNoiseDataset.loader`.
+        config: Corpora, and how batches are made from them.
 
     Raises:
-        ConfigError: The number of workers is negative.
-        NestError: A corpus cannot be opened, or its cuts do not fit the plan.
+        NestError: There is no corpus, one cannot be opened, or its cuts do not fit the plan.
     """
 
-    def __init__(
-        self,
-        # The list comes first: jsonargparse would otherwise save a list of paths as the repr of one path.
-        corpus: list[Path] | Path,
-        noise: Path | None = None,
-        val_corpus: Path | None = None,
-        plan: PlanConfig = PlanConfig(),
-        mix: MixConfig = MixConfig(),
-        noise_sampler: NoiseConfig = NoiseConfig(),
-        short_audio: ShortAudio = "repeat",
-        augment: AugmentConfig = AugmentConfig(),
-        bad_audio: BadAudioConfig = BadAudioConfig(),
-        num_workers: int = 2,
-        start_method: StartMethod | None = None,
-        remote: RemoteConfig = RemoteConfig(),
-    ) -> None:
+    def __init__(self, config: DataConfig) -> None:
         super().__init__()
-        if num_workers < 0:
-            raise ConfigError(f"data.num_workers is {num_workers}: give 0 or more.")
-        self.config = DataConfig(
-            corpus=corpus,
-            noise=noise,
-            plan=plan,
-            mix=mix,
-            noise_sampler=noise_sampler,
-            short_audio=short_audio,
-            augment=augment,
-            bad_audio=bad_audio,
-            remote=remote,
-        )
-        self.num_workers = num_workers
-        self.start_method: StartMethod | None = start_method
+        self.config = config
+        self.num_workers = config.num_workers
+        self.start_method: StartMethod | None = config.start_method
         # Opening a corpus is cheap. Opened here, a wrong path ends the run before it has written any file.
-        self.train_dataset = open_training_data(self.config)
+        self.train_dataset = open_training_data(config)
         self.noise = self.train_dataset.noise
-        self.val_dataset = open_validation_data(self.config, val_corpus, self.train_dataset) if val_corpus else None
+        self.val_dataset = open_validation_data(config, self.train_dataset)
 
     def setup(self, stage: str) -> None:
         """Sets gradient accumulation, and converts the trainer's limits from optimizer steps to microbatches.

@@ -1,8 +1,10 @@
 """`NestModel`, the NEST network as a LightningModule.
 
-It connects the network to optimizer steps, validation, logging and checkpoints. The loss is the mean over the scored
-tokens of a whole optimizer step, over all microbatches and ranks: sums are accumulated, and the gradients are divided
-by the number of tokens once, before the optimizer steps.
+It connects the network to optimizer steps, validation, logging and checkpoints. Its hooks stand in the order in which
+Lightning calls them; gradient sums, graphs, statistics of a step and the checks of a resume are objects of their own.
+
+The loss is the mean over the scored tokens of a whole optimizer step, over all microbatches and ranks: sums are
+accumulated, and the gradients are divided by the number of tokens once, before the optimizer steps.
 """
 
 import math
@@ -29,12 +31,12 @@ from nestmodel.formats.training_record import METRICS, RECORD_KEY, SETTINGS_KEY,
 from nestmodel.formats.weights import build_network, load_weights
 from nestmodel.nn.batch_norm import StepBatchNorm, update_running_stats
 from nestmodel.nn.gpu import devices
-from nestmodel.nn.gpu.forms import Forms, Kernels
+from nestmodel.nn.gpu.forms import Forms
 from nestmodel.nn.gpu.step_graph import Capture, CudaCapture, StepGraphs
 from nestmodel.nn.loss import CONTEXT_METRICS, LossStats, loss_stats
 from nestmodel.nn.network import NestNetwork
 from nestmodel.nn.network_input import NetworkInput
-from nestmodel.options import WeightParts
+from nestmodel.options import Kernels, WeightParts
 from nestmodel.training.data import NestDataModule
 from nestmodel.training.form_guard import FormGuard, seed_generators
 from nestmodel.training.gradient_sums import GradientSums
@@ -113,6 +115,15 @@ class NestModel(NestNetwork, pl.LightningModule):
         self._own_step: int | None = None
         """The trainer's step before `validate` replaced it by the checkpoint's; None otherwise."""
 
+    @classmethod
+    def from_checkpoint(cls, path: str | Path) -> "NestModel":
+        """Builds a model with its weights from one file: a checkpoint of `nestmodel fit`, NeMo's, or safetensors.
+
+        Raises:
+            WeightsError: The file cannot be read, or does not contain a whole model.
+        """
+        return build_network(cls, path)
+
     def use_checked_forms(self, forms: Forms) -> None:
         """Sets the form of a training step, which the next microbatch compares with the plain form."""
         self.use_forms(forms)
@@ -129,182 +140,6 @@ class NestModel(NestNetwork, pl.LightningModule):
         """
         self._graph_settings = None if capture is None else (num_shapes, capture)
 
-    def on_before_batch_transfer(
-        self,
-        batch: AudioNoiseBatch | NetworkInput,
-        dataloader_idx: int,  # noqa: ARG002 - Lightning's signature
-    ) -> NetworkInput:
-        """Draws the masks of a microbatch, the same ones in every validation, and copies both to the device."""
-        if isinstance(batch, NetworkInput):
-            return batch  # `CopyAhead` has done so
-        if self.trainer.training:
-            return self.training_input(batch)
-        masks = self.draw_masks(batch, mask_purpose="validation mask")
-        return NetworkInput.of(batch, masks, self.device)
-
-    def training_input(self, batch: AudioNoiseBatch) -> NetworkInput:
-        """Draws the masks of a microbatch of training, for the form of its step, and copies both to the device."""
-        masks = self.draw_masks(batch)
-        return NetworkInput.of(batch, masks if self._graphs is None else self._graphs.pad(masks), self.device)
-
-    def on_train_batch_start(self, batch: NetworkInput, batch_idx: int) -> None:  # noqa: ARG002
-        """Numbers logged metrics by optimizer step; see `log_by_global_step`."""
-        log_by_global_step(self.trainer)
-
-    def training_step(self, batch: NetworkInput, batch_idx: int) -> Tensor:  # noqa: ARG002 - Lightning's signature
-        """Returns the summed loss of a microbatch; `on_before_optimizer_step` divides its gradients."""
-        if self._step is None:
-            self._step = StepStats(self._norms, self.config.quantizer.num_codebooks)
-        self._guard.check(batch)
-        seed_generators(self, batch)
-        stats = self._guard.run(self._loss_stats, batch)
-        self._step.add(stats, batch)
-        # Compensates for the means that Lightning takes over microbatches and DDP takes over ranks.
-        return stats.nll_sum * self.trainer.accumulate_grad_batches * self.trainer.world_size
-
-    def _loss_stats(self, batch: NetworkInput) -> LossStats:
-        """Returns the sums over the scored tokens of a microbatch, by a graph if it can run as one."""
-        if self._graphs is None:
-            return loss_stats(self.forward_masked(batch))
-        return self._graphs.forward(batch) or loss_stats(self.forward_masked(batch), batch.scored_rows >= 0)
-
-    def _sums_over_ranks(self) -> bool:
-        """Returns whether DDP sums gradients over ranks in the backward pass of the present microbatch."""
-        if self._graphs is not None or self.trainer.world_size == 1:
-            return False
-        assert self._step is not None
-        return self._step.num_microbatches == self.trainer.accumulate_grad_batches
-
-    def on_before_backward(self, loss: Tensor) -> None:  # noqa: ARG002 - Lightning's signature
-        """Sets the gradients of earlier microbatches aside, unless DDP or a graph is about to add to them."""
-        is_graph = self._graphs is not None and self._graphs.is_pending
-        if not is_graph and not self._sums_over_ranks():
-            self._gradient_sums.set_aside()
-
-    def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
-        """Computes the gradients of a microbatch, by its graph if the forward pass was one."""
-        if self._graphs is not None and self._graphs.is_pending:
-            self._graphs.backward()
-        else:
-            super().backward(loss, *args, **kwargs)
-
-    def on_after_backward(self) -> None:
-        """Adds the gradients of the microbatch to those of earlier ones."""
-        self._gradient_sums.add()
-
-    def discard_step(self) -> None:
-        """Drops the statistics of a step that will not be completed."""
-        self._step = None
-
-    def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Divides the gradients by the number of scored tokens of the step, updates batch norm, and logs the step.
-
-        On a GPU, the optimizer divides them if nothing has to be done with the quotients before it.
-
-        A step with a non-finite loss or gradient is skipped on all ranks, because they decide by the same sums.
-
-        Raises:
-            TrainingError: Too many consecutive steps were skipped, or the data of this rank ended within the step.
-        """
-        assert self._step is not None
-        step, self._step = self._step, None
-        step.check_complete(self.trainer.accumulate_grad_batches, self.global_rank)
-        if self._graphs is not None and self.trainer.world_size > 1:
-            self._sum_over_ranks(self._graphs.share_of_gradients())
-        totals = step.unflatten(self._sum_over_ranks(step.flatten(self.stop_requests)))
-        class_counts = self._train_counts.plus(totals.stats)
-        parameters = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
-        grads = [p.grad for p in parameters]
-        num_tokens = totals.stats.num_tokens.clamp(min=1)
-        if self._divides_in_optimizer(optimizer, num_tokens):
-            cast(Any, optimizer).grad_scale = num_tokens
-            norm = torch.nn.utils.get_total_norm(grads) / num_tokens
-        else:
-            torch._foreach_div_(grads, num_tokens)
-            norm = torch.nn.utils.get_total_norm(grads)
-        # The only point of a step at which the CPU waits for the GPU.
-        metrics = fetch({**totals.counts(), "grad_norm": norm, **totals.stats.metrics(class_counts)})
-        num_nonfinite, num_preempted, num_out_of_time = (float(metrics.pop(name)) for name in totals.counts())
-        grad_norm = metrics.pop("grad_norm")
-        nestguard.current().beat(nestguard.Phase.OPTIMIZER)
-        self.stop_requests.agree(num_preempted, num_out_of_time)
-        if num_nonfinite > 0 or not math.isfinite(grad_norm):
-            self._skip(step, parameters)
-        else:
-            self._skipped.in_a_row = 0
-            update_running_stats(self._norms, totals.norm_statistics)
-            self._train_counts.counts = class_counts
-            self._record = replace(self._record, train_metrics={name: float(metrics[name]) for name in METRICS})
-            self._log_metrics("train", metrics)
-            self.log_numbers({"lr": optimizer.param_groups[0]["lr"]})
-            self.log("grad_norm", grad_norm, batch_size=1)
-        self.log_numbers({"steps_skipped": self._skipped.total})
-
-    def _divides_in_optimizer(self, optimizer: torch.optim.Optimizer, num_tokens: Tensor) -> bool:
-        """Returns whether AdamW divides the gradients while it reads them, which saves a pass over them.
-
-        That is too late for clipping, and in 16-mixed the divisor belongs to the scaler.
-        """
-        is_free = not self.trainer.gradient_clip_val and self.trainer.precision != "16-mixed"
-        return is_free and devices.is_on_gpu(num_tokens) and divides_gradients(optimizer)
-
-    def log_numbers(self, numbers: Mapping[str, float | int]) -> None:
-        """Logs numbers from the CPU, on which they stay: `log` would copy each to the GPU and wait for it twice."""
-        values = {name: torch.tensor(number, dtype=torch.float32) for name, number in numbers.items()}
-        self.log_dict(values, batch_size=1)
-
-    def _skip(self, step: StepStats, parameters: list[nn.Parameter]) -> None:
-        what = f"step {self.trainer.global_step} is skipped on all ranks; on rank {self.global_rank}"
-        has_scaler = self.trainer.precision == "16-mixed"
-        self._skipped.skip(f"{what} {step.nonfinite_sources()}", self.config.optimizer.max_skipped_steps, has_scaler)
-        for parameter in parameters:
-            parameter.grad = None  # the optimizer ignores parameters without a gradient
-
-    def on_train_epoch_end(self) -> None:
-        """Checks that the data did not end within a step: the other ranks would wait for the rest of it forever.
-
-        Raises:
-            TrainingError: The data of this rank ended within a step.
-        """
-        if self._step is not None and not self.trainer.should_stop:
-            self._step.check_complete(self.trainer.accumulate_grad_batches, self.global_rank)
-
-    def validation_step(self, batch: NetworkInput, batch_idx: int) -> None:  # noqa: ARG002 - Lightning's signature
-        """Accumulates the statistics of a microbatch in each attention context of the encoder."""
-        values = self._guard.run(self._context_values, batch)
-        self._val_stats = values if self._val_stats is None else self._val_stats + values
-
-    def _context_values(self, batch: NetworkInput) -> Tensor:
-        """Returns the flattened sums over the scored tokens of a microbatch, for each attention context."""
-        return torch.stack([loss_stats(output).flatten() for output in self.forward_contexts(batch)])
-
-    def on_validation_epoch_end(self) -> None:
-        """Logs loss, entropies and accuracy over all microbatches of all ranks.
-
-        Loss and accuracy are also logged for the attention contexts after the first, such as `val_loss_70_13`.
-        """
-        assert self._val_stats is not None
-        sums, self._val_stats = self._sum_over_ranks(self._val_stats), None
-        metrics: dict[str, Tensor] = {}
-        for number, (context, values) in enumerate(zip(self.config.encoder.att_context_size, sums, strict=True)):
-            stats = LossStats.unflatten(values, self.config.quantizer.num_codebooks)
-            of_context = stats.metrics(torch.stack([stats.token_counts, stats.predicted_counts]))
-            if number == 0:
-                metrics |= of_context
-            else:
-                metrics |= {f"{name}_{context_name(context)}": of_context[name] for name in CONTEXT_METRICS}
-        # Waits for the GPU before the heartbeat, which until then reports the collective.
-        metrics = fetch(metrics)
-        nestguard.current().beat(nestguard.Phase.VALIDATION, self.trainer.global_step - 1)
-        recorded = {name: float(metrics[name]) for name in METRICS}
-        self._record = replace(self._record, val_metrics=recorded, val_step=self.trainer.global_step)
-        self._log_metrics("val", metrics, prog_bar=True)
-
-    def configure_optimizers(self) -> Any:
-        """Returns AdamW with the Noam schedule, which advances once per optimizer step."""
-        trained = (p for p in self.parameters() if p.requires_grad)
-        return build_optimizer(trained, self.config.optimizer, self.config.encoder.d_model, self.device)
-
     def setup(self, stage: str) -> None:  # noqa: ARG002 - Lightning's signature
         """Checks the precision and the sampling rate of the corpus, and fixes DDP's gradient buckets.
 
@@ -318,6 +153,36 @@ class NestModel(NestNetwork, pl.LightningModule):
         warnings.filterwarnings("ignore", message="You have overridden `on_before_batch_transfer` in `LightningModule`")
         fix_gradient_buckets(self.trainer)
         self._stored_form = None
+
+    def configure_optimizers(self) -> Any:
+        """Returns AdamW with its schedule, which advances once per optimizer step."""
+        trained = (p for p in self.parameters() if p.requires_grad)
+        num_steps = self.trainer.max_steps
+        return build_optimizer(trained, self.config.optimizer, self.config.encoder.d_model, self.device, num_steps)
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Validates that data and settings match the checkpoint, and converts its progress to the number of ranks.
+
+        A validation takes only the number of the checkpoint's step, under which it is reported.
+
+        Raises:
+            ConfigError: Data or settings differ.
+        """
+        if not self._is_fitting():
+            if self._is_attached():
+                self._own_step = self.trainer.global_step
+                set_global_step(self.trainer, checkpoint["global_step"])
+            return
+        if SETTINGS_KEY in checkpoint:
+            settings = checkpoint[SETTINGS_KEY]
+            self._stored_form = stored_form(settings)
+            now = run_settings(self.config, self.trainer, form=self._planned_form().forms)
+            check_unchanged(settings, now, step=checkpoint["global_step"])
+        self._record = record_of(checkpoint.get) or self._record
+        scale_loop_progress(checkpoint, self.trainer.accumulate_grad_batches)
+        if progress := dict(checkpoint.get(_PROGRESS_KEY, {})):
+            self._train_counts.counts = progress.pop("faded_counts")
+            self._skipped = SkippedSteps(**progress)
 
     def on_fit_start(self) -> None:
         """Sets the form of the run, prepares optimizer steps, and suppresses a warning of DDP."""
@@ -355,6 +220,136 @@ class NestModel(NestNetwork, pl.LightningModule):
         if self._graphs is not None and isinstance(wrapped, DistributedDataParallel):
             wrapped.require_backward_grad_sync = False
 
+    def on_before_batch_transfer(
+        self,
+        batch: AudioNoiseBatch | NetworkInput,
+        dataloader_idx: int,  # noqa: ARG002 - Lightning's signature
+    ) -> NetworkInput:
+        """Draws the masks of a microbatch, the same ones in every validation, and copies both to the device."""
+        if isinstance(batch, NetworkInput):
+            return batch  # `CopyAhead` has done so
+        if self.trainer.training:
+            return self.training_input(batch)
+        masks = self.draw_masks(batch, mask_purpose="validation mask")
+        return NetworkInput.of(batch, masks, self.device)
+
+    def training_input(self, batch: AudioNoiseBatch) -> NetworkInput:
+        """Draws the masks of a microbatch of training, for the form of its step, and copies both to the device."""
+        masks = self.draw_masks(batch)
+        return NetworkInput.of(batch, masks if self._graphs is None else self._graphs.pad(masks), self.device)
+
+    def on_train_batch_start(self, batch: NetworkInput, batch_idx: int) -> None:  # noqa: ARG002
+        """Numbers logged metrics by optimizer step; see `log_by_global_step`."""
+        log_by_global_step(self.trainer)
+
+    def training_step(self, batch: NetworkInput, batch_idx: int) -> Tensor:  # noqa: ARG002 - Lightning's signature
+        """Returns the summed loss of a microbatch; `on_before_optimizer_step` divides its gradients."""
+        if self._step is None:
+            self._step = StepStats(self._norms, self.config.quantizer.num_codebooks)
+        self._guard.check(batch)
+        seed_generators(self, batch)
+        stats = self._guard.run(self._loss_stats, batch)
+        self._step.add(stats, batch)
+        # Compensates for the means that Lightning takes over microbatches and DDP takes over ranks.
+        return stats.nll_sum * self.trainer.accumulate_grad_batches * self.trainer.world_size
+
+    def on_before_backward(self, loss: Tensor) -> None:  # noqa: ARG002 - Lightning's signature
+        """Sets the gradients of earlier microbatches aside, unless DDP or a graph is about to add to them."""
+        is_graph = self._graphs is not None and self._graphs.is_pending
+        if not is_graph and not self._sums_over_ranks():
+            self._gradient_sums.set_aside()
+
+    def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
+        """Computes the gradients of a microbatch, by its graph if the forward pass was one."""
+        if self._graphs is not None and self._graphs.is_pending:
+            self._graphs.backward()
+        else:
+            super().backward(loss, *args, **kwargs)
+
+    def on_after_backward(self) -> None:
+        """Adds the gradients of the microbatch to those of earlier ones."""
+        self._gradient_sums.add()
+
+    def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """Divides the gradients by the number of scored tokens of the step, updates batch norm, and logs the step.
+
+        On a GPU, the optimizer divides them if nothing has to be done with the quotients before it.
+
+        A step with a non-finite loss or gradient is skipped on all ranks, because they decide by the same sums.
+
+        Raises:
+            TrainingError: Too many consecutive steps were skipped, or the data of this rank ended within the step.
+        """
+        assert self._step is not None
+        step, self._step = self._step, None
+        step.check_complete(self.trainer.accumulate_grad_batches, self.global_rank)
+        if self._graphs is not None and self.trainer.world_size > 1:
+            self._sum_over_ranks(self._graphs.share_of_gradients())
+        totals = step.unflatten(self._sum_over_ranks(step.flatten(self.stop_requests)))
+        class_counts = self._train_counts.plus(totals.stats)
+        parameters = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+        norm = self._divide_gradients(optimizer, parameters, totals.stats.num_tokens.clamp(min=1))
+        # The only point of a step at which the CPU waits for the GPU.
+        metrics = fetch({**totals.counts(), "grad_norm": norm, **totals.stats.metrics(class_counts)})
+        num_nonfinite, num_preempted, num_out_of_time = (float(metrics.pop(name)) for name in totals.counts())
+        grad_norm = metrics.pop("grad_norm")
+        nestguard.current().beat(nestguard.Phase.OPTIMIZER)
+        self.stop_requests.agree(num_preempted, num_out_of_time)
+        if num_nonfinite > 0 or not math.isfinite(grad_norm):
+            self._skip(step, parameters)
+        else:
+            self._skipped.in_a_row = 0
+            update_running_stats(self._norms, totals.norm_statistics)
+            self._train_counts.counts = class_counts
+            self._record = replace(self._record, train_metrics={name: float(metrics[name]) for name in METRICS})
+            self._log_metrics("train", metrics)
+            self.log_numbers({"lr": optimizer.param_groups[0]["lr"]})
+            self.log("grad_norm", grad_norm, batch_size=1)
+        self.log_numbers({"steps_skipped": self._skipped.total})
+
+    def on_train_epoch_end(self) -> None:
+        """Checks that the data did not end within a step: the other ranks would wait for the rest of it forever.
+
+        Raises:
+            TrainingError: The data of this rank ended within a step.
+        """
+        if self._step is not None and not self.trainer.should_stop:
+            self._step.check_complete(self.trainer.accumulate_grad_batches, self.global_rank)
+
+    def validation_step(self, batch: NetworkInput, batch_idx: int) -> None:  # noqa: ARG002 - Lightning's signature
+        """Accumulates the statistics of a microbatch in each attention context of the encoder."""
+        values = self._guard.run(self._context_values, batch)
+        self._val_stats = values if self._val_stats is None else self._val_stats + values
+
+    def on_validation_epoch_end(self) -> None:
+        """Logs loss, entropies and accuracy over all microbatches of all ranks.
+
+        Loss and accuracy are also logged for the attention contexts after the first, such as `val_loss_70_13`.
+        """
+        assert self._val_stats is not None
+        sums, self._val_stats = self._sum_over_ranks(self._val_stats), None
+        metrics: dict[str, Tensor] = {}
+        for number, (context, values) in enumerate(zip(self.config.encoder.att_context_size, sums, strict=True)):
+            stats = LossStats.unflatten(values, self.config.quantizer.num_codebooks)
+            of_context = stats.metrics(torch.stack([stats.token_counts, stats.predicted_counts]))
+            if number == 0:
+                metrics |= of_context
+            else:
+                metrics |= {f"{name}_{context_name(context)}": of_context[name] for name in CONTEXT_METRICS}
+        # Waits for the GPU before the heartbeat, which until then reports the collective.
+        metrics = fetch(metrics)
+        nestguard.current().beat(nestguard.Phase.VALIDATION, self.trainer.global_step - 1)
+        recorded = {name: float(metrics[name]) for name in METRICS}
+        self._record = replace(self._record, val_metrics=recorded, val_step=self.trainer.global_step)
+        self._log_metrics("val", metrics, prog_bar=True)
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Adds the configuration of the model, the settings of the run, the skipped steps and the class counts."""
+        checkpoint[CONFIG_KEY] = asdict(self.config)
+        checkpoint[RECORD_KEY] = self._current_record().stored()
+        checkpoint[SETTINGS_KEY] = run_settings(self.config, self.trainer, form=self.forms)
+        checkpoint[_PROGRESS_KEY] = {**vars(self._skipped), "faded_counts": self._train_counts.counts}
+
     def teardown(self, stage: str) -> None:  # noqa: ARG002 - Lightning's signature
         """Ends the collection of batch-norm statistics, and registers the process group for destruction at exit.
 
@@ -369,41 +364,72 @@ class NestModel(NestNetwork, pl.LightningModule):
         self._norms = []
         self._graphs = self._graph_settings = None  # frees their memory
 
+    def discard_step(self) -> None:
+        """Drops the statistics of a step that will not be completed."""
+        self._step = None
+
+    def log_numbers(self, numbers: Mapping[str, float | int]) -> None:
+        """Logs numbers from the CPU, on which they stay: `log` would copy each to the GPU and wait for it twice."""
+        values = {name: torch.tensor(number, dtype=torch.float32) for name, number in numbers.items()}
+        self.log_dict(values, batch_size=1)
+
+    def _loss_stats(self, batch: NetworkInput) -> LossStats:
+        """Returns the sums over the scored tokens of a microbatch, by a graph if it can run as one."""
+        if self._graphs is None:
+            return loss_stats(self.forward_masked(batch))
+        return self._graphs.forward(batch) or loss_stats(self.forward_masked(batch), batch.scored_rows >= 0)
+
+    def _sums_over_ranks(self) -> bool:
+        """Returns whether DDP sums gradients over ranks in the backward pass of the present microbatch."""
+        if self._graphs is not None or self.trainer.world_size == 1:
+            return False
+        assert self._step is not None
+        return self._step.num_microbatches == self.trainer.accumulate_grad_batches
+
+    def _divide_gradients(
+        self, optimizer: torch.optim.Optimizer, parameters: list[nn.Parameter], num_tokens: Tensor
+    ) -> Tensor:
+        """Divides the gradients by the number of scored tokens, and returns the norm of the quotients.
+
+        On a GPU, AdamW divides them while it reads them, which saves a pass over them. That is too late for clipping,
+        and in 16-mixed the divisor belongs to the scaler.
+        """
+        grads = [parameter.grad for parameter in parameters if parameter.grad is not None]
+        is_free = not self.trainer.gradient_clip_val and self.trainer.precision != "16-mixed"
+        if is_free and devices.is_on_gpu(num_tokens) and divides_gradients(optimizer):
+            cast(Any, optimizer).grad_scale = num_tokens
+            return torch.nn.utils.get_total_norm(grads) / num_tokens
+        torch._foreach_div_(grads, num_tokens)
+        return torch.nn.utils.get_total_norm(grads)
+
+    def _skip(self, step: StepStats, parameters: list[nn.Parameter]) -> None:
+        what = f"step {self.trainer.global_step} is skipped on all ranks; on rank {self.global_rank}"
+        has_scaler = self.trainer.precision == "16-mixed"
+        self._skipped.skip(f"{what} {step.nonfinite_sources()}", self.config.optimizer.max_skipped_steps, has_scaler)
+        for parameter in parameters:
+            parameter.grad = None  # the optimizer ignores parameters without a gradient
+
+    def _context_values(self, batch: NetworkInput) -> Tensor:
+        """Returns the flattened sums over the scored tokens of a microbatch, for each attention context."""
+        return torch.stack([loss_stats(output).flatten() for output in self.forward_contexts(batch)])
+
+    def _sum_over_ranks(self, values: Tensor) -> Tensor:
+        """Sums over all ranks in place; CUDA work may still be in flight."""
+        nestguard.current().beat_collective(self.trainer.global_step)
+        if self.trainer.world_size > 1:
+            torch.distributed.all_reduce(values)
+        return values
+
+    def _log_metrics(self, stage: str, metrics: dict[str, Tensor], *, prog_bar: bool = False) -> None:
+        """Logs metrics that are on the CPU, so that Lightning's reads of their values do not wait for the GPU."""
+        self.log(f"{stage}_loss", metrics.pop("loss"), prog_bar=True, batch_size=1)
+        self.log(f"{stage}_token_entropy", metrics.pop("token_entropy"), prog_bar=prog_bar, batch_size=1)
+        self.log_dict({f"{stage}_{name}": value for name, value in metrics.items()}, batch_size=1)
+
     def _planned_form(self) -> RunForm:
         plan = getattr(getattr(getattr(self.trainer, "datamodule", None), "train_dataset", None), "plan", None)
         settings = None if plan is None else plan.config
         return run_form(self.config, self.kernels, self.trainer, settings, stored=self._stored_form)
-
-    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Adds the configuration of the model, the settings of the run, the skipped steps and the class counts."""
-        checkpoint[CONFIG_KEY] = asdict(self.config)
-        checkpoint[RECORD_KEY] = self._current_record().stored()
-        checkpoint[SETTINGS_KEY] = run_settings(self.config, self.trainer, form=self.forms)
-        checkpoint[_PROGRESS_KEY] = {**vars(self._skipped), "faded_counts": self._train_counts.counts}
-
-    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Validates that data and settings match the checkpoint, and converts its progress to the number of ranks.
-
-        A validation takes only the number of the checkpoint's step, under which it is reported.
-
-        Raises:
-            ConfigError: Data or settings differ.
-        """
-        if not self._is_fitting():
-            if self._is_attached():
-                self._own_step = self.trainer.global_step
-                set_global_step(self.trainer, checkpoint["global_step"])
-            return
-        if SETTINGS_KEY in checkpoint:
-            settings = checkpoint[SETTINGS_KEY]
-            self._stored_form = stored_form(settings)
-            now = run_settings(self.config, self.trainer, form=self._planned_form().forms)
-            check_unchanged(settings, now, step=checkpoint["global_step"])
-        self._record = record_of(checkpoint.get) or self._record
-        scale_loop_progress(checkpoint, self.trainer.accumulate_grad_batches)
-        if progress := dict(checkpoint.get(_PROGRESS_KEY, {})):
-            self._train_counts.counts = progress.pop("faded_counts")
-            self._skipped = SkippedSteps(**progress)
 
     def _current_record(self) -> TrainingRecord:
         data = getattr(self.trainer, "datamodule", None)
@@ -421,25 +447,3 @@ class NestModel(NestNetwork, pl.LightningModule):
             return self.trainer is not None
         except RuntimeError:  # the model has no trainer
             return False
-
-    @classmethod
-    def from_checkpoint(cls, path: str | Path) -> "NestModel":
-        """Builds a model with its weights from one file: a checkpoint of `nestmodel fit`, NeMo's, or safetensors.
-
-        Raises:
-            WeightsError: The file cannot be read, or does not contain a whole model.
-        """
-        return build_network(cls, path)
-
-    def _sum_over_ranks(self, values: Tensor) -> Tensor:
-        """Sums over all ranks in place; CUDA work may still be in flight."""
-        nestguard.current().beat_collective(self.trainer.global_step)
-        if self.trainer.world_size > 1:
-            torch.distributed.all_reduce(values)
-        return values
-
-    def _log_metrics(self, stage: str, metrics: dict[str, Tensor], *, prog_bar: bool = False) -> None:
-        """Logs metrics that are on the CPU, so that Lightning's reads of their values do not wait for the GPU."""
-        self.log(f"{stage}_loss", metrics.pop("loss"), prog_bar=True, batch_size=1)
-        self.log(f"{stage}_token_entropy", metrics.pop("token_entropy"), prog_bar=prog_bar, batch_size=1)
-        self.log_dict({f"{stage}_{name}": value for name, value in metrics.items()}, batch_size=1)

@@ -1,5 +1,6 @@
-"""The optimizer and its schedule: AdamW under the Noam learning rate, a function of the optimizer step alone."""
+"""The optimizer and its schedule: AdamW under a learning rate that is a function of the optimizer step alone."""
 
+import math
 from collections.abc import Iterable
 from typing import Any
 
@@ -7,6 +8,7 @@ import torch
 from torch import nn
 
 from nestmodel.config import OptimizerConfig
+from nestmodel.errors import ConfigError
 from nestmodel.training.lightning_private import allow_clipping
 
 
@@ -25,6 +27,30 @@ def noam_lr(step: int, config: OptimizerConfig, d_model: int) -> float:
     return max(rate, config.min_lr) if count > config.warmup_steps else rate
 
 
+def learning_rate(step: int, config: OptimizerConfig, d_model: int, num_steps: int) -> float:
+    """Returns the learning rate of an optimizer step.
+
+    Args:
+        step: Number of optimizer steps made before.
+        config: Schedule, rate, number of warm-up steps and minimum.
+        d_model: Dimension of the encoder, for `noam`.
+        num_steps: Steps of the whole run, for `cosine` and `wsd`.
+
+    Source: for `wsd`, MiniCPM, arXiv:2404.06395, with a linear decay.
+    """
+    if config.schedule == "noam":
+        return noam_lr(step, config, d_model)
+    count = step + 1
+    if count <= config.warmup_steps:
+        return config.lr * count / config.warmup_steps
+    first = config.warmup_steps
+    if config.schedule == "wsd":
+        first = max(first, num_steps - round(config.decay_share * num_steps))
+    done = min(1.0, max(0, count - first) / max(1, num_steps - first))
+    left = 1.0 - done if config.schedule == "wsd" else 0.5 * (1.0 + math.cos(math.pi * done))
+    return config.min_lr + (config.lr - config.min_lr) * left
+
+
 def divides_gradients(optimizer: torch.optim.Optimizer) -> bool:
     """Returns whether an optimizer divides gradients by its attribute `grad_scale`, a scalar in float32, if it is set.
 
@@ -35,10 +61,27 @@ def divides_gradients(optimizer: torch.optim.Optimizer) -> bool:
     return isinstance(optimizer, torch.optim.AdamW) and all(group["fused"] for group in optimizer.param_groups)
 
 
+def check_schedule(config: OptimizerConfig, num_steps: int) -> None:
+    """Checks that a schedule has a last step, if it needs one.
+
+    Raises:
+        ConfigError: It has none.
+    """
+    if config.schedule != "noam" and num_steps <= config.warmup_steps:
+        raise ConfigError(
+            f"optimizer.schedule {config.schedule} ends at trainer.max_steps, which is {num_steps}: give more steps "
+            f"than optimizer.warmup_steps ({config.warmup_steps})."
+        )
+
+
 def build_optimizer(
-    parameters: Iterable[nn.Parameter], config: OptimizerConfig, d_model: int, device: torch.device
+    parameters: Iterable[nn.Parameter],
+    config: OptimizerConfig,
+    d_model: int,
+    device: torch.device,
+    num_steps: int = -1,
 ) -> dict[str, Any]:
-    """Returns AdamW and its Noam schedule in the form that `configure_optimizers` returns to Lightning.
+    """Returns AdamW and its schedule in the form that `configure_optimizers` returns to Lightning.
 
     Args:
         parameters: Parameters to train.
@@ -46,11 +89,18 @@ def build_optimizer(
         d_model: Dimension of the encoder, for the schedule.
         device: Device of the parameters. On CPU and CUDA the fused implementation is used, which makes one pass over
             weights and moments instead of eight.
+        num_steps: Steps of the whole run, for the schedules that end with it.
+
+    Raises:
+        ConfigError: The schedule ends with the run, whose length is not known.
     """
+    check_schedule(config, num_steps)
     fused = device.type in ("cpu", "cuda")
     optimizer = torch.optim.AdamW(
         list(parameters), lr=1.0, betas=config.betas, weight_decay=config.weight_decay, fused=fused
     )
     allow_clipping(optimizer)
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: noam_lr(step, config, d_model))
+    schedule = torch.optim.lr_scheduler.LambdaLR(
+        optimizer, lambda step: learning_rate(step, config, d_model, num_steps)
+    )
     return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}

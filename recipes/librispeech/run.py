@@ -69,8 +69,8 @@ def commands(stage: str, args: argparse.Namespace) -> list[Command]:
         ]
     if stage == "pretrain":
         configs = args.config or ["large", RECIPE / f"gpus_{args.gpus}.yaml"]
-        fit: Command = ["--data.corpus", data / "train.corpus", "--data.val_corpus", data / "dev.corpus"]
-        fit += ["--data.noise", args.noise] if args.noise else []
+        fit: Command = [data / "train.corpus", "--val-corpus", data / "dev.corpus"]
+        fit += ["--noise", args.noise] if args.noise else []
         fit += [word for config in configs for word in ("--config", config)]
         if args.gpus == 64:
             return [["sbatch", "--nodes", "8", "--wait", "examples/slurm/fit.sbatch", output / "pretrain", *fit]]

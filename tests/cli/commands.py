@@ -6,6 +6,8 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+import pytest
+
 
 @dataclass(frozen=True)
 class Outcome:
@@ -30,3 +32,10 @@ def run(command: str, *arguments: object, cwd: Path, timeout_s: float = 400) -> 
         timeout=timeout_s,
     )
     return Outcome(done.returncode, done.stdout, done.stderr)
+
+
+def error_of(capsys: pytest.CaptureFixture[str]) -> str:
+    """Returns the one line about an error that a command has printed."""
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if "error" in line]
+    assert line.startswith("error: ")
+    return line

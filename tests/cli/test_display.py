@@ -14,15 +14,8 @@ from tests.terminal import Terminal
 
 def fit_arguments(corpora: MessyCorpora, directory: Path) -> list[str]:
     (directory / "tiny.yaml").write_text(yaml.safe_dump(TINY))
-    data = [
-        "--data.corpus",
-        str(corpora.windows),
-        "--data.noise",
-        str(corpora.noise),
-        "--data.bad_audio.max_share",
-        "0.5",
-    ]
-    return ["fit", "--config", "tiny.yaml", *data, "--trainer.default_root_dir", "run", "--trainer.accelerator", "cpu"]
+    data = [str(corpora.windows), "--noise", str(corpora.noise), "--data.bad-audio.max-share", "0.5"]
+    return ["fit", *data, "--config", "tiny.yaml", "--output", "run", "--accelerator", "cpu"]
 
 
 @pytest.mark.slow
@@ -31,7 +24,7 @@ def test_a_run_on_a_terminal_shows_a_summary_and_a_panel(messy_corpora: MessyCor
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "TERM": "xterm-256color"}
     for name in ("COLUMNS", "LINES", "NO_COLOR", "TTY_COMPATIBLE"):
         environment.pop(name, None)
-    arguments = [*fit_arguments(messy_corpora, tmp_path), "--data.val_corpus", str(messy_corpora.speech)]
+    arguments = [*fit_arguments(messy_corpora, tmp_path), "--val-corpus", str(messy_corpora.speech)]
     code = terminal.run([Path(sys.executable).parent / "nestmodel", *arguments], tmp_path, environment)
     lines = terminal.lines()
     terminal.close()
@@ -68,12 +61,11 @@ def test_a_quiet_run_shows_its_results_only(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "quiet.yaml").write_text("quiet: true\nlog: [csv]\n")
-    arguments = [*fit_arguments(messy_corpora, tmp_path), "--config", "quiet.yaml", "--trainer.max_steps", "2"]
+    arguments = [*fit_arguments(messy_corpora, tmp_path), "--config", "quiet.yaml", "--max-steps", "2"]
     assert main(arguments) == 0
     shown = capsys.readouterr()
     assert not re.search(r"^(step|corpus)\b", shown.err, re.MULTILINE)
     assert re.match(r"finished: step 2 after 0:\d\d:\d\d, loss \d\.\d{3} \(token entropy \d\.\d{3}\)\n", shown.out)
-    assert "next: nestmodel" not in shown.out  # there is no last.ckpt
     assert not (tmp_path / "run" / "version_0" / "tensorboard").exists()
 
 
@@ -81,33 +73,24 @@ def test_a_run_without_a_terminal_shows_lines(
     messy_corpora: MessyCorpora, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    checkpoints = {"class_path": "nestmodel.Checkpoints", "init_args": {"every_n_steps": 1}}
-    (tmp_path / "more.yaml").write_text(yaml.safe_dump({"trainer": {"callbacks": [checkpoints]}}))
-    arguments = [*fit_arguments(messy_corpora, tmp_path), "--config", "more.yaml", "--trainer.max_steps", "2"]
+    arguments = [*fit_arguments(messy_corpora, tmp_path), "--checkpoints.every-n-steps", "1", "--max-steps", "2"]
     assert main([*arguments, "--log", "csv"]) == 0
     shown = capsys.readouterr()
     lines = shown.err.splitlines()
     assert lines[0].startswith("corpus      ")
-    line = (
-        r"step 1 of 2, loss \d\.\d{3}, entropy \d\.\d{3}, masked accuracy .* %, \S+ s of audio/s, \d+ % waiting, .* GB"
-    )
-    assert any(re.fullmatch(line, text) for text in lines), lines
+    assert any(re.match(r"step 1 of 2, .*loss \d\.\d{3}", text) for text in lines), lines
     assert any(text.startswith("step 2 of 2") for text in lines)
     assert "next: nestmodel features run/version_0/checkpoints/last.ckpt" in shown.out
     assert "  or: nestmodel export run/version_0/checkpoints/last.ckpt --to huggingface\n" in shown.out
     assert "reason:" not in shown.out
     assert main([*arguments, "--log", "csv", "--resume"]) == 0
-    (first, second, *_) = capsys.readouterr().out.splitlines()
-    assert first.startswith("finished: step 2 after ")
-    assert second == "reason: trainer.max_steps of 2 was reached by earlier starts: raise it to train longer"
+    assert "nothing to train: " in capsys.readouterr().out
 
 
 def test_a_run_for_live_speech_names_the_export_that_can_hold_its_encoder(
     messy_corpora: MessyCorpora, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    checkpoints = {"class_path": "nestmodel.Checkpoints", "init_args": {"every_n_steps": 1}}
-    (tmp_path / "more.yaml").write_text(yaml.safe_dump({"trainer": {"callbacks": [checkpoints]}}))
-    live = ["--config", "streaming", "--config", "more.yaml", "--trainer.max_steps", "1"]
+    live = ["--config", "streaming", "--max-steps", "1"]
     assert main([*fit_arguments(messy_corpora, tmp_path), *live]) == 0
     assert "export run/version_0/checkpoints/last.ckpt --to onnx-streaming\n" in capsys.readouterr().out

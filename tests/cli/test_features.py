@@ -95,21 +95,32 @@ def test_probe_takes_urls_for_each_of_its_inputs(
     with WebServer(directory).running() as server:
         reports = []
         for given in ("speech.json", f"{server.url}/speech.json"):
-            assert main(["probe", "model.ckpt", given, *options]) == 0
+            assert main(["probe", "label", "model.ckpt", given, *options]) == 0
             reports.append(json.loads(capsys.readouterr().out))
     assert reports[0]["trained"] == reports[1]["trained"]
     for name, seeds in (("train", range(24)), ("test", range(50, 60))):
         write_manifest(tmp_path, name, seeds)
     with WebServer(tmp_path).running() as server:
         sides = [f"{server.url}/train.json", "--test", f"{server.url}/test.json"]
-        options = ["--task", "ctc", "--learning-rates", "0.1", "--max-epochs", "1", "--probe-seeds", "3"]
-        assert main(["probe", "model.ckpt", *sides, *options]) == 0
+        options = ["--learning-rates", "0.1", "--max-epochs", "1", "--probe-seeds", "3"]
+        assert main(["probe", "characters", "model.ckpt", *sides, *options]) == 0
 
 
 @needs_probe
 def test_probe_prints_a_table_and_writes_a_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     output = tmp_path / "p"
-    arguments = ["probe", "model.ckpt", "speech.json", "--label", "pitch", "--device", "cpu", "-o", str(output)]
+    arguments = [
+        "probe",
+        "label",
+        "model.ckpt",
+        "speech.json",
+        "--label",
+        "pitch",
+        "--device",
+        "cpu",
+        "-o",
+        str(output),
+    ]
     assert main(arguments) == 0
     out = capsys.readouterr().out
     for text in (
@@ -123,7 +134,18 @@ def test_probe_prints_a_table_and_writes_a_report(tmp_path: Path, capsys: pytest
 @needs_probe
 def test_probe_without_an_output_directory_only_prints(directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = sorted(path.name for path in directory.iterdir())
-    arguments = ["probe", "model.ckpt", "speech.json", "--label", "pitch", "--device", "cpu", "--train-per-class", "3"]
+    arguments = [
+        "probe",
+        "label",
+        "model.ckpt",
+        "speech.json",
+        "--label",
+        "pitch",
+        "--device",
+        "cpu",
+        "--train-per-class",
+        "3",
+    ]
     assert main([*arguments, "--held-out", "0.5", "--seed", "4", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["classes"] == {"h": [3, 6], "l": [3, 6]}
@@ -138,7 +160,7 @@ def test_probe_of_content_prints_error_rates(tmp_path: Path, capsys: pytest.Capt
         write_manifest(tmp_path, name, seeds)
     inputs = ["model.ckpt", str(tmp_path / "train.json"), "--test", str(tmp_path / "test.json"), "--device", "cpu"]
     options = ["--learning-rates", "0.1", "--max-epochs", "2", "--probe-seeds", "3"]
-    assert main(["probe", *inputs, "--task", "ctc", *options, "-o", str(tmp_path / "ctc")]) == 0
+    assert main(["probe", "characters", *inputs, *options, "-o", str(tmp_path / "ctc")]) == 0
     out = capsys.readouterr().out
     for text in (
         "CER, %",
@@ -161,13 +183,13 @@ def test_probe_of_content_prints_error_rates(tmp_path: Path, capsys: pytest.Capt
         (["features", "model.ckpt", "speech", "-o", "speech", "--overwrite"], 1, "is not a directory of features"),
         (["features", "gone.ckpt", "speech", "-o", "f"], 1, "gone.ckpt"),
         (["features", "model.ckpt", "gone.json", "-o", "f"], 1, "gone.json"),
-        (["probe", "model.ckpt", "speech.json"], 2, "--task labels needs --label"),
-        (["probe", "model.ckpt", "speech.json", "--task", "ctc"], 2, "--task ctc needs --test"),
-        (["probe", "model.ckpt", "speech.json", "--task", "words"], 2, "'words'"),
-        (["probe", "a", "b", "--task", "ctc", "--label", "x"], 2, "--label belongs to --task labels, and the task"),
-        (["probe", "a", "b", "--label", "x", "--test", "c"], 2, "--test belongs to --task ctc, and the task"),
-        (["probe", "a", "b", "--task", "ctc", "--test", "c", "--baselines", "noise"], 2, "--baselines is 'noise'"),
-        (["probe", "a", "b", "--task", "ctc", "--probe-seeds", "a,b"], 2, "--probe-seeds is 'a,b': give numbers"),
+        (["probe", "label", "model.ckpt", "speech.json"], 2, "--label"),
+        (["probe", "characters", "model.ckpt", "speech.json"], 2, "--test"),
+        (["probe", "words", "model.ckpt", "speech.json"], 2, "No such command 'probe'"),
+        (["probe", "characters", "a", "b", "--label", "x"], 2, "unknown option --label"),
+        (["probe", "label", "a", "b", "--label", "x", "--test", "c"], 2, "unknown option --test"),
+        (["probe", "characters", "a", "b", "--test", "c", "--baselines", "noise"], 2, "'noise'"),
+        (["probe", "characters", "a", "b", "--test", "c", "--probe-seeds", "a,b"], 2, "'a,b'"),
     ],
 )
 def test_an_invalid_request_is_one_line_with_the_reason(
@@ -178,18 +200,18 @@ def test_an_invalid_request_is_one_line_with_the_reason(
 
 @needs_probe
 @pytest.mark.parametrize(
-    ("options", "code", "message"),
+    ("task", "options", "code", "message"),
     [
-        (["--task", "ctc", "--test", "speech"], 1, "24 of 24 test utterances"),
-        (["--label", "tempo"], 1, "label is 'tempo', and no utterance has that"),
-        (["--label", "language"], 1, "1 of 1 classes can be probed"),
-        (["--label", "pitch", "--held-out", "2"], 2, "held_out is 2"),
+        ("characters", ["--test", "speech"], 1, "24 of 24 test utterances"),
+        ("label", ["--label", "tempo"], 1, "label is 'tempo', and no utterance has that"),
+        ("label", ["--label", "language"], 1, "1 of 1 classes can be probed"),
+        ("label", ["--label", "pitch", "--held-out", "2"], 2, "held_out is 2"),
     ],
 )
 def test_unsuitable_input_of_a_probe_is_one_line_with_the_reason(
-    options: list[str], code: int, message: str, directory: Path, capsys: pytest.CaptureFixture[str]
+    task: str, options: list[str], code: int, message: str, directory: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    check_refused(["probe", "model.ckpt", "speech.json", *options], code, message, directory, capsys)
+    check_refused(["probe", task, "model.ckpt", "speech.json", *options], code, message, directory, capsys)
 
 
 def check_refused(

@@ -1,14 +1,11 @@
 """What a newcomer types and writes, right and wrong: each has its exit code and its decisive line."""
 
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
-from nestcli import nestdata, nestmodel
 from tests.cli.first_contact.check import attempt, defects
 from tests.cli.first_contact.folder import make_folder
 from tests.cli.first_contact.lines import LINES, PROGRAMS, Line
@@ -41,19 +38,3 @@ def test_there_are_84_lines_and_five_programs() -> None:
 def test_a_line_ends_with_its_code_and_says_what_it_has_to(line: Line, newcomer: Newcomer) -> None:
     found = attempt(line, newcomer.folder, newcomer.commands)
     assert defects(line, found) == [], f"\n{found.outcome.out}\n{found.outcome.err}"
-
-
-def test_the_help_of_every_command_imports_neither_torch_nor_lightning_nor_lhotse() -> None:
-    names = [("nestdata", name) for name in nestdata.PROGRAM.commands]
-    names += [("nestmodel", name) for name in nestmodel.PROGRAM.commands]
-    source = f"""
-import contextlib, importlib, io, sys
-for program, name in {names}:
-    with contextlib.redirect_stdout(io.StringIO()) as help:
-        code = importlib.import_module("nestcli." + program).main([name, "--help"])
-    loaded = [heavy for heavy in ("torch", "pytorch_lightning", "lhotse") if heavy in sys.modules]
-    if code != 0 or loaded or name not in help.getvalue():
-        sys.exit(f"{{program}} {{name}} --help: exit code {{code}}, imports {{loaded}}")
-"""
-    done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, timeout=60)
-    assert (done.returncode, done.stderr) == (0, "")

@@ -88,7 +88,7 @@ def test_export_to_onnx_without_its_extra_names_the_extra(
         (["import", "gone.nemo"], 1, "gone.nemo: does not exist"),
         (["import", "text.nemo"], 1, "text.nemo: neither a .nemo file"),
         (["import", "last.ckpt"], 1, "last.ckpt: exists already"),
-        (["export", "last.ckpt"], 2, "Missing option '--to'"),
+        (["export", "last.ckpt"], 2, "--to {nemo"),
         (["export", "last.ckpt", "--to", "keras"], 2, "keras"),
         (["export", "text.nemo", "--to", "onnx"], 1, "text.nemo: neither a .nemo file"),
         (
@@ -120,22 +120,23 @@ def test_fit_starts_from_the_encoder_of_a_nemo_file_and_reports_the_loaded_weigh
     other = NestModel(tiny_config(num_layers=3))
     write_nemo(tmp_path / "start.nemo", other.config, other.state_dict())
     content = {
-        "trainer": {"max_steps": 1, "accelerator": "cpu", "limit_val_batches": 0, "default_root_dir": "run"},
+        "output": "run",
+        "trainer": {"max_steps": 1, "accelerator": "cpu"},
         "model": {"config": {**asdict(CONFIG), "optimizer": {"lr": 1e-9, "warmup_steps": 10}}},
         "data": {"plan": {"max_batch_seconds": 10.0, "microbatches_per_step": 2}, "num_workers": 0},
     }
     del content["model"]["config"]["seed"]
     content["model"]["config"]["features"] = {}
     (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(_plain(content)))
-    corpora = ("--data.corpus", str(messy_corpora.speech), "--data.noise", str(messy_corpora.noise))
-    start = ("--model.init_from", "start.nemo", "--model.init_parts", "encoder")
+    corpora = (str(messy_corpora.speech), "--noise", str(messy_corpora.noise))
+    start = ("--init-from", "start.nemo", "--model.init-parts", "encoder")
     with caplog.at_level("INFO", logger="pytorch_lightning.utilities.rank_zero"):
-        assert main(["fit", "--config", "tiny.yaml", *corpora, *start]) == 0
+        assert main(["fit", *corpora, "--config", "tiny.yaml", *start]) == 0
     (line,) = [message for message in caplog.messages if "weights loaded" in message]
     assert line.startswith("start.nemo: ")
     assert "encoder.layers.2.* " in line
     assert " 0 missing" in line
-    (last,) = (tmp_path / "run").rglob("*.ckpt")
+    last = tmp_path / "run/version_0/checkpoints/last.ckpt"
     trained = NestModel.from_checkpoint(last)
     assert set(torch.load(last, weights_only=True)) >= {"nest_config", "state_dict", "optimizer_states"}
     trained_state = {name: value for name, value in trained.state_dict().items() if "running" not in name}
@@ -152,8 +153,8 @@ def test_fit_refuses_a_weight_file_that_does_not_exist(
     messy_corpora: MessyCorpora, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    corpora = ("--data.corpus", str(messy_corpora.speech), "--data.noise", str(messy_corpora.noise))
-    assert main(["fit", "--config", "demo", *corpora, "--model.init_from", "gone.nemo"]) == 1
+    corpora = (str(messy_corpora.speech), "--noise", str(messy_corpora.noise))
+    assert main(["fit", *corpora, "--config", "demo", "--init-from", "gone.nemo"]) == 1
     errors = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]
     assert errors == ["error: gone.nemo: does not exist. Give a file that exists."]
 

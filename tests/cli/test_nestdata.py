@@ -112,13 +112,16 @@ def test_prepare_without_a_usable_cut_reports_the_first_reason(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["prepare"], "Missing argument 'INPUT'"),
-        (["prepare", "a.json", "--sampling-rat", "3"], "No such option: --sampling-rat"),
-        (["prepare", "a.json", "--probe", "some"], "Invalid value for '--probe'"),
-        (["prepare", "a.json", "--format", "tsv"], "Invalid value for '--format'"),
-        (["sample-batch", "preview", "a.corpus", "--step", "x"], "Invalid value for '--step'"),
-        (["sample-batch", "preview", "a.corpus", "--step", "-1"], "Invalid value for '--step'"),
-        (["prepare", "a.json", "--channel", "mean"], "Invalid value for '--channel': 'mean': give a channel"),
+        (["prepare"], "INPUT is missing"),
+        (
+            ["prepare", "a.json", "--sampling-rat", "3"],
+            "unknown option --sampling-rat; the nearest is '--sampling-rate'",
+        ),
+        (["prepare", "a.json", "--probe", "some"], "'some' for argument '--probe'"),
+        (["prepare", "a.json", "--format", "tsv"], "'tsv' for argument '--format'"),
+        (["sample-batch", "preview", "a.corpus", "--step", "x"], "--step"),
+        (["sample-batch", "preview", "a.corpus", "--step", "-1"], "--step is -1: expected 0 or more"),
+        (["prepare", "a.json", "--channel", "mean"], "--channel"),
         (["nonsense"], "No such command 'nonsense'"),
     ],
 )

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from nestcli.nestmodel import main
-from nestcli.trackers import Tracker, check_trackers, open_loggers, start_trackers
 from nestmodel import ConfigError, TrainingError
+from nestmodel.training.trackers import Tracker, check_trackers, open_loggers, start_trackers
 from tests.cli.test_display import fit_arguments
 from tests.conftest import MessyCorpora
 from tests.extras import needs
@@ -33,7 +33,7 @@ class FailingLogger:
 
 def test_a_tracker_that_fails_is_one_warning_and_gets_a_pause(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
-    monkeypatch.setattr("nestcli.trackers.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("nestmodel.training.trackers.time.monotonic", lambda: now[0])
     inner = FailingLogger()
     tracker = Tracker("mlflow", lambda: inner)
     monkeypatch.setattr(FailingLogger, "experiment", None)
@@ -71,18 +71,6 @@ def test_tensorboard_is_left_out_if_it_is_not_installed(monkeypatch: pytest.Monk
     assert len(open_loggers(None, tmp_path, None)) == 1
 
 
-def test_log_and_loggers_of_the_trainer_exclude_each_other(
-    messy_corpora: MessyCorpora, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    arguments = fit_arguments(messy_corpora, tmp_path)
-    assert main([*arguments, "--log", "csv", "--trainer.logger", "false"]) == 2
-    assert "error: --log and trainer.logger are both given" in capsys.readouterr().err
-    assert main([*arguments, "--log", "nonsense"]) == 2
-    assert "nonsense" in capsys.readouterr().err
-    assert not (tmp_path / "run").exists()
-
-
 @needs("tensorboard", "tensorboard")
 def test_tensorboard_gets_pictures(
     messy_corpora: MessyCorpora, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -90,8 +78,8 @@ def test_tensorboard_gets_pictures(
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     monkeypatch.chdir(tmp_path)
-    arguments = [*fit_arguments(messy_corpora, tmp_path), "--data.val_corpus", str(messy_corpora.speech)]
-    assert main([*arguments, "--trainer.max_steps", "2", "--log", "tensorboard"]) == 0
+    arguments = [*fit_arguments(messy_corpora, tmp_path), "--val-corpus", str(messy_corpora.speech)]
+    assert main([*arguments, "--max-steps", "2", "--log", "tensorboard"]) == 0
     events = EventAccumulator(str(tmp_path / "run" / "version_0" / "tensorboard"), size_guidance={"images": 0})
     events.Reload()
     assert {"first batch 00", "curves"} <= set(events.Tags()["images"])
@@ -161,7 +149,7 @@ def test_wandb_gets_metrics_settings_and_pictures_in_one_run_over_resumes(
 
 
 def test_ids_of_runs_are_checked(tmp_path: Path) -> None:
-    from nestcli.trackers import _read_ids
+    from nestmodel.training.trackers import _read_ids
 
     for content in ("", "[]", '{"mlflow": 3}', '{"mlflow": "../../x"}', "\x00"):
         (tmp_path / "trackers.json").write_text(content)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from nestdata import MixConfig, PlanConfig
-from nestmodel import NestDataModule, NestModel
+from nestmodel import DataConfig, NestDataModule, NestModel
 from nestmodel.nn import features
 from nestmodel.nn.gpu import block, devices
 from nestmodel.nn.gpu.forms import Forms
@@ -51,7 +51,7 @@ def main(argv: list[str]) -> None:
         StepGraphs.pad = lambda _, masks: masks  # type: ignore[method-assign]
         StepGraphs.forward = lambda *_: None  # type: ignore[method-assign]
     plan = PlanConfig(max_batch_seconds=10.0, microbatches_per_step=6, num_shapes=2)
-    data = NestDataModule(speech, noise, speech, plan, MixConfig(prob=0.8), num_workers=0)
+    data = NestDataModule(DataConfig(speech, noise, speech, plan, MixConfig(prob=0.8), num_workers=0))
     runner = trainer(directory, [recorder, ProportionalSteps()], max_steps=4, devices=2, strategy="ddp")
     if form == "given up":
         plant_compiled_form(fails=runner.global_rank == 1)

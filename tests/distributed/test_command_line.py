@@ -16,7 +16,7 @@ import yaml
 from nestguard import EXIT_STALLED
 from nestmodel import newest_checkpoint
 from nestmodel.training.saving.checkpoint_files import find_checkpoints
-from nestmodel.training.starting.startup import EXIT_NOT_SAVED
+from nestmodel.training.stopping.exit_codes import EXIT_NOT_SAVED
 from nestmodel.training.stopping.preemption import EXIT_PREEMPTED, Preempted
 from tests.cli.test_nestmodel import TINY
 from tests.conftest import MessyCorpora
@@ -58,12 +58,12 @@ def start(
         flags: Further arguments.
         max_file_bytes: Larger files cannot be written, as on a full disk.
     """
-    callbacks = [{"class_path": "nestmodel.Checkpoints"}, {"class_path": f"{__name__}.EndsSlowly"}]
+    callbacks = [{"class_path": f"{__name__}.EndsSlowly"}]
     tiny = {**TINY, "trainer": {**TINY["trainer"], "callbacks": callbacks}, "guard": {"limits": LIMITS}}
     (directory / "tiny.yaml").write_text(yaml.safe_dump(tiny))
     command = [str(Path(sys.executable).parent / "nestmodel"), "fit", "--config", "demo", "--config", "tiny.yaml"]
-    command += ["--data.corpus", str(corpora.speech), "--trainer.accelerator", "cpu", "--trainer.devices", "2"]
-    command += ["--trainer.strategy", "ddp", "--trainer.default_root_dir", "run", "--ckpt_path", "last", *flags]
+    command += [str(corpora.speech), "--accelerator", "cpu", "--devices", "2", "--trainer.strategy", "ddp"]
+    command += ["--output", "run", "--ckpt-path", "last", *flags]
     environment = {name: value for name, value in os.environ.items() if name != "LOCAL_RANK"}
     environment |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPOSITORY)}
     with (directory / "log").open("a") as log:

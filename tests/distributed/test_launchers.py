@@ -18,7 +18,7 @@ JOB |= {"SLURM_NODEID": "0", "SLURM_STEP_ID": "0"}
 
 
 def without_devices(command: list[str]) -> list[str]:
-    at = command.index("--trainer.devices")
+    at = command.index("--devices")
     return [*command[:at], *command[at + 2 :]]
 
 

@@ -15,7 +15,7 @@ import yaml
 
 from nestmodel.training.saving.checkpoint_files import find_checkpoints
 from nestmodel.training.starting.origin import STARTER
-from nestmodel.training.starting.startup import EXIT_INTERRUPTED
+from nestmodel.training.stopping.exit_codes import EXIT_INTERRUPTED
 from tests.cli.test_nestmodel import TINY
 from tests.conftest import MessyCorpora
 from tests.distributed.runs import REPOSITORY
@@ -29,12 +29,10 @@ pytestmark = [pytest.mark.multiprocess, pytest.mark.slow]
 
 
 def fit_command(corpora: MessyCorpora, directory: Path, devices: int, *flags: str) -> list[str]:
-    callbacks = [{"class_path": "nestmodel.Checkpoints"}]
-    tiny = {**TINY, "trainer": {**TINY["trainer"], "callbacks": callbacks}}
     directory.mkdir(exist_ok=True)
-    (directory / "tiny.yaml").write_text(yaml.safe_dump(tiny))
-    command = [str(SCRIPTS / "nestmodel"), "fit", "--config", "tiny.yaml", "--data.corpus", str(corpora.speech)]
-    command += ["--trainer.accelerator", "cpu", "--trainer.devices", str(devices), "--trainer.default_root_dir", "run"]
+    (directory / "tiny.yaml").write_text(yaml.safe_dump(TINY))
+    command = [str(SCRIPTS / "nestmodel"), "fit", "--config", "tiny.yaml", str(corpora.speech)]
+    command += ["--accelerator", "cpu", "--devices", str(devices), "--output", "run"]
     return [*command, *(["--trainer.strategy", "ddp"] if devices > 1 else []), *flags]
 
 
@@ -121,7 +119,7 @@ def test_ctrl_c_in_a_terminal_saves_a_checkpoint_from_which_two_ranks_resume_exa
     assert f"interrupted after step {left.step}; continue with the same command and --resume." in log
     assert "stall guard:" not in log
     last = left.step + 2
-    for name, resume in (("run", ["--ckpt_path", "last!"]), ("whole", [])):
+    for name, resume in (("run", ["--resume"]), ("whole", [])):
         command = fit_command(messy_corpora, tmp_path / name, 2, *flags, str(last), *resume)
         assert start(command, tmp_path / name).wait(timeout=200) == 0, (tmp_path / name / "log").read_text()
     resumed, whole = weights(tmp_path / "run", last), weights(tmp_path / "whole", last)

@@ -16,7 +16,15 @@ from pytorch_lightning.strategies import DDPStrategy
 
 from nestdata import AudioNoiseBatch, RemoteConfig, start_fork_server
 from nestguard import StallLimits
-from nestmodel import Checkpoints, NestModel, PreemptionHandler, StallGuard, newest_checkpoint
+from nestmodel import (
+    CheckpointConfig,
+    Checkpoints,
+    GuardConfig,
+    NestModel,
+    PreemptionHandler,
+    StallGuard,
+    newest_checkpoint,
+)
 from nestmodel.training.callbacks import stall_guard
 from nestmodel.training.step_limits import ends_step
 from tests.conftest import MessyCorpora
@@ -59,14 +67,15 @@ def main(argv: list[str]) -> None:
     is_first = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0"
     if run["has_device"]:
         stall_guard.new_event_of = lambda _: DEVICE.new_event  # type: ignore[assignment, misc]
+    max_time_s = None if run["max_minutes"] is None else 60 * run["max_minutes"]
     faults = [Fault(*fault["what"]) for fault in run["faults"] if fault["rank"] == rank and is_first]
-    checkpoints = Checkpoints(every_n_steps=run["every_n_steps"], keep=100)
-    guard = StallGuard(StallLimits(**(run["limits"] or {})), enabled=run["limits"] is not None)
+    checkpoints = Checkpoints(CheckpointConfig(every_n_steps=run["every_n_steps"], keep=100))
+    guard = StallGuard(GuardConfig(StallLimits(**(run["limits"] or {})), enabled=run["limits"] is not None))
     strategy = DDPStrategy(process_group_backend="gloo", timeout=timedelta(seconds=run["group_timeout_s"]))
     steps = [ProportionalSteps()] if run["proportional_steps"] else []
     runner = trainer(
         directory,
-        [Seen(directory / f"seen-{rank}.jsonl"), guard, *steps, *faults, PreemptionHandler(), checkpoints],
+        [Seen(directory / f"seen-{rank}.jsonl"), guard, *steps, *faults, PreemptionHandler(max_time_s), checkpoints],
         max_steps=run["max_steps"],
         devices=world_size // run["num_nodes"],
         num_nodes=run["num_nodes"],
@@ -74,7 +83,6 @@ def main(argv: list[str]) -> None:
         enable_checkpointing=True,
         limit_val_batches=run["limit_val_batches"],
         val_check_interval=run["val_check_interval"],
-        max_time=None if run["max_minutes"] is None else timedelta(minutes=run["max_minutes"]),
         check_val_every_n_epoch=None,
     )
     guard.start(runner)

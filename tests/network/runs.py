@@ -55,16 +55,15 @@ class Run:
         self.directory.mkdir(exist_ok=True)
         checkpoints = {"every_n_steps": 1, "keep": 100, "directory": str(self.directory / "run" / "checkpoints")}
         callbacks = [
-            {"class_path": "nestmodel.Checkpoints", "init_args": checkpoints},
             {"class_path": "tests.network.gate.Gate", "init_args": {"path": str(self._gate), "step": GATE_STEP}},
         ]
         settings = {**TINY, "trainer": {**TINY["trainer"], "max_steps": STEPS, "callbacks": callbacks}}
+        settings["checkpoints"] = checkpoints
         settings["guard"] = {"limits": self.limits, "port": GUARD_PORT}
         (self.directory / "tiny.yaml").write_text(yaml.safe_dump(settings))
         fit = [str(PROGRAMS / "nestmodel"), "fit", "--config", "demo", "--config", "tiny.yaml"]
-        fit += ["--data.corpus", str(self.corpora.speech), "--trainer.accelerator", "cpu", "--trainer.strategy", "ddp"]
-        fit += ["--trainer.num_nodes", "2", "--trainer.devices", "1", "--trainer.default_root_dir", "run"]
-        fit += ["--ckpt_path", "last"]
+        fit += [str(self.corpora.speech), "--accelerator", "cpu", "--trainer.strategy", "ddp"]
+        fit += ["--num-nodes", "2", "--devices", "1", "--output", "run", "--ckpt-path", "last"]
         launch = [str(PROGRAMS / "torchrun"), "--nnodes", "2", "--nproc-per-node", "1", "--rdzv-backend", "c10d"]
         launch += ["--rdzv-endpoint", self.endpoint, "--rdzv-conf", f"join_timeout={self.join_timeout_s}"]
         environment = {name: value for name, value in os.environ.items() if name not in (STARTER, "LOCAL_RANK")}

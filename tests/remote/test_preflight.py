@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from nestdata import Corpus, PlanConfig, Storage, prepare_corpus
-from nestmodel import NestDataModule, NestModel, PreflightConfig, run_preflight
+from nestmodel import DataConfig, NestDataModule, NestModel, PreflightConfig, run_preflight
 from nestmodel.preflight.shards import check_shards
 from tests.remote.conftest import Access
 from tests.remote.server import OWNER, S3Server
@@ -35,7 +35,7 @@ def speech(s3: S3Server, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def data_of(speech: Path) -> NestDataModule:
-    return NestDataModule(speech, plan=PLAN, num_workers=0)
+    return NestDataModule(DataConfig(speech, plan=PLAN, num_workers=0))
 
 
 def test_a_preflight_counts_the_requests_of_an_epoch(speech: Path, tmp_path: Path) -> None:

@@ -66,16 +66,13 @@ class TinyRun:
 
     def _write_config(self, in_validation: bool) -> None:
         pause: dict[str, Any] = {"directory": str(self.folder), "step": PAUSE_AT, "validation": in_validation}
-        callbacks = [
-            {"class_path": "nestmodel.Checkpoints", "init_args": {"every_n_steps": CHECKPOINT_EVERY}},
-            {"class_path": "tests.slurm.pause.Pause", "init_args": pause},
-        ]
+        callbacks = [{"class_path": "tests.slurm.pause.Pause", "init_args": pause}]
         trainer = {**TINY["trainer"], "max_steps": NUM_STEPS, "accelerator": "cpu", "callbacks": callbacks}
-        trainer |= {"val_check_interval": 4, "limit_val_batches": 1, "num_sanity_val_steps": 0}
+        trainer |= {"val_check_interval": 4, "lightning": {"limit_val_batches": 1}}
         data = {**TINY["data"], "corpus": str(self.corpora.speech), "noise": str(self.corpora.noise)}
         data |= {"val_corpus": str(self.corpora.speech)}
         data["plan"] = {"max_batch_seconds": 10.0, "microbatches_per_step": 4}
-        config = {**TINY, "trainer": trainer, "data": data}
+        config = {**TINY, "trainer": trainer, "data": data, "checkpoints": {"every_n_steps": CHECKPOINT_EVERY}}
         (self.folder / "tiny.yaml").write_text(yaml.safe_dump(config))
 
     def wait_for_pause(self, job: Job, num_ranks: int = 2) -> None:

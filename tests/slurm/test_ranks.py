@@ -36,7 +36,7 @@ def test_srun_with_another_number_of_tasks_is_one_line_and_without_devices_its_t
     (line,) = re.findall("^error: .*", output, re.MULTILINE)
     assert (code, "SLURM_NTASKS is 1 on 1 node, but --devices 2 x --num-nodes 1 is 2 ranks" in line) == (2, True)
     assert not (tmp_path / "run").exists()
-    at = command.index("--trainer.devices")
+    at = command.index("--devices")
     code, output = launch(cluster, tmp_path, "srun", "--nodes", "1", "--ntasks", "2", *command[:at], *command[at + 2 :])
     assert code == 0, output
     assert re.findall("^ranks +(.), cpu", output, re.MULTILINE) == ["2"]

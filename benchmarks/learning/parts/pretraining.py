@@ -29,10 +29,10 @@ def fit_command(corpus: str, minutes: int, *, val_corpus: str | None = None) -> 
     """
     settings = {name: value for name, value in SETTINGS.items() if val_corpus or "val_check" not in name}
     overrides = " ".join(f"--{name} {value}" for name, value in settings.items())
-    validation = f"--data.val_corpus {val_corpus} " if val_corpus else ""
+    validation = f"--val-corpus {val_corpus} " if val_corpus else ""
     return (
-        f"nestmodel fit --config demo --data.corpus {corpus} --data.noise noise.corpus {validation}"
-        f"--trainer.default_root_dir run --trainer.max_time 00:{minutes // 60:02d}:{minutes % 60:02d}:00 {overrides}"
+        f"nestmodel fit {corpus} --config demo --noise noise.corpus {validation}"
+        f"--output run --max-time {minutes}m {overrides}"
     )
 
 

@@ -31,14 +31,14 @@ def probes_parser(
     parser.set_defaults(results=Path(results))
     parser.add_argument("output", type=Path)
     parser.add_argument("--purpose", choices=PURPOSES, required=True, help="what the test lines are used for")
-    parser.add_argument("--probe-options", default=probe_options, help="further flags of `nestmodel probe --task ctc`")
+    parser.add_argument("--probe-options", default=probe_options, help="further flags of `nestmodel probe characters`")
     return parser
 
 
 def run_probe(output: Path, name: str, task: str) -> None:
-    """Runs `nestmodel probe` in a folder, and writes to NAME there, unless an earlier call did."""
+    """Runs `nestmodel probe characters` in a folder, and writes to NAME there, unless an earlier call did."""
     if not (output / name / "probe.json").exists():
-        run_command(f"nestmodel probe {task} --overwrite -o {name}", output)
+        run_command(f"nestmodel probe characters {task} --overwrite -o {name}", output)
 
 
 def read_probe(probe: Path) -> dict[str, Any]:

@@ -1,10 +1,6 @@
 """The form of a training step: plain operations of PyTorch, or what a GPU gets instead. Both agree up to rounding."""
 
 from dataclasses import dataclass
-from typing import Literal
-
-Kernels = Literal["auto", "torch"]
-"""The setting `model.kernels`: `auto` is `default_forms` of the device, `torch` is `PLAIN`."""
 
 
 @dataclass(frozen=True, kw_only=True)

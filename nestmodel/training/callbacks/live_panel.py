@@ -113,9 +113,10 @@ def _validation_facts(state: RunState) -> list[Text]:
 
 def _score_facts(scores: Scores) -> list[Text]:
     # Below the entropy, the model has learned more than the frequency of each token.
+    learned = "" if scores.loss < scores.token_entropy else "nothing learned yet: above "
     loss = Text(f"{scores.loss:.3f}", style="bold green" if scores.loss < scores.token_entropy else "bold")
     return [
-        Text.assemble("loss ", loss, f" (entropy {scores.token_entropy:.3f})"),
+        Text.assemble("loss ", loss, f" ({learned}entropy {scores.token_entropy:.3f})"),
         Text(f"masked accuracy {100 * scores.accuracy:.1f} %"),
     ]
 

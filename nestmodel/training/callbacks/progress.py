@@ -7,11 +7,19 @@ something else.
 import sys
 import time
 from contextlib import AbstractContextManager, suppress
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, cast, runtime_checkable
 
 import pytorch_lightning as pl
 
-from nestmodel.training.run_state import Activity, RunClock, RunState, Scores, format_duration, read_state
+from nestmodel.training.run_state import (
+    Activity,
+    RecentSteps,
+    RunClock,
+    RunState,
+    Scores,
+    format_duration,
+    read_state,
+)
 from nestmodel.training.step_limits import ends_step
 
 
@@ -54,8 +62,8 @@ class PlainLines:
         if state.validated_step is not None and state.validated_step != self._validated_step:
             self._step = self._validated_step = state.validated_step
             print(_validation_line(state), file=sys.stderr, flush=True)  # noqa: T201
-        elif state.activity in ("training", "finished") and state.step != self._step:
-            self._step = state.step
+        elif state.microbatch is not None or (state.activity in ("training", "finished") and state.step != self._step):
+            self._step = state.step if state.microbatch is None else self._step
             print(progress_line(state), file=sys.stderr, flush=True)  # noqa: T201
 
 
@@ -69,13 +77,16 @@ class Progress(pl.Callback):
     def __init__(self, renderer: Renderer | None = None) -> None:
         self._renderer = renderer or PlainLines()
         self._clock = RunClock(0)
+        self._recent = RecentSteps()
+        self._step_ended_s = time.monotonic()
         self._validated_step: int | None = None
         self._shown_s: float | None = None
         self._is_shown = False
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:  # noqa: ARG002
         """Starts the output, and the clock for the time that is left."""
-        self._clock = RunClock(trainer.global_step)
+        self._clock, self._recent = RunClock(trainer.global_step), RecentSteps()
+        self._step_ended_s = time.monotonic()
         self._is_shown = trainer.is_global_zero
         if self._is_shown:
             self._renderer.start()
@@ -83,15 +94,25 @@ class Progress(pl.Callback):
             self._shown_s = None  # the first step is shown
 
     def on_train_batch_end(
-        self, trainer: pl.Trainer, _module: pl.LightningModule, _outputs: Any, _batch: Any, batch_idx: int
+        self, trainer: pl.Trainer, module: pl.LightningModule, _outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Shows the state after an optimizer step if the interval has passed."""
+        """Shows the state after an optimizer step, or within a long one, if the interval has passed."""
+        if not self._is_shown:
+            return
+        rate = cast(Any, module).config.features.sampling_rate
+        self._recent.add_audio(batch.num_samples / rate * trainer.world_size)
         if ends_step(trainer, batch_idx):
             self._clock.count(trainer.global_step)
+            self._recent.add_step(trainer)
+            self._step_ended_s = time.monotonic()
             self._show_if_due(trainer, "training")
+        elif time.monotonic() - self._step_ended_s > self._renderer.seconds_between:
+            number = trainer.accumulate_grad_batches
+            self._show_if_due(trainer, "training", microbatch=(batch_idx % number + 1, number))
 
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:  # noqa: ARG002
         """Shows that a validation begins."""
+        self._recent.pause()
         self._show(trainer, "validating")
 
     def on_validation_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
@@ -103,6 +124,7 @@ class Progress(pl.Callback):
         if trainer.sanity_checking:
             return
         self._validated_step = trainer.global_step
+        self._recent.resume()
         if self._is_shown:
             self._show(trainer, "training")
         elif trainer.is_global_zero:  # `validate`, which has no other progress to show
@@ -129,16 +151,26 @@ class Progress(pl.Callback):
                 self._renderer.stop()
         self._is_shown = False
 
-    def _show_if_due(self, trainer: pl.Trainer, activity: Activity) -> None:
+    def _show_if_due(self, trainer: pl.Trainer, activity: Activity, microbatch: tuple[int, int] | None = None) -> None:
         if self._shown_s is None or time.monotonic() - self._shown_s > self._renderer.seconds_between:
-            self._show(trainer, activity)
+            self._show(trainer, activity, microbatch)
+            if microbatch is None and activity == "training":
+                self._recent.restart()
 
-    def _show(self, trainer: pl.Trainer, activity: Activity) -> None:
-        if self._is_shown:
-            state = read_state(trainer, self._clock, activity, validated_step=self._validated_step)
-            with _output_may_be_gone():
-                self._renderer.show(state)
-            self._shown_s = time.monotonic()
+    def _show(self, trainer: pl.Trainer, activity: Activity, microbatch: tuple[int, int] | None = None) -> None:
+        if not self._is_shown:
+            return
+        state = read_state(
+            trainer,
+            self._clock,
+            activity,
+            validated_step=self._validated_step,
+            recent=self._recent,
+            microbatch=microbatch,
+        )
+        with _output_may_be_gone():
+            self._renderer.show(state)
+        self._shown_s = time.monotonic()
 
 
 def _output_may_be_gone() -> AbstractContextManager[None]:
@@ -164,13 +196,18 @@ def progress_line(state: RunState) -> str:
 
 def step_of(state: RunState) -> str:
     """Returns the step as text, such as `step 300 of 80,000`."""
-    return f"step {state.step:,}" if state.num_steps is None else f"step {state.step:,} of {state.num_steps:,}"
+    step = f"step {state.step:,}" if state.num_steps is None else f"step {state.step:,} of {state.num_steps:,}"
+    if state.microbatch is None:
+        return step
+    done, number = state.microbatch
+    return f"{step}, next: microbatch {done} of {number}"
 
 
 def scores_text(scores: Scores) -> str:
     """Returns loss, token entropy and accuracy as text."""
     accuracy = f"masked accuracy {100 * scores.accuracy:.1f} %"
-    return f"loss {scores.loss:.3f}, entropy {scores.token_entropy:.3f}, {accuracy}"
+    learned = "" if scores.loss < scores.token_entropy else " (above entropy: nothing learned yet)"
+    return f"loss {scores.loss:.3f}{learned}, entropy {scores.token_entropy:.3f}, {accuracy}"
 
 
 def _validation_line(state: RunState) -> str:

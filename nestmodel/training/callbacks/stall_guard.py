@@ -25,11 +25,13 @@ import nestguard
 from nestdata import Microbatch, last_error_line
 from nestguard import Phase
 from nestmodel.errors import ConfigError
+from nestmodel.run_config import GuardConfig
 from nestmodel.training.device_events import mark_end_of_backward, new_event_of, read_collectives
 from nestmodel.training.lightning_private import process_group_timeout_s, set_process_group_timeout
 from nestmodel.training.saving.checkpoints import Checkpoints, NotSaved
 from nestmodel.training.starting.launcher import node_run_id
 from nestmodel.training.starting.origin import record_launcher
+from nestmodel.training.stopping.exit_codes import end_with_parent
 from nestmodel.training.stopping.preemption import Preempted
 
 _MONITOR_CHECK_S = 5.0
@@ -51,29 +53,15 @@ class StallGuard(pl.Callback):
     """Detects a stalled run, reports the stack of the rank that stalls the others, and ends the run with exit code 44.
 
     Args:
-        limits: Seconds that a rank may spend in each phase without a heartbeat.
-        report_dir: Where reports are written; by default `stalls` in `trainer.default_root_dir`.
-        port: Port of node 0 to which the monitors of the other nodes connect; by default MASTER_PORT + 1.
-        enabled: Whether the stall guard is active.
-
-    Raises:
-        ConfigError: The port is not from 1 to 65535.
+        config: Limits of the phases, and where reports are written.
     """
 
-    def __init__(
-        self,
-        limits: nestguard.StallLimits = nestguard.StallLimits(),
-        report_dir: Path | None = None,
-        port: int | None = None,
-        enabled: bool = True,
-    ) -> None:
-        if port is not None and not 0 < port < 65536:
-            raise ConfigError(f"guard.port is {port}: give a port from 1 to 65535.")
+    def __init__(self, config: GuardConfig = GuardConfig()) -> None:
         record_launcher()
-        self.enabled = enabled
-        self.limits = limits
-        self.report_dir = report_dir
-        self.port = port
+        self.enabled = config.enabled
+        self.limits = config.limits
+        self.report_dir = config.report_dir
+        self.port = config.port
         self._heartbeat: nestguard.Heartbeat = nestguard.NoHeartbeat()
         self._monitor: nestguard.MonitorHandle | None = None
         self._next_check_s = 0.0
@@ -136,6 +124,7 @@ class StallGuard(pl.Callback):
                 report_dir = self.report_dir or Path(trainer.default_root_dir) / "stalls"
                 peers = None if environment is None or trainer.num_nodes == 1 else self._peers(environment)
                 self._monitor = nestguard.start_monitor(directory, self.limits, identity, report_dir, peers)
+        end_with_parent(is_on=False)  # from here on, the monitor reports why a rank has ended before it ends the others
 
     def _peers(self, environment: ClusterEnvironment) -> nestguard.PeerConfig:
         port = environment.main_port

@@ -78,19 +78,20 @@ def link_last(path: Path) -> None:
     link.replace(path.with_name(LAST))
 
 
-def newest_checkpoint(root: Path) -> Path | None:
+def newest_checkpoint(root: Path, directory: Path | None = None) -> Path | None:
     """Returns the most recently written undamaged checkpoint below a directory, or None.
 
     This is the checkpoint of the latest run that `last.ckpt` links to. It need not be the one with the highest step,
     since a run may be resumed from an earlier step. Damaged checkpoints are skipped with a warning.
 
     Args:
-        root: `trainer.default_root_dir`, which holds `version_N/checkpoints`.
+        root: Output folder of the run, which holds `version_N/checkpoints`.
+        directory: `checkpoints.directory`, which holds the checkpoints instead.
     """
     versions = sorted(root.glob("version_*/checkpoints"), key=_version, reverse=True)
-    for directory in [root / "checkpoints", *versions]:
-        last = (directory / LAST).resolve().name
-        for _, path in sorted(find_checkpoints(directory), key=lambda found: found.path.name != last):
+    for folder in [directory] if directory else [root / "checkpoints", *versions]:
+        last = (folder / LAST).resolve().name
+        for _, path in sorted(find_checkpoints(folder), key=lambda found: found.path.name != last):
             if is_zipfile(path):
                 return path
             rank_zero_warn(f"{path} is damaged and is skipped; the previous checkpoint is used.")

@@ -19,10 +19,10 @@ from pytorch_lightning.utilities import rank_zero_info, rank_zero_warn
 
 import nestguard
 from nestdata import OutputError, last_error_line
-from nestmodel.errors import ConfigError
 from nestmodel.out_of_memory import is_out_of_memory
+from nestmodel.run_config import CheckpointConfig
 from nestmodel.training.lightning_private import dump_checkpoint
-from nestmodel.training.saving.best_checkpoint import BestCheckpoint, Mode
+from nestmodel.training.saving.best_checkpoint import BestCheckpoint
 from nestmodel.training.saving.checkpoint_files import (
     PARTIAL,
     FoundCheckpoint,
@@ -34,8 +34,8 @@ from nestmodel.training.saving.checkpoint_files import (
 from nestmodel.training.saving.state_copy import StateCopier, StateCopy
 from nestmodel.training.starting.launcher import destroy_process_group_at_exit
 from nestmodel.training.starting.origin import is_started_by_lightning
-from nestmodel.training.starting.startup import EXIT_NOT_SAVED
 from nestmodel.training.step_limits import ends_step
+from nestmodel.training.stopping.exit_codes import EXIT_NOT_SAVED
 
 _SILENT_WAIT_S = 1.0
 """Seconds that training waits for a checkpoint before it says so."""
@@ -84,40 +84,12 @@ class Checkpoints(Checkpoint):
     of the start before.
 
     Args:
-        every_n_steps: Optimizer steps between two checkpoints.
-        keep: Number of newest checkpoints to keep.
-        keep_every_n_steps: Checkpoints at multiples of this number of steps are never removed; None removes them too.
-        directory: Where checkpoints are written; by default `checkpoints` in the log directory of the run.
-        monitor: Name of the metric by which `best.ckpt` is kept, such as `val_loss`; None keeps none.
-        mode: Whether small (`min`) or large (`max`) values of the metric are better.
-
-    Raises:
-        ConfigError: A number is below 1.
+        config: When checkpoints are written, and which are kept.
     """
 
-    def __init__(
-        self,
-        every_n_steps: int = 1000,
-        keep: int = 2,
-        keep_every_n_steps: int | None = None,
-        directory: Path | None = None,
-        monitor: str | None = None,
-        mode: Mode = "min",
-    ) -> None:
-        for name, value in (
-            ("every_n_steps", every_n_steps),
-            ("keep", keep),
-            ("keep_every_n_steps", keep_every_n_steps),
-        ):
-            if value is not None and value < 1:
-                raise ConfigError(f"Checkpoints.{name} is {value}: give at least 1.")
-        self.every_n_steps = every_n_steps
-        self.keep = keep
-        self.keep_every_n_steps = keep_every_n_steps
-        self.directory = directory
-        self.monitor = monitor
-        self.mode: Mode = mode
-        self._best = None if monitor is None else BestCheckpoint(monitor, mode)
+    def __init__(self, config: CheckpointConfig = CheckpointConfig()) -> None:
+        self.config = config
+        self._best = None if config.monitor is None else BestCheckpoint(config.monitor, config.mode)
         self._saved_step = -1
         self._copier = StateCopier()
         self._writing: _Writing | None = None
@@ -166,7 +138,7 @@ class Checkpoints(Checkpoint):
         if self._writing is not None and self._writing.outcome.done():
             self._report()
             self._warn_of_skipped()
-        if ends_step(trainer, batch_idx) and trainer.global_step % self.every_n_steps == 0:
+        if ends_step(trainer, batch_idx) and trainer.global_step % self.config.every_n_steps == 0:
             self._wait(trainer, self._warn_of_slow_disk)
             self.save(trainer)
             nestguard.current().beat(nestguard.Phase.LOADING, trainer.global_step, 0)
@@ -249,12 +221,12 @@ class Checkpoints(Checkpoint):
 
     def _offer_best(self, trainer: pl.Trainer, step: int, metrics: Mapping[str, float]) -> None:
         """Keeps the checkpoint of a step as `best.ckpt` if its monitored metric is the best so far, on rank 0."""
-        if self._best is None or self.monitor is None or self.monitor not in metrics:
+        if self._best is None or self.config.monitor is None or self.config.monitor not in metrics:
             return
         self._wait(trainer)
         try:
             if (path := self._path_of(trainer, step)).exists():
-                self._best.offer(path, self._directory_of(trainer), step, metrics[self.monitor])
+                self._best.offer(path, self._directory_of(trainer), step, metrics[self.config.monitor])
         except (OSError, OutputError) as error:
             self._warn_of_best(error)
 
@@ -344,7 +316,7 @@ class Checkpoints(Checkpoint):
         if self._problem:
             rank_zero_warn(
                 f"{self._problem} Training continues, and the previous checkpoint is intact. Free some space: a "
-                f"checkpoint is due every {self.every_n_steps} steps."
+                f"checkpoint is due every {self.config.every_n_steps} steps."
             )
             self._problem = ""
 
@@ -352,7 +324,7 @@ class Checkpoints(Checkpoint):
         self._warn_once(
             "disk",
             f"training waits until {writing.path} is written: the disk is slower than training. Raise "
-            f"Checkpoints.every_n_steps (it is {self.every_n_steps}), or write to a faster disk.",
+            f"checkpoints.every_n_steps (it is {self.config.every_n_steps}), or write to a faster disk.",
         )
 
     def _warn_of_best(self, error: Exception) -> None:
@@ -364,8 +336,8 @@ class Checkpoints(Checkpoint):
             rank_zero_warn(message)
 
     def _directory_of(self, trainer: pl.Trainer) -> Path:
-        if self.directory is not None:
-            return self.directory
+        if self.config.directory is not None:
+            return self.config.directory
         # `trainer.log_dir` is a broadcast, which would block here because only rank 0 writes.
         logger: Any = trainer.logger
         log_dir = getattr(logger, "log_dir", None) or getattr(logger, "save_dir", None)
@@ -373,8 +345,10 @@ class Checkpoints(Checkpoint):
 
     def _prune(self, directory: Path, step: int) -> None:
         # Checkpoints of later steps belong to a run that was resumed from an earlier step. They are not removed.
-        for found in [checkpoint for checkpoint in find_checkpoints(directory) if checkpoint.step <= step][self.keep :]:
-            is_chosen = self.keep_every_n_steps is not None and found.step % self.keep_every_n_steps == 0
+        for found in [checkpoint for checkpoint in find_checkpoints(directory) if checkpoint.step <= step][
+            self.config.keep :
+        ]:
+            is_chosen = self.config.keep_every_n_steps is not None and found.step % self.config.keep_every_n_steps == 0
             if not is_chosen:
                 found.path.unlink(missing_ok=True)
 

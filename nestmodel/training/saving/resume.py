@@ -5,6 +5,7 @@ training steps, and whether they are deterministic. A run may be resumed only wi
 loader processes and steps are not included and may change, and so may mixture stages that start at a later step.
 """
 
+import sys
 from collections.abc import Mapping
 from dataclasses import asdict, is_dataclass
 from pathlib import Path
@@ -20,16 +21,15 @@ from nestmodel.formats.hub import is_on_hub
 from nestmodel.formats.model_file import open_model_file
 from nestmodel.formats.training_record import SETTINGS_KEY
 from nestmodel.nn.gpu.forms import Forms
+from nestmodel.run_config import LAST
 from nestmodel.training.saving.checkpoint_files import newest_checkpoint
 from nestmodel.training.starting.determinism import determinism
+from nestmodel.training.starting.origin import is_first_rank
 
 Settings = dict[str, str]
 """Values by dotted name, both as text, so that a checkpoint can be read without this package."""
 
 ABSENT = "(absent)"
-LAST, LAST_REQUIRED = "last", "last!"
-"""Values of `--ckpt_path` besides paths; see `find_resumed`."""
-
 STAGE_PREFIX = "data.plan.stages."
 """Start of the name of the settings of a mixture stage; the end is its first step."""
 
@@ -50,33 +50,37 @@ class HasRunSettings(Protocol):
         ...
 
 
-def find_resumed(given: str, root: Path) -> Path | None:
-    """Returns the checkpoint that `--ckpt_path` names, after a check that a run can be resumed from it.
+def find_resumed(given: str, root: Path, *, must_exist: bool, directory: Path | None = None) -> Path | None:
+    """Returns the checkpoint that `--ckpt-path` names, after a check that a run can be resumed from it.
 
     Args:
-        given: A path; `LAST` for the newest checkpoint below `root`, or none before the first one, so that the same
-            command starts and resumes a run; `LAST_REQUIRED` for the newest one, which has to exist.
-        root: `trainer.default_root_dir`.
+        given: A path; or `LAST` for the newest checkpoint below `root`.
+        root: Output folder of the run.
+        must_exist: Whether there has to be a newest one. Otherwise there is none before the first one, so that the same
+            command starts and resumes a run.
+        directory: `checkpoints.directory`, which holds the checkpoints instead.
 
     Raises:
         ConfigError: There is no checkpoint, or none that a run can be resumed from.
     """
     if is_on_hub(given):
         raise ConfigError(
-            f"--ckpt_path {given}: a run resumes from a file. Start a new run with weights of the hub by --init-from."
+            f"--ckpt-path {given}: a run resumes from a file. Start a new run with weights of the hub by --init-from."
         )
-    path = newest_checkpoint(root) if given in (LAST, LAST_REQUIRED) else Path(given)
+    path = newest_checkpoint(root, directory) if given == LAST else Path(given)
     if path is None:
-        if given == LAST:
+        if not must_exist:
+            if is_first_rank():
+                print(f"no checkpoint in {directory or root}: starting at step 0", file=sys.stderr)  # noqa: T201
             return None
         raise ConfigError(
-            f"there is no checkpoint in {root}. Check -o (trainer.default_root_dir), or give a file by --ckpt-path; a "
+            f"there is no checkpoint in {directory or root}. Check --output, or give a file by --ckpt-path; a "
             "new run needs neither --resume nor --ckpt-path."
         )
     try:
         check_checkpoint(path)
     except WeightsError as error:
-        raise ConfigError(f"--ckpt_path {error}") from error
+        raise ConfigError(f"--ckpt-path {error}") from error
     return path
 
 
@@ -92,7 +96,7 @@ def check_checkpoint(path: Path) -> None:
             what = "of nestmodel but one of NeMo" if file.kind == "nemo-checkpoint" else f"but a {file.kind} file"
             raise WeightsError(
                 f"{path}: not a checkpoint {what}, from which no run can be resumed. Start a new run "
-                "with its weights: --model.init_from."
+                "with its weights: --init-from."
             )
         file.read_config()
 
@@ -151,8 +155,10 @@ def run_settings(
         data: The data module; by default that of the trainer, which has it only once it runs.
     """
     data = data or getattr(trainer, "datamodule", None)
+    ends_with_run = config.optimizer.schedule != "noam"
     return {
         **flatten_settings(config, "model.config"),
+        **({"trainer.max_steps": repr(trainer.max_steps)} if ends_with_run else {}),
         **(data.settings if isinstance(data, HasRunSettings) else {}),
         _KERNELS: repr(str(form)),
         "trainer.deterministic": repr(determinism()),
@@ -209,7 +215,7 @@ def check_unchanged(before: Settings, now: Settings, *, step: int, warns: bool =
         advice = f" To change the mixture from step {step} on, keep these, and add a stage to data.plan.stages."
     raise ConfigError(
         f"the checkpoint was written by a run with other data or settings ({'; '.join(changes)}). Use the data and "
-        f"settings of the checkpoint, or start a new run from its weights with --model.init_from.{advice}"
+        f"settings of the checkpoint, or start a new run from its weights with --init-from.{advice}"
     )
 
 
@@ -251,5 +257,5 @@ def check_same_step(step: int, rank: int, device: torch.device) -> None:
     if first != last:
         raise ConfigError(
             f"rank {rank} would resume at step {step}, but the steps of the ranks are {first} to {last}: they found "
-            "different checkpoints. Give all ranks the same --ckpt_path, on a disk that all nodes share."
+            "different checkpoints. Give all ranks the same --ckpt-path, on a disk that all nodes share."
         )

@@ -17,6 +17,7 @@ from nestmodel.training.data import NestDataModule
 from nestmodel.training.module import NestModel
 from nestmodel.training.saving.checkpoints import Checkpoints
 from nestmodel.training.saving.resume import check_unchanged, run_settings, stored_form, stored_settings, stored_step
+from nestmodel.training.schedule import check_schedule
 from nestmodel.training.starting.run_checks import (
     check_accumulation,
     check_look_ahead,
@@ -56,8 +57,7 @@ def check_run(
             raise ConfigError("there is no validation corpus: give data.val_corpus.")
         check_share(trainer, plan)
         return
-    if trainer.max_steps == 0:
-        raise ConfigError("trainer.max_steps is 0: give the number of steps to train, or -1 for no limit.")
+    check_schedule(model.config.optimizer, trainer.max_steps)
     check_look_ahead(model.config)
     check_accumulation(trainer, plan)
     check_training_limits(trainer, plan.steps_per_epoch)
@@ -92,6 +92,6 @@ def check_outputs(trainer: pl.Trainer) -> None:
         return
     checkpoints = [callback for callback in trainer.checkpoint_callbacks if isinstance(callback, Checkpoints)]
     folders = [trainer.default_root_dir, *(logger.save_dir for logger in trainer.loggers)]
-    for folder in dict.fromkeys([*folders, *(callback.directory for callback in checkpoints)]):
+    for folder in dict.fromkeys([*folders, *(callback.config.directory for callback in checkpoints)]):
         if folder is not None and "://" not in str(folder):
             check_writable(Path(folder))

@@ -135,18 +135,20 @@ def check_monitors(trainer: pl.Trainer, config: NestConfig, *, steps_per_epoch: 
     of_validation = [f"val_{name}" for name in METRIC_NAMES]
     of_validation += [f"val_{name}_{context}" for context in others for name in CONTEXT_METRICS]
     savers = [callback for callback in trainer.checkpoint_callbacks if isinstance(callback, Checkpoints)]
-    for saver in (saver for saver in savers if saver.monitor is not None):
-        if saver.monitor not in of_validation:
+    for saver in (saver for saver in savers if saver.config.monitor is not None):
+        if saver.config.monitor not in of_validation:
             known = ", ".join(of_validation)
-            raise ConfigError(f"Checkpoints.monitor is {saver.monitor!r}, which is not logged: take one of {known}.")
+            raise ConfigError(
+                f"checkpoints.monitor is {saver.config.monitor!r}, which is not logged: take one of {known}."
+            )
         if not validates or trainer.limit_val_batches == 0:
             raise ConfigError(
-                f"Checkpoints.monitor is {saver.monitor}, but there is no validation: give data.val_corpus, "
+                f"checkpoints.monitor is {saver.config.monitor}, but there is no validation: give data.val_corpus, "
                 "leave trainer.limit_val_batches as it is, or leave the monitor out."
             )
-        if not validates_at_multiples(trainer, steps_per_epoch, saver.every_n_steps):
+        if not validates_at_multiples(trainer, steps_per_epoch, saver.config.every_n_steps):
             raise ConfigError(
-                f"Checkpoints.monitor is {saver.monitor}, but some validations come after steps without a checkpoint "
-                f"(there is one every {saver.every_n_steps} steps). Set trainer.val_check_interval to a multiple of "
-                "Checkpoints.every_n_steps, and trainer.check_val_every_n_epoch to null."
+                f"checkpoints.monitor is {saver.config.monitor}, but some validations come after steps without a "
+                f"checkpoint (there is one every {saver.config.every_n_steps} steps). Set trainer.val_check_interval "
+                "to a multiple of checkpoints.every_n_steps."
             )

@@ -8,7 +8,8 @@ import torch
 from nestdata import PlanConfig
 from nestmodel.config import NestConfig
 from nestmodel.nn.encoder import why_not_compiled
-from nestmodel.nn.gpu.forms import PLAIN, Forms, Kernels, default_forms
+from nestmodel.nn.gpu.forms import PLAIN, Forms, default_forms
+from nestmodel.options import Kernels
 from nestmodel.training.starting.determinism import determinism
 
 MAX_LAUNCH_BOUND_VALUES = 1e8

@@ -1,16 +1,15 @@
 """Summary of a run before it starts: data, model, steps, ranks, and what is on and off."""
 
 import textwrap
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import pytorch_lightning as pl
 import torch
-from pytorch_lightning.callbacks import Timer
 
 from nestdata import Corpus, redacted, summarise_plan
 from nestdata.plan.summary import left_out_text, padding_text
+from nestmodel.run_config import RunConfig
 from nestmodel.training.data import NestDataModule
 from nestmodel.training.module import NestModel
 from nestmodel.training.run_state import format_duration
@@ -19,6 +18,10 @@ from nestmodel.training.saving.checkpoints import Checkpoints
 from nestmodel.training.starting.determinism import determinism
 from nestmodel.training.starting.run_form import run_form
 from nestmodel.training.step_limits import num_steps_of_run
+from nestmodel.training.stopping.preemption import PreemptionHandler
+
+if TYPE_CHECKING:
+    from nestmodel.run import Run
 
 _NAME_WIDTH = 12
 _MIN_WIDTH = 40
@@ -26,29 +29,9 @@ _MIN_WIDTH = 40
 Rows = list[tuple[str, str]]
 
 
-def summarise_run(
-    trainer: pl.Trainer,
-    model: NestModel,
-    data: NestDataModule,
-    *,
-    seed: int,
-    ckpt_path: str | None,
-    directory: Path,
-    loggers: Sequence[str],
-    is_watched: bool,
-) -> Rows:
-    """Returns the summary as (name, text); URLs in it are without their secrets.
-
-    Args:
-        trainer: Of the run, before `fit`.
-        model: Of the run.
-        data: Of the run.
-        seed: `seed_everything`.
-        ckpt_path: Checkpoint to resume from.
-        directory: Output folder of this start.
-        loggers: Names of the loggers.
-        is_watched: Whether the stall guard is on.
-    """
+def summarise_run(run: "Run") -> Rows:
+    """Returns the summary of a run before `fit` as (name, text); URLs in it are without their secrets."""
+    trainer, model, data, config = run.trainer, run.model, run.data, run.config
     noise, val = data.noise.corpus, data.val_dataset
     rows = [
         ("corpus", ", ".join(_corpus_text(corpus) for corpus in data.train_dataset.corpus.corpora)),
@@ -62,10 +45,10 @@ def summarise_run(
         *left_out_rows(data),
         ("ranks", _ranks_text(trainer)),
         *_form_rows(trainer, model, data),
-        ("numbers", f"precision {trainer.precision}, seed {seed}"),
-        ("start", _start_text(ckpt_path)),
-        *_switches(trainer, data, loggers, is_watched),
-        ("output", str(directory)),
+        ("numbers", f"precision {trainer.precision}, seed {config.seed}"),
+        ("start", _start_text(config.ckpt_path)),
+        *_switches(trainer, data, config),
+        ("output", str(trainer.log_dir or config.output)),
     ]
     return [(name, redacted(text)) for name, text in rows]
 
@@ -96,9 +79,8 @@ def _steps_text(trainer: pl.Trainer, data: NestDataModule) -> str:
         epochs = num_steps / per_epoch
         number = f"{epochs:,.0f}" if epochs >= 100 or epochs.is_integer() else f"{epochs:.3g}"
         parts.append(f"{number} {'epoch' if number == '1' else 'epochs'} of {per_epoch:,}")
-    for callback in cast(Any, trainer).callbacks:
-        if isinstance(callback, Timer) and (limit_s := callback.time_remaining()) is not None:
-            parts.append(f"at most {format_duration(limit_s)}")
+    handlers = (callback for callback in cast(Any, trainer).callbacks if isinstance(callback, PreemptionHandler))
+    parts += [f"at most {format_duration(handler.max_time_s)}" for handler in handlers if handler.max_time_s]
     return ", ".join(parts)
 
 
@@ -146,15 +128,16 @@ def _start_text(ckpt_path: str | None) -> str:
     return ckpt_path if step is None else f"from step {step:,}, {ckpt_path}"
 
 
-def _switches(trainer: pl.Trainer, data: NestDataModule, loggers: Sequence[str], is_watched: bool) -> Rows:
+def _switches(trainer: pl.Trainer, data: NestDataModule, config: RunConfig) -> Rows:
     """Returns what is on, and what is off."""
     checkpoints = [
-        callback.every_n_steps for callback in cast(Any, trainer).callbacks if isinstance(callback, Checkpoints)
+        callback.config.every_n_steps for callback in cast(Any, trainer).callbacks if isinstance(callback, Checkpoints)
     ]
+    loggers = [str(logger.name or "csv") for logger in trainer.loggers]
     augment = data.train_dataset.augment
     switches = {
         f"checkpoints every {min(checkpoints):,} steps" if checkpoints else "checkpoints": bool(checkpoints),
-        "stall guard": is_watched,
+        "stall guard": config.guard.enabled,
         "deterministic": determinism() is True,
         "augment": bool(augment.speech or augment.noise or augment.mixture),
         f"log to {', '.join(loggers)}" if loggers else "log": bool(loggers),

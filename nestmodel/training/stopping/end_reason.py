@@ -3,9 +3,8 @@
 from typing import Any, cast
 
 import pytorch_lightning as pl
-from pytorch_lightning.callbacks import EarlyStopping, Timer
+from pytorch_lightning.callbacks import EarlyStopping
 
-from nestmodel.training.run_state import format_duration
 from nestmodel.training.step_limits import num_steps_of_run
 from nestmodel.training.stopping.stop_requests import StopRequests
 
@@ -24,12 +23,8 @@ def end_reason(trainer: pl.Trainer, requests: StopRequests, steps_per_epoch: int
     if num_steps is not None and trainer.global_step >= num_steps:
         return None if has_trained else _without_steps(trainer, num_steps)
     callbacks = cast(Any, trainer).callbacks
-    for timer in (callback for callback in callbacks if isinstance(callback, Timer)):
-        left_s = timer.time_remaining()
-        # The clock of another rank may be ahead.
-        if left_s is not None and (left_s <= 0 or requests.must_finish):
-            limit = f"trainer.max_time of {format_duration(left_s + timer.time_elapsed())}"
-            return f"{limit} has passed" if has_trained else f"{limit} was used up by earlier starts: raise it"
+    if requests.must_finish:
+        return "trainer.max_time has passed"
     if not trainer.should_stop:
         return None
     reasons = [callback.stopping_reason_message for callback in callbacks if isinstance(callback, EarlyStopping)]

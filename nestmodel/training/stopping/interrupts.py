@@ -7,14 +7,19 @@ waiting in a collective. A thread therefore reads the signals from a pipe.
 import os
 import signal
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import cache
 from types import FrameType
-from typing import Any
+from typing import Any, NoReturn
 
+import nestguard
 from nestmodel.training.starting.origin import is_first_rank
-from nestmodel.training.starting.startup import exit_interrupted, handler_before, wakeup_fd_before
+from nestmodel.training.stopping.exit_codes import EXIT_INTERRUPTED
+
+_LEAVE_S = 1.0
+"""Seconds that the other ranks have to end after the second Ctrl-C."""
 
 _NOTICE = "Ctrl-C: the run ends after this step, with a checkpoint. Press it again to end at once, without one."
 
@@ -24,24 +29,26 @@ class InterruptWatch:
 
     Args:
         on_first: Called in the thread at the first Ctrl-C.
+        started_ranks: Returns the ranks that this process has started, which the second one ends as well.
     """
 
-    def __init__(self, on_first: Callable[[], None]) -> None:
+    def __init__(self, on_first: Callable[[], None], started_ranks: Callable[[], Sequence[Any]] = list) -> None:
         self._on_first = on_first
+        self._started_ranks = started_ranks
         self._previous_handler: Any = None
         self._previous_wakeup_fd = -1
         self._read_fd = self._write_fd = -1
 
     def start(self) -> None:
         """Installs the signal handler and starts the thread. Call it in the main thread."""
-        self._previous_handler = handler_before(signal.SIGINT)
+        self._previous_handler = signal.getsignal(signal.SIGINT)
         if self._previous_handler is signal.SIG_IGN:
             return
         self._read_fd, self._write_fd = os.pipe()
         os.set_blocking(self._write_fd, False)
         _close_wakeup_fd_in_forks()
         # Before the handler: a signal between the two would be lost.
-        self._previous_wakeup_fd = wakeup_fd_before(signal.set_wakeup_fd(self._write_fd, warn_on_full_buffer=False))
+        self._previous_wakeup_fd = signal.set_wakeup_fd(self._write_fd, warn_on_full_buffer=False)
         signal.signal(signal.SIGINT, _do_nothing)
         threading.Thread(target=self._run, name="interrupt-watch", daemon=True).start()
 
@@ -60,13 +67,29 @@ class InterruptWatch:
             for _ in range(numbers.count(signal.SIGINT)):
                 num_interrupts += 1
                 if num_interrupts > 1:
-                    exit_interrupted()
+                    _leave(self._started_ranks())
                 self._on_first()
                 if is_first_rank():
                     # Not through `sys.stderr`: a panel redirects it and locks. The reader of a pipe may be gone.
                     with suppress(OSError):
                         os.write(2, f"\n{_NOTICE}\n".encode())
         os.close(self._read_fd)
+
+
+def _leave(started_ranks: Sequence[Any]) -> NoReturn:
+    """Ends this process and its ranks at once, from the thread, without clean-up: the user has given the run up."""
+    nestguard.current().finish(nestguard.Phase.LEAVING)
+    deadline_s = time.monotonic() + _LEAVE_S
+    while (left := [rank for rank in started_ranks if rank.poll() is None]) and time.monotonic() < deadline_s:
+        for rank in left:
+            rank.send_signal(signal.SIGINT)  # which is its second one
+        time.sleep(_LEAVE_S / 10)
+    for rank in left:
+        rank.kill()
+    if is_first_rank():
+        with suppress(OSError):
+            os.write(2, b"error: Ctrl-C twice: the run has ended without a new checkpoint.\n")
+    os._exit(EXIT_INTERRUPTED)
 
 
 @cache

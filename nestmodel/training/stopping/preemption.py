@@ -3,31 +3,25 @@
 SIGTERM, SIGUSR1 (SLURM's warning before it ends a job) and Ctrl-C only set a flag on the rank that receives them. The
 flags are part of the vector that all ranks all-reduce at every optimizer step, so all ranks stop after the same step,
 whichever of them received the signal, and no step needs an additional collective. `trainer.max_time` travels in the
-same way, but ends the run normally. Signals before training begins are handled by `startup`.
+same way, but ends the run normally. Signals before training begins are handled by `exit_codes.leave_on_signals`.
 """
 
 import signal
 import threading
+import time
 from types import FrameType
 from typing import Any, cast
 
 import pytorch_lightning as pl
-from pytorch_lightning.callbacks import Timer
 from pytorch_lightning.utilities import rank_zero_info
 
-from nestmodel.training.lightning_private import disable_signal_handling, update_logged_metrics
+from nestmodel.training.lightning_private import disable_signal_handling, launched_processes, update_logged_metrics
 from nestmodel.training.module import NestModel
 from nestmodel.training.saving.checkpoints import Checkpoints, NotSaved
 from nestmodel.training.starting.launcher import destroy_process_group_at_exit
 from nestmodel.training.starting.origin import is_started_by_lightning, record_launcher
-from nestmodel.training.starting.startup import (
-    EXIT_INTERRUPTED,
-    EXIT_PREEMPTED,
-    end_startup,
-    handler_before,
-    is_command,
-)
 from nestmodel.training.step_limits import ends_step
+from nestmodel.training.stopping.exit_codes import EXIT_INTERRUPTED, EXIT_PREEMPTED, leave_before_training
 from nestmodel.training.stopping.interrupts import InterruptWatch
 
 _SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
@@ -41,11 +35,16 @@ class PreemptionHandler(pl.Callback):
     """Writes a checkpoint and ends training after the optimizer step in which SIGTERM, SIGUSR1 or Ctrl-C arrives.
 
     A second Ctrl-C ends all ranks at once; see `InterruptWatch`.
-    Also ends training after the step in which `trainer.max_time` passes.
+    Also ends training after the step in which `max_time_s` seconds of training have passed.
+
+    Args:
+        max_time_s: Longest time of training, from its start in this process; None for no limit. The `max_time` of
+            Lightning's Trainer would broadcast after every microbatch.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, max_time_s: float | None = None) -> None:
         record_launcher()
+        self.max_time_s = max_time_s
         self._previous_handlers: dict[signal.Signals, Any] = {}
         self._interrupts: InterruptWatch | None = None
 
@@ -53,26 +52,24 @@ class PreemptionHandler(pl.Callback):
         """Installs the signal handlers in place of Lightning's, which may start a collective at any point of a step."""
         if stage == "fit":
             model = cast(NestModel, pl_module)
-            for callback in cast(Any, trainer).callbacks:
-                if isinstance(callback, Timer):
-                    _watch_time_locally(callback, model)
             if threading.current_thread() is threading.main_thread():
-                self._install(model)
+                self._install(trainer, model)
                 disable_signal_handling(trainer)
-            end_startup()
 
-    def _install(self, model: NestModel) -> None:
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:  # noqa: ARG002
+        """Starts the clock."""
+        if self.max_time_s is not None:
+            cast(NestModel, pl_module).stop_requests.deadline_s = time.monotonic() + self.max_time_s
+
+    def _install(self, trainer: pl.Trainer, model: NestModel) -> None:
         def request(signum: int, frame: FrameType | None) -> None:  # noqa: ARG001 - the interpreter passes both
             model.stop_requests.preempted_here = True
 
         def interrupt() -> None:
             model.stop_requests.preempted_here = model.stop_requests.interrupted_here = True
 
-        self._previous_handlers = {number: handler_before(number) for number in _SIGNALS}
-        for number in _SIGNALS:
-            signal.signal(number, request)
-        # Only now: it ends the watch of the startup, which takes these signals until then.
-        self._interrupts = InterruptWatch(interrupt)
+        self._previous_handlers = {number: signal.signal(number, request) for number in _SIGNALS}
+        self._interrupts = InterruptWatch(interrupt, lambda: launched_processes(trainer))
         self._interrupts.start()
 
     def on_train_batch_end(
@@ -104,7 +101,7 @@ class PreemptionHandler(pl.Callback):
                 f"interrupted after step {trainer.global_step}; continue with the same command and --resume."
             )
         else:
-            rank_zero_info(f"preempted after step {trainer.global_step}; start the run again with --ckpt_path last.")
+            rank_zero_info(f"preempted after step {trainer.global_step}; start the run again with --resume.")
         # Lightning kills the rank that started the others as soon as one of them exits with another code than 0.
         code = EXIT_INTERRUPTED if is_interrupted else EXIT_PREEMPTED
         raise Preempted(0 if is_started_by_lightning() else code)
@@ -112,7 +109,7 @@ class PreemptionHandler(pl.Callback):
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:  # noqa: ARG002
         """Restores the previous signal handlers."""
         for number, handler in self._previous_handlers.items():
-            signal.signal(number, handler)
+            signal.signal(number, signal.SIG_DFL if handler is leave_before_training else handler)
         self._previous_handlers = {}
         if self._interrupts is not None:
             self._interrupts.stop()
@@ -123,16 +120,4 @@ class PreemptionHandler(pl.Callback):
         if isinstance(error, Preempted | NotSaved):
             # Some launchers signal the other ranks as soon as one has exited, which would change their exit codes.
             self._previous_handlers = dict.fromkeys(self._previous_handlers, signal.SIG_IGN)
-            if is_command():
-                self._interrupts = None  # until the process ends by itself, a second Ctrl-C ends it at once
         self.teardown(trainer, pl_module, "fit")
-
-
-def _watch_time_locally(timer: Timer, model: NestModel) -> None:
-    """Replaces a timer's hook, which broadcasts after every microbatch, by one that only sets the flag of this rank."""
-
-    def check(*_: Any) -> None:
-        left_s = timer.time_remaining()
-        model.stop_requests.out_of_time_here |= left_s is not None and left_s <= 0
-
-    cast(Any, timer).on_train_batch_end = check

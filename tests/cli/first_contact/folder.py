@@ -1,7 +1,6 @@
 """The folder in which a newcomer tries the commands: speech, noise, lists of both, and everything that can be wrong.
 
-What a user would have from earlier commands (corpora, a checkpoint, a model for NeMo) is made by the commands of the
-checkout, in spellings that every version understands.
+What a user would have from earlier commands (corpora, a checkpoint, a model for NeMo) is made by these commands.
 """
 
 import contextlib
@@ -19,16 +18,9 @@ from tests.synthesis import Samples, chirp, hiss, tone, write_audio, write_jsonl
 from .process import Commands
 
 TINY = {
-    "trainer": {
-        "max_steps": 4,
-        "log_every_n_steps": 1,
-        "val_check_interval": 2,
-        "check_val_every_n_epoch": None,
-        "num_sanity_val_steps": 0,
-        "accelerator": "cpu",
-        "default_root_dir": "runs",
-        "callbacks": [{"class_path": "nestmodel.Checkpoints", "init_args": {"every_n_steps": 4}}],
-    },
+    "output": "runs",
+    "trainer": {"max_steps": 4, "log_every_n_steps": 1, "val_check_interval": 2, "accelerator": "cpu"},
+    "checkpoints": {"every_n_steps": 4},
     "model": {
         "config": {
             "quantizer": {"num_classes": 32},
@@ -42,8 +34,7 @@ PROGRAMS = Path(__file__).parent / "programs"
 _STEPS = (
     "nestdata prepare speech.json -o speech.corpus",
     "nestdata prepare noises -o noise.corpus --pcm",
-    "nestmodel fit --config tiny.yaml --data.corpus speech.corpus --data.noise noise.corpus "
-    "--trainer.default_root_dir earlier",
+    "nestmodel fit speech.corpus --config tiny.yaml --noise noise.corpus --output earlier",
     "nestmodel export last.ckpt --to nemo -o model.nemo",
 )
 

@@ -35,13 +35,13 @@ class Line:
 _HELP = 30
 _SEE = "See `nestmodel fit --help`."
 _PRESETS = "The presets are demo, large, medium, small, xlarge. After one of them, streaming or unified may be given."
-_OLD = "--config tiny.yaml --data.corpus speech.corpus --data.noise noise.corpus"
-_NEW = "speech.corpus --noise noise.corpus -c tiny.yaml"
+_DOTTED = "speech.corpus --config tiny.yaml --data.noise noise.corpus"
+_SHORT = "speech.corpus --noise noise.corpus -c tiny.yaml"
 
 LINES = (
     # The programs
-    Line("nestdata", 2, "Usage: nestdata [OPTIONS] COMMAND [ARGS]...", _HELP),
-    Line("nestmodel", 2, "Usage: nestmodel [OPTIONS] COMMAND [ARGS]...", _HELP),
+    Line("nestdata", 2, "usage: nestdata COMMAND [OPTIONS]", _HELP),
+    Line("nestmodel", 2, "usage: nestmodel COMMAND [OPTIONS]", _HELP),
     Line("nestdata --help", 0, "  prepare ...", 0, _HELP),
     Line("nestmodel -h", 0, "  fit ...", 0, _HELP),
     Line("nestmodel --version", 0, "nestmodel 0.1.0", 0, 1),
@@ -56,17 +56,17 @@ LINES = (
         2,
         "error: No such command 'train'. Did you mean 'fit'? See `nestmodel --help`.",
     ),
-    Line("nestmodel --show-completion bash", 0, "complete -o default -F _nestmodel_completion nestmodel", 0),
-    Line("nestdata prepare -h", 0, "    nestdata prepare noise.json -o noise.corpus --pcm", 0),
-    Line("nestmodel fit --help", 0, "  nestmodel fit speech.corpus --config demo", 0, 60),
-    Line("nestmodel fit --help-all", 0, "...--trainer.accumulate_grad_batches...", 0),
+    Line("nestmodel --print-completion bash", 0, "complete -F _tyro_nestmodel nestmodel", 0),
+    Line("nestdata prepare -h", 0, "  nestdata prepare noise.json -o noise.corpus --pcm", 0),
+    Line("nestmodel fit --help", 0, "  nestmodel fit speech.corpus --config demo", 0),
+    Line("nestmodel fit --help-all", 0, "...--trainer.strategy...", 0),
     Line("nestmodel presets", 0, "large ... 113 M ... 512 x 17 ...", 0, _HELP),
     Line("nestmodel presets large", 0, "trainer:", 0),
     Line(
         "nestmodel presets larg", 2, f"error: 'larg' is neither a file nor a preset; the nearest is 'large'. {_PRESETS}"
     ),
     # nestdata prepare
-    Line("nestdata prepare", 2, "error: Missing argument 'INPUT'. See `nestdata prepare --help`."),
+    Line("nestdata prepare", 2, "error: INPUT is missing: give one or more."),
     Line("nestdata prepare talks", 0, "talks.corpus: 40 cuts, 0.01 h, 1.00 to 1.70 s"),
     Line("nestdata prepare speech.json -o my.corpus --jobs 2", 0, "my.corpus: 40 cuts, 0.01 h, 1.00 to 1.70 s"),
     Line("nestdata prepare talk.wav", 0, "talk.corpus: 1 cuts, 0.00 h, 2.00 to 2.00 s"),
@@ -144,18 +144,18 @@ LINES = (
     Line(
         "nestdata sample-batch preview speech.corpus --step -1",
         2,
-        "error: Invalid value for '--step': ...greater than or equal to 0...",
+        "error: --step is -1: expected 0 or more.",
     ),
     # nestmodel fit: mistyped and missing options and values
     Line(
         "nestmodel fit",
         2,
-        "error: give a corpus and a configuration, such as `nestmodel fit speech.corpus --config small`. ...",
+        "error: no corpus and configuration: ... such as `nestmodel fit speech.corpus --config small`. ...",
     ),
     Line(
         "nestmodel fit --config demo",
         2,
-        "error: no corpus: give one (data.corpus), such as `nestmodel fit speech.corpus --config small`. ...",
+        "error: no corpus: give one, such as `nestmodel fit speech.corpus --config demo`. ...",
     ),
     Line(
         "nestmodel fit speech.corpus --config nosuch", 2, f"error: 'nosuch' is neither a file nor a preset. {_PRESETS}"
@@ -166,99 +166,99 @@ LINES = (
         f"error: 'large.yml' is neither a file nor a preset; the nearest is 'large'. {_PRESETS}",
     ),
     Line(
-        "nestmodel fit speech.corpus --conf demo", 2, f"error: unknown option --conf; the nearest is --config. {_SEE}"
+        "nestmodel fit speech.corpus --conf demo", 2, f"error: unknown option --conf; the nearest is '--config'. {_SEE}"
     ),
     Line(
         "nestmodel fit speech.corpus -c demo --batch-size 16",
         2,
-        f"error: unknown option --batch-size; here it is --max-batch-seconds. {_SEE}",
+        f"error: unknown option --batch-size; the nearest is '--max-batch-seconds'. {_SEE}",
     ),
-    Line(
-        "nestmodel fit speech.corpus -c demo --gpus 2", 2, f"error: unknown option --gpus; here it is --devices. {_SEE}"
-    ),
+    Line("nestmodel fit speech.corpus -c demo --gpus 2", 2, f"error: unknown option --gpus. {_SEE}"),
     Line(
         "nestmodel fit speech.corpus -c demo --epochs 10",
         2,
-        f"error: unknown option --epochs; here it is --max-steps. {_SEE}",
+        f"error: unknown option --epochs. {_SEE}",
     ),
     Line(
         "nestmodel fit speech.corpus -c demo --learning-rate 0.1",
         2,
-        f"error: unknown option --learning-rate; here it is --lr. {_SEE}",
+        f"error: unknown option --learning-rate. {_SEE}",
     ),
     Line(
         "nestmodel fit speech.corpus -c demo --max-steps ten",
         2,
-        "error: trainer.max_steps is 'ten': expected a whole number. See `nestmodel fit --help`.",
+        "error: Error parsing --max-steps/--trainer.max-steps: ...'ten'. See `nestmodel fit --help`.",
     ),
     Line(
         "nestmodel fit speech.corpus -c demo --max-steps 0",
         2,
-        "error: trainer.max_steps is 0: give the number of steps to train, or -1 for no limit.",
+        "error: trainer.max_steps is 0: expected the number of steps to train, or -1 for no limit.",
     ),
-    Line("nestmodel fit speech.corpus -c demo --num-workers -1", 2, "error: data.num_workers is -1: give 0 or more."),
+    Line(
+        "nestmodel fit speech.corpus -c demo --num-workers -1", 2, "error: data.num_workers is -1: expected 0 or more."
+    ),
     # nestmodel fit: data, outputs and checkpoints
     Line(
-        f"nestmodel fit {_OLD} --trainer.max-steps 2 --trainer.default_root_dir out",
+        f"nestmodel fit {_DOTTED} --trainer.max-steps 2 --output out",
         0,
         "checkpoints: out/version_0/checkpoints",
         20,
     ),
-    Line(f"nestmodel fit {_NEW} --max-steps 2 -o out", 0, "checkpoints: out/version_0/checkpoints", 20),
-    Line(f"nestmodel fit {_NEW} --max-steps 2 -o out --quiet", 0, "checkpoints: out/version_0/checkpoints", 0),
-    Line(f"nestmodel fit {_NEW} --max-steps 6 -o out --ckpt-path last.ckpt", 0, "start       last.ckpt", 20),
+    Line(f"nestmodel fit {_SHORT} --max-steps 2 -o out", 0, "checkpoints: out/version_0/checkpoints", 20),
+    Line(f"nestmodel fit {_SHORT} --max-steps 2 -o out --quiet", 0, "checkpoints: out/version_0/checkpoints", 0),
+    Line(f"nestmodel fit {_SHORT} --max-steps 6 -o out --ckpt-path last.ckpt", 0, "start       last.ckpt", 20),
     Line(
-        "nestmodel fit --config demo --data.corpus speech.json",
+        "nestmodel fit speech.json --config demo",
         1,
         "error: speech.json: is a file, not a corpus. Run `nestdata prepare speech.json -o speech.corpus`, and ...",
     ),
     Line(
-        *("nestmodel fit --config tiny.yaml --data.corpus noise.corpus --data.noise speech.corpus", 0),
+        *("nestmodel fit noise.corpus --config tiny.yaml --data.noise speech.corpus", 0),
         *(
             "noise.corpus and speech.corpus may be swapped: the noise corpus has transcripts, and ... has none.",
             20,
         ),
     ),
     Line(
-        *("nestmodel fit --config tiny.yaml --data.corpus speech.corpus --data.noise speech.corpus", 0),
+        *("nestmodel fit speech.corpus --config tiny.yaml --data.noise speech.corpus", 0),
         *("speech.corpus is given as speech and as noise: the noise is then speech.", 20),
     ),
     Line(
         *(
-            "nestmodel fit --config demo --data.corpus speech.corpus --trainer.strategy ddp --trainer.devices 3 "
-            "--data.plan.microbatches_per_step 8",
+            "nestmodel fit speech.corpus --config demo --trainer.strategy ddp --trainer.devices 3 "
+            "--accelerator cpu --data.plan.microbatches-per-step 8",
             2,
             "error: plan.microbatches_per_step is 8, which 3 ranks cannot share evenly: ...",
         ),
     ),
-    Line(f"nestmodel fit {_OLD} --trainer.default_root_dir readonly", 1, "error: readonly: cannot be written (...)..."),
+    Line(f"nestmodel fit {_DOTTED} --output readonly", 1, "error: readonly: cannot be written (...)..."),
     Line(
-        *(f"nestmodel fit {_OLD} --trainer.default_root_dir out --ckpt_path last", 0),
+        *(f"nestmodel fit {_DOTTED} --output out --ckpt-path last", 0),
         *("no checkpoint in out: starting at step 0", 20),
     ),
-    Line(f"nestmodel fit {_NEW} -o out --resume", 2, "error: there is no checkpoint in out. Check -o ..."),
+    Line(f"nestmodel fit {_SHORT} -o out --resume", 2, "error: there is no checkpoint in out. Check --output, ..."),
     Line(
-        f"nestmodel fit {_OLD} --ckpt_path nosuch.ckpt",
+        f"nestmodel fit {_DOTTED} --ckpt-path nosuch.ckpt",
         2,
-        "error: --ckpt_path nosuch.ckpt: does not exist. Give a file that exists.",
+        "error: --ckpt-path nosuch.ckpt: does not exist. Give a file that exists.",
     ),
     Line(
-        f"nestmodel fit {_OLD} --ckpt_path damaged.ckpt",
+        f"nestmodel fit {_DOTTED} --ckpt-path damaged.ckpt",
         2,
-        "error: --ckpt_path damaged.ckpt: neither a .nemo file, ... nor safetensors, or damaged. ...",
+        "error: --ckpt-path damaged.ckpt: neither a .nemo file, ... nor safetensors, or damaged. ...",
     ),
     Line(
-        f"nestmodel fit {_OLD} --ckpt_path last.ckpt --model.config.encoder.d_model 32",
+        f"nestmodel fit {_DOTTED} --ckpt-path last.ckpt --model.config.encoder.d-model 32",
         2,
         "error: the checkpoint was written ... other data or settings (model.config.encoder.d_model: 16 -> 32). ...",
     ),
     Line(
-        *(f"nestmodel fit {_OLD} --trainer.max_steps 100000 --trainer.default_root_dir out", 130),
+        *(f"nestmodel fit {_DOTTED} --trainer.max-steps 100000 --output out", 130),
         *("interrupted after step ...; continue with the same command and --resume.", 40),
         interrupt_at=r"\bstep [1-9]",
     ),
     Line(
-        f"nestmodel fit {_NEW} -o out --log wandb",
+        f"nestmodel fit {_SHORT} -o out --log wandb",
         2,
         "error: --log wandb needs a package: pip install 'nest-pretrain[wandb]'.",
         hidden=("wandb",),
@@ -266,14 +266,13 @@ LINES = (
     # The other commands of nestmodel
     Line(
         *(
-            "nestmodel validate --config tiny.yaml --data.corpus speech.corpus --data.val_corpus speech.corpus "
-            "--ckpt_path last.ckpt",
+            "nestmodel validate speech.corpus --config tiny.yaml --data.val-corpus speech.corpus --ckpt-path last.ckpt",
             0,
         ),
         *("step 4: validation loss ...", 20),
     ),
     Line(
-        "nestmodel preflight --config tiny.yaml --data.corpus speech.corpus",
+        "nestmodel preflight speech.corpus --config tiny.yaml",
         0,
         "preflight on 1 rank, cpu...",
         20,
@@ -286,20 +285,19 @@ LINES = (
     ),
     Line("nestmodel features talks last.ckpt -o my.features", 1, "error: talks: a folder, and not one of ..."),
     Line(
-        "nestmodel probe last.ckpt speech.json --label dialect",
+        "nestmodel probe label last.ckpt speech.json --label dialect",
         1,
         "error: label is 'dialect', and no utterance has that label. The labels here: sound (40), text (40).",
     ),
     Line(
-        "nestmodel probe last.ckpt speech.json --label sound -o probe",
+        "nestmodel probe label last.ckpt speech.json --label sound -o probe",
         0,
         "sound: 2 classes, 30 training utterances, 10 held out",
     ),
     Line(
         "nestmodel export last.ckpt --to pytorch",
         2,
-        "error: Invalid value for '--to': ...'pytorch' is not one of 'nemo', 'huggingface', 'safetensors', 'onnx', "
-        "'onnx-streaming'. ...",
+        "error: invalid choice 'pytorch' for argument '--to'. Expected one of ('nemo', 'huggingface', ...",
     ),
     Line("nestmodel import model.nemo", 0, "model.ckpt", 0, 1),
     Line(

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 TIMEOUT_S = 300.0
-_WARM = ("torch", "lhotse", "pytorch_lightning.cli", "jsonargparse", "matplotlib.pyplot", "rich.console", "yaml")
+_WARM = ("torch", "lhotse", "pytorch_lightning", "tyro", "matplotlib.pyplot", "rich.console", "yaml")
 _POLL_S = 0.02
 
 

@@ -286,7 +286,7 @@ def test_the_corpus_does_not_depend_on_the_number_of_jobs(varied_inputs: list[Pa
     for jobs in (2, 3):
         assert tree(tmp_path / f"{jobs}.corpus") == tree(tmp_path / "1.corpus")
         assert replace(reports[jobs - 1], path=reports[0].path) == reports[0]
-    assert names_in(tmp_path / "1.corpus") == CORPUS_FILES | {"bank.npy", "bank.pcm"}
+    assert names_in(tmp_path / "1.corpus") == CORPUS_FILES | {"bank.npy", "bank.pcm", "notes.jsonl"}
 
 
 @pytest.mark.multiprocess

@@ -85,7 +85,7 @@ def test_an_export_is_read_back_bit_for_bit(tmp_path: Path) -> None:
         assert_equal_states(NestModel(CONFIG, given, "encoder"), network, "encoder.")
         report = load_weights(NestNetwork(CONFIG), given)
         assert (set(report.loaded), report.unused, report.mismatched) == (names, (), ())
-        with pytest.raises(WeightsError, match=r"the encoder and not the whole model .*--model\.init_parts encoder"):
+        with pytest.raises(WeightsError, match=r"the encoder and not the whole model .*--model\.init-parts encoder"):
             load_network(given)
 
 

@@ -11,6 +11,7 @@ from nestmodel import (
     BudgetConfig,
     BudgetReport,
     ConfigError,
+    DataConfig,
     NestDataModule,
     NestModel,
     TrainingError,
@@ -29,7 +30,7 @@ RATE = 16000
 def data_of(corpora: MessyCorpora, *, val_corpus: Path | None = None, **plan: Any) -> NestDataModule:
     # With fixed shapes, microbatches of a small corpus are as full as those of a large one.
     fields = {"max_batch_seconds": 20.0, "microbatches_per_step": 2, "num_shapes": 8, **plan}
-    return NestDataModule(corpora.speech, val_corpus=val_corpus, plan=PlanConfig(**fields), num_workers=0)
+    return NestDataModule(DataConfig(corpora.speech, val_corpus=val_corpus, plan=PlanConfig(**fields), num_workers=0))
 
 
 @given(exact=st.integers(0, 3000), start=st.integers(-5, 400), lowest=st.integers(1, 200), count=st.integers(1, 2000))

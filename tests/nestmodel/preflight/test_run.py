@@ -13,10 +13,12 @@ import torch
 
 from nestdata import AudioNoiseBatch, PlanConfig, PrepareConfig
 from nestmodel import (
+    CheckpointConfig,
     Checkpoints,
     CheckReport,
     CheckResult,
     ConfigError,
+    DataConfig,
     NestDataModule,
     NestModel,
     PreflightConfig,
@@ -45,7 +47,7 @@ def results_of(report: PreflightReport, rank: int = 0) -> dict[str, CheckResult]
 def readable_data(corpora: MessyCorpora, *, num_workers: int = 0, seconds: float = 10.0) -> NestDataModule:
     """Data without unreadable audio."""
     plan = PlanConfig(max_batch_seconds=seconds, microbatches_per_step=2)
-    return NestDataModule(corpora.speech, corpora.banked, plan=plan, num_workers=num_workers)
+    return NestDataModule(DataConfig(corpora.speech, corpora.banked, plan=plan, num_workers=num_workers))
 
 
 def result(status: Any = "ok", value: str = "", **figures: float) -> CheckResult:
@@ -113,7 +115,7 @@ def test_a_full_disk_fails_with_its_size(
     messy_corpora: MessyCorpora, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(0, 0, 1000))
-    runner = trainer(tmp_path, [Checkpoints(keep=3)], enable_checkpointing=True)
+    runner = trainer(tmp_path, [Checkpoints(CheckpointConfig(keep=3))], enable_checkpointing=True)
     report = run_preflight(NestModel(tiny_config()), readable_data(messy_corpora), runner)
     assert report.has_failed
     disk = results_of(report)["disk"]
@@ -128,7 +130,7 @@ def test_permanent_checkpoints_that_will_not_fit_are_a_warning(
 ) -> None:
     each = 12 * sum(parameter.numel() for parameter in NestModel(tiny_config()).parameters())
     monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(0, 0, 10 * each))
-    callback = Checkpoints(keep=2, keep_every_n_steps=10)
+    callback = Checkpoints(CheckpointConfig(keep=2, keep_every_n_steps=10))
     runner = trainer(tmp_path / "new" / "run", [callback], enable_checkpointing=True, max_steps=100)
     data = readable_data(messy_corpora)
     disk = results_of(run_preflight(NestModel(tiny_config()), data, runner))["disk"]
@@ -140,7 +142,9 @@ def test_an_unreadable_corpus_fails_its_check_and_the_other_checks_continue(tmp_
     corpus = folder_corpus(tmp_path / "speech", {f"{i}.wav": hiss(16000, i) for i in range(4)})
     for path in (tmp_path / "speech").glob("*.wav"):
         path.write_bytes(b"no audio")
-    data = NestDataModule(corpus.path, plan=PlanConfig(max_batch_seconds=4.0, microbatches_per_step=1), num_workers=0)
+    data = NestDataModule(
+        DataConfig(corpus.path, plan=PlanConfig(max_batch_seconds=4.0, microbatches_per_step=1), num_workers=0)
+    )
     report = run_preflight(NestModel(tiny_config()), data, trainer(tmp_path))
     assert report.has_failed
     audio = results_of(report)["audio"]
@@ -154,7 +158,9 @@ def test_an_error_of_a_loader_process_is_described_without_its_traceback(tmp_pat
     corpus = folder_corpus(tmp_path / "speech", {f"{i}.wav": hiss(16000, i) for i in range(4)})
     for path in (tmp_path / "speech").glob("*.wav"):
         path.write_bytes(b"no audio")
-    data = NestDataModule(corpus.path, plan=PlanConfig(max_batch_seconds=4.0, microbatches_per_step=1), num_workers=1)
+    data = NestDataModule(
+        DataConfig(corpus.path, plan=PlanConfig(max_batch_seconds=4.0, microbatches_per_step=1), num_workers=1)
+    )
     audio = results_of(run_preflight(NestModel(tiny_config()), data, trainer(tmp_path)))["audio"]
     assert audio.status == "failed"
     assert audio.advice.startswith("step 0")
@@ -164,7 +170,9 @@ def test_an_error_of_a_loader_process_is_described_without_its_traceback(tmp_pat
 def test_an_unusable_cut_is_a_warning_with_its_id_and_reason(tmp_path: Path) -> None:
     corpus = folder_corpus(tmp_path / "speech", {f"{i}.wav": hiss(16000, i) for i in range(8)})
     (tmp_path / "speech" / "3.wav").unlink()
-    data = NestDataModule(corpus.path, plan=PlanConfig(max_batch_seconds=4.0, microbatches_per_step=1), num_workers=0)
+    data = NestDataModule(
+        DataConfig(corpus.path, plan=PlanConfig(max_batch_seconds=4.0, microbatches_per_step=1), num_workers=0)
+    )
     config = PreflightConfig(num_batches=data.train_dataset.plan.steps_per_epoch)
     report = run_preflight(NestModel(tiny_config()), data, trainer(tmp_path), config)
     audio = results_of(report)["audio"]
@@ -213,7 +221,9 @@ def test_any_other_error_fails_only_its_own_check(
 def test_a_corpus_at_another_sampling_rate_than_the_model_fails(tmp_path: Path) -> None:
     audio = {f"{i}.wav": hiss(16000, i) for i in range(3)}
     corpus = folder_corpus(tmp_path / "speech", audio, PrepareConfig(sampling_rate=8000))
-    data = NestDataModule(corpus.path, plan=PlanConfig(max_batch_seconds=4.0, microbatches_per_step=1), num_workers=0)
+    data = NestDataModule(
+        DataConfig(corpus.path, plan=PlanConfig(max_batch_seconds=4.0, microbatches_per_step=1), num_workers=0)
+    )
     report = run_preflight(NestModel(tiny_config()), data, trainer(tmp_path))
     (problem,) = report.problems()
     assert problem.startswith("failed: step, rank 0: the corpus is at 8000 Hz, the model for 16000 Hz")

@@ -10,7 +10,8 @@ import torch
 from nestdata import AudioNoiseBatch, BatchPlan, PlanConfig
 from nestmodel import ConfigError, NestModel
 from nestmodel.preflight import memory
-from nestmodel.preflight.memory import PeakMemory, parse_bytes, usable_bytes
+from nestmodel.preflight.config import parse_bytes
+from nestmodel.preflight.memory import PeakMemory, usable_bytes
 from nestmodel.preflight.trial import Shape, TrialResult, TrialStep, largest_shapes, noise_batch, run_shapes
 from tests.training import tiny_config, trainer
 

@@ -8,7 +8,7 @@ import torch
 
 import nestdata
 from nestdata import AugmentConfig, BadAudioConfig, CorpusError, PlanConfig, prepare_corpus
-from nestmodel import ConfigError, NestDataModule, NestModel
+from nestmodel import ConfigError, DataConfig, NestDataModule, NestModel
 from tests.conftest import MessyCorpora
 from tests.nestdata.bad_files import BAD_FILES_CONFIG, bad_files
 from tests.training import Recorder, fit, messy_data, tiny_config, trainer
@@ -51,7 +51,7 @@ def test_corpora_are_weighted_and_augmented_in_training_only(
     plan = PlanConfig(max_batch_seconds=10.0, microbatches_per_step=2, weights=(1.0, 3.0))
     augment = AugmentConfig(speech=["PolarityInversion"], speech_on="both")
     paths = [messy_corpora.speech, messy_corpora.windows]
-    data = NestDataModule(paths, messy_corpora.noise, messy_corpora.speech, plan, augment=augment)
+    data = NestDataModule(DataConfig(paths, messy_corpora.noise, messy_corpora.speech, plan, augment=augment))
     assert data.val_dataset is not None
     assert data.train_dataset.plan.repeats_per_epoch[1] > 1.0 > data.train_dataset.plan.repeats_per_epoch[0]
     assert data.val_dataset.plan.repeats_per_epoch == [1.0]
@@ -61,7 +61,7 @@ def test_corpora_are_weighted_and_augmented_in_training_only(
 
 def test_an_unknown_transform_is_an_error_before_the_run_starts(messy_corpora: MessyCorpora) -> None:
     with pytest.raises(nestdata.ConfigError, match=r"augment\.mixture\[0\].*'Gian'.*nearest is 'Gain'"):
-        NestDataModule(messy_corpora.speech, augment=AugmentConfig(mixture=["Gian"]))
+        NestDataModule(DataConfig(messy_corpora.speech, augment=AugmentConfig(mixture=["Gian"])))
 
 
 def test_training_replaces_files_that_fail_only_when_decoded(tmp_path: Path) -> None:
@@ -72,7 +72,9 @@ def test_training_replaces_files_that_fail_only_when_decoded(tmp_path: Path) -> 
     assert report.num_cuts == 2 + len(kept)
     assert report.rejected == Counter(reason for name, reason in reasons.items() if name not in kept)
     plan = PlanConfig(max_batch_seconds=4.0, microbatches_per_step=2)
-    data = NestDataModule(tmp_path / "speech.corpus", plan=plan, bad_audio=BadAudioConfig(max_share=1.0), num_workers=0)
+    data = NestDataModule(
+        DataConfig(tmp_path / "speech.corpus", plan=plan, bad_audio=BadAudioConfig(max_share=1.0), num_workers=0)
+    )
     recorder = Recorder()
     num_steps = 3 * data.train_dataset.plan.steps_per_epoch
     trainer(tmp_path, [recorder], max_steps=num_steps).fit(NestModel(tiny_config()), datamodule=data)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from nestmodel import Checkpoints, NestModel, TrainingError
+from nestmodel import CheckpointConfig, Checkpoints, NestModel, TrainingError
 from nestmodel.formats.training_record import SETTINGS_KEY
 from nestmodel.nn.gpu import block
 from nestmodel.nn.gpu.forms import Forms
@@ -177,7 +177,7 @@ def test_a_checkpoint_names_the_form_and_a_resume_in_another_one_says_so(
     messy_corpora: MessyCorpora, tmp_path: Path, plant: Callable[[Plant], None]
 ) -> None:
     def saved(directory: Path, **settings: Any) -> Path:
-        saver = Checkpoints(every_n_steps=1, directory=directory)
+        saver = Checkpoints(CheckpointConfig(every_n_steps=1, directory=directory))
         fit(messy_corpora, tmp_path, callbacks=[saver], enable_checkpointing=True, **settings)
         return next(found.path for found in find_checkpoints(directory) if found.step == 2)
 
@@ -200,7 +200,7 @@ def test_a_checkpoint_names_the_form_and_a_resume_in_another_one_says_so(
 def test_deterministic_mode_keeps_the_plain_form_of_a_checkpoint_and_gives_up_none(
     messy_corpora: MessyCorpora, tmp_path: Path, plant: Callable[[Plant], None]
 ) -> None:
-    saver = Checkpoints(every_n_steps=1, directory=tmp_path / "saved")
+    saver = Checkpoints(CheckpointConfig(every_n_steps=1, directory=tmp_path / "saved"))
     settings: dict[str, Any] = {"deterministic": True}
     plain = fit(messy_corpora, tmp_path, kernels="torch", callbacks=[saver], enable_checkpointing=True, **settings)
     path = next(found.path for found in find_checkpoints(tmp_path / "saved") if found.step == 2)

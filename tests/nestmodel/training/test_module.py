@@ -12,7 +12,7 @@ import torch
 from pytorch_lightning.callbacks import ModelCheckpoint
 
 from nestdata import PlanConfig, PrepareConfig, derive_key
-from nestmodel import ConfigError, MaskConfig, NestConfig, NestDataModule, NestModel, WeightsError
+from nestmodel import ConfigError, DataConfig, MaskConfig, NestConfig, NestDataModule, NestModel, WeightsError
 from nestmodel.attention_context import Context, draw_context
 from nestmodel.nn.attention import Frames
 from nestmodel.nn.encoder import ConformerEncoder
@@ -333,7 +333,7 @@ def test_validation_is_repeatable_and_does_not_affect_training(messy_corpora: Me
 def test_a_corpus_with_another_sampling_rate_is_rejected(tmp_path: Path) -> None:
     audio = {f"{i}.wav": tone(200, 1.0) for i in range(4)}
     corpus = folder_corpus(tmp_path / "speech", audio, PrepareConfig(sampling_rate=8000))
-    data = NestDataModule(corpus.path, plan=PlanConfig(max_batch_seconds=10.0, microbatches_per_step=1))
+    data = NestDataModule(DataConfig(corpus.path, plan=PlanConfig(max_batch_seconds=10.0, microbatches_per_step=1)))
     with pytest.raises(ConfigError, match="8000 Hz"):
         trainer(tmp_path, max_steps=1).fit(NestModel(tiny_config()), datamodule=data)
 

@@ -1,14 +1,23 @@
 import math
-from datetime import timedelta
+import time
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import pytorch_lightning as pl
 import torch
-from pytorch_lightning.callbacks import Timer
 
-from nestmodel.training.run_state import RunClock, RunState, Scores, format_duration, peak_memory_bytes, read_state
+from nestmodel.training.run_state import (
+    RecentSteps,
+    RunClock,
+    RunState,
+    Scores,
+    format_duration,
+    peak_memory_bytes,
+    read_state,
+)
 from nestmodel.training.step_limits import num_steps_of_run
+from nestmodel.training.stopping.stop_requests import StopRequests
 
 
 class StubTrainer(pl.Trainer):
@@ -23,11 +32,14 @@ class StubTrainer(pl.Trainer):
     max_epochs: Any = None
     global_step: Any = 0
     callback_metrics: Any = None
+    lightning_module: Any = None
+    world_size: Any = 1
 
     def __init__(self, step: int = 0, *, metrics: dict[str, float] | None = None, **settings: Any) -> None:
         vars(self).update(settings)
         self.callbacks: Any = settings.get("callbacks", [])
         self.global_step = step
+        self.lightning_module = SimpleNamespace(stop_requests=StopRequests())
         self.callback_metrics = {name: torch.tensor(value) for name, value in (metrics or {}).items()}
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -42,14 +54,14 @@ class Clock:
         return self.seconds
 
 
-def test_the_time_left_counts_the_steps_after_the_first_five_of_this_start() -> None:
+def test_the_time_left_counts_the_steps_after_the_first_five_of_this_start_once_there_are_more() -> None:
     now = Clock()
     clock = RunClock(1000, now)
     for step in range(1001, 1011):
         now.seconds += 60.0 if step <= 1005 else 2.0
         clock.count(step)
         left = clock.seconds_left(step, 1100)
-        assert left == (None if step <= 1005 else pytest.approx(2.0 * (1100 - step)))
+        assert left == pytest.approx((60.0 if step <= 1005 else 2.0) * (1100 - step))
     now.seconds += 10.0  # a validation
     assert clock.seconds_left(1010, 1100) == pytest.approx(90 * 20 / 5)
     assert clock.seconds_left(1010, None) is None
@@ -77,20 +89,42 @@ def test_the_steps_of_a_run_are_known_before_its_loader_is(limit: float, steps: 
 
 
 def test_a_state_has_what_is_known() -> None:
-    clock = RunClock(0)
+    clock = RunClock(4)
     assert read_state(StubTrainer(3), clock, "starting") == RunState(step=3, num_steps=100, activity="starting")
     train = {"train_loss": 2.0, "train_token_entropy": 3.0, "train_accuracy": 0.25}
     metrics = {**train, "val_loss": 2.5, "val_token_entropy": 3.5, "val_accuracy": 0.5}
     trainer = StubTrainer(4, metrics={**metrics, "memory_gb": 2.0, "steps_skipped": 1.0})
-    state = read_state(trainer, clock, "training", validated_step=2)
+    recent = RecentSteps()
+    for loss in (1.0, 3.0):
+        trainer.callback_metrics["train_loss"] = torch.tensor(loss)
+        recent.add_step(trainer)
+    state = read_state(trainer, clock, "training", validated_step=2, recent=recent)
     assert (state.training, state.validation) == (Scores(2.0, 3.0, 0.25), Scores(2.5, 3.5, 0.5))
     assert (state.memory_gb, state.steps_skipped, state.validated_step) == (2.0, 1, 2)
     assert read_state(trainer, clock, "training").validation is None
 
 
+def test_audio_and_scores_are_those_since_the_last_state() -> None:
+    now = Clock()
+    recent = RecentSteps(now)
+    trainer = StubTrainer(1, metrics={"train_loss": 4.0, "train_token_entropy": 3.0, "train_accuracy": 0.5})
+    recent.add_audio(40.0)
+    recent.add_step(trainer)
+    now.seconds = 2.0
+    assert (recent.scores, recent.audio_s_per_s) == (Scores(4.0, 3.0, 0.5), 20.0)
+    recent.restart()
+    assert (recent.scores, recent.audio_s_per_s) == (Scores(4.0, 3.0, 0.5), 20.0)  # nothing since
+    trainer.callback_metrics["train_loss"] = torch.tensor(2.0)
+    recent.add_audio(40.0)
+    recent.add_step(trainer)
+    now.seconds = 12.0
+    assert (recent.scores, recent.audio_s_per_s) == (Scores(2.0, 3.0, 0.5), 4.0)
+
+
 def test_max_time_ends_the_time_left() -> None:
-    timer = Timer(duration=timedelta(hours=1))
-    assert read_state(StubTrainer(1, callbacks=[timer]), RunClock(0), "training").seconds_left == 3600
+    trainer = StubTrainer(1)
+    trainer.lightning_module.stop_requests.deadline_s = time.monotonic() - 1
+    assert read_state(trainer, RunClock(0), "training").seconds_left == 0
 
 
 @pytest.mark.parametrize(

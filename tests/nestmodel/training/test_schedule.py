@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nestmodel.config import OptimizerConfig
-from nestmodel.training.schedule import noam_lr
+from nestmodel.errors import ConfigError
+from nestmodel.training.schedule import check_schedule, learning_rate, noam_lr
 from tests.conftest import MessyCorpora
 from tests.training import fit, tiny_config
 
@@ -39,6 +40,35 @@ def test_learning_rate_rises_in_the_warm_up_and_falls_after_it(step: int) -> Non
 def test_learning_rate_scales_with_the_factor_and_the_inverse_root_of_the_dimension() -> None:
     assert noam_lr(7, replace(CONFIG, lr=10.0), 512) == pytest.approx(2 * noam_lr(7, CONFIG, 512))
     assert noam_lr(7, CONFIG, 128) == pytest.approx(2 * noam_lr(7, CONFIG, 512))
+
+
+COSINE = OptimizerConfig(lr=1e-3, schedule="cosine", warmup_steps=100, min_lr=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("config", "step", "rate"),
+    [
+        (COSINE, 0, 1e-5),
+        (COSINE, 49, 5e-4),
+        (COSINE, 99, 1e-3),
+        (COSINE, 549, (1e-3 + 1e-5) / 2),
+        (COSINE, 999, 1e-5),
+        (COSINE, 1000, 1e-5),
+        (replace(COSINE, schedule="wsd"), 799, 1e-3),
+        (replace(COSINE, schedule="wsd"), 899, (1e-3 + 1e-5) / 2),
+        (replace(COSINE, schedule="wsd"), 999, 1e-5),
+        (replace(COSINE, schedule="wsd", decay_share=1.0), 549, (1e-3 + 1e-5) / 2),
+    ],
+)
+def test_a_rate_rises_to_lr_and_ends_at_the_minimum(config: OptimizerConfig, step: int, rate: float) -> None:
+    assert learning_rate(step, config, 512, 1000) == pytest.approx(rate)
+
+
+@pytest.mark.parametrize("num_steps", [-1, 100])
+def test_a_schedule_that_ends_with_the_run_needs_its_length(num_steps: int) -> None:
+    check_schedule(CONFIG, num_steps)
+    with pytest.raises(ConfigError, match=r"optimizer\.schedule cosine ends at trainer\.max_steps"):
+        check_schedule(COSINE, num_steps)
 
 
 class LearningRates(pl.Callback):

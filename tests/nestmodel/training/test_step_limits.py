@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from nestdata import AudioNoiseBatch, MixConfig, PlanConfig
-from nestmodel import Checkpoints, ConfigError, NestDataModule, NestModel
+from nestmodel import CheckpointConfig, Checkpoints, ConfigError, DataConfig, NestDataModule, NestModel
 from nestmodel.training.step_limits import convert_training_limits, num_steps_of_run
 from tests.conftest import MessyCorpora
 from tests.synthesis import folder_corpus, hiss
@@ -58,7 +58,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def validations_of(corpus: Path, directory: Path, model: pl.LightningModule, **settings: Any) -> list[tuple[int, int]]:
     plan = PlanConfig(max_batch_seconds=1.0, microbatches_per_step=MICROBATCHES)
-    data = NestDataModule(corpus, None, corpus, plan, MixConfig(prob=0.0), num_workers=0)
+    data = NestDataModule(DataConfig(corpus, None, corpus, plan, MixConfig(prob=0.0), num_workers=0))
     seen = Validations()
     assert data.train_dataset.plan.steps_per_epoch == STEPS
     path = settings.pop("ckpt_path", None)
@@ -91,7 +91,7 @@ def test_limits_count_whole_optimizer_steps(
 def test_a_resumed_run_validates_after_the_same_steps(corpus: Path, tmp_path: Path) -> None:
     settings: dict[str, Any] = {"limit_train_batches": 2, "limit_val_batches": 1}
     plain = validations_of(corpus, tmp_path, OneWeight(), max_steps=8, **settings)
-    saver = Checkpoints(every_n_steps=1, directory=tmp_path / "saved", keep=10)
+    saver = Checkpoints(CheckpointConfig(every_n_steps=1, directory=tmp_path / "saved", keep=10))
     saving = {"callbacks": [saver], "enable_checkpointing": True, **settings}
     validations_of(corpus, tmp_path, OneWeight(), max_steps=6, **saving)
     path = tmp_path / "saved" / "step_00000005.ckpt"

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from nestdata import MixConfig, PlanConfig
 from nestmodel import (
+    DataConfig,
     MaskConfig,
     NestConfig,
     NestDataModule,
@@ -65,7 +66,9 @@ class Steps(pl.Callback):
 def data_of(corpora: MessyCorpora) -> NestDataModule:
     """Returns steps of three microbatches, which have two shapes."""
     plan = PlanConfig(max_batch_seconds=10.0, microbatches_per_step=MICROBATCHES, num_shapes=NUM_SHAPES)
-    return NestDataModule(corpora.speech, corpora.noise, corpora.speech, plan, MixConfig(prob=0.8), num_workers=0)
+    return NestDataModule(
+        DataConfig(corpora.speech, corpora.noise, corpora.speech, plan, MixConfig(prob=0.8), num_workers=0)
+    )
 
 
 def fit(

@@ -7,7 +7,7 @@ import pytorch_lightning as pl
 from pytorch_lightning.loggers import CSVLogger
 
 from nestdata import AudioNoiseBatch
-from nestmodel import Checkpoints, Curves, NestModel, Preempted, PreemptionHandler
+from nestmodel import CheckpointConfig, Checkpoints, Curves, NestModel, Preempted, PreemptionHandler
 from nestmodel.training.callbacks.curves import copy_earlier_metrics, draw_curves, read_metrics, smooth
 from tests.conftest import MessyCorpora
 from tests.training import fit
@@ -60,7 +60,7 @@ def test_a_run_that_was_resumed_twice_has_the_metrics_of_an_uninterrupted_run(
             # Each start makes one step more than the checkpoint that the next start resumes from, as a killed run does.
             max_steps=max_steps + 1,
             ckpt_path=path,
-            callbacks=[Checkpoints(every_n_steps=1, keep=3, directory=saved), Curves()],
+            callbacks=[Checkpoints(CheckpointConfig(every_n_steps=1, keep=3, directory=saved)), Curves()],
             enable_checkpointing=True,
             logger=logger,
             log_every_n_steps=1,

@@ -59,7 +59,8 @@ def test_a_panel_has_what_is_known() -> None:
     assert lines[1:] == [
         "training   loss 5.100 (entropy 5.200)   masked accuracy 12.3 %",
         "12,345 s of audio/s   3 % waiting   71.2 GB   2 steps skipped",
-        "validation at 30,000   loss 5.300 (entropy 5.200)   masked accuracy 10.0 %",
+        "validation at 30,000   loss 5.300 (nothing learned yet: above entropy 5.200)",
+        "masked accuracy 10.0 %",
         "",
     ]
     assert text_of(RunState(step=7, num_steps=None, activity="starting"), 78) == ["step 7", "starting", ""]

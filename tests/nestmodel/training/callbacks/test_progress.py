@@ -1,4 +1,6 @@
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import pytorch_lightning as pl
@@ -11,7 +13,12 @@ from tests.nestmodel.training.test_run_state import StubTrainer
 STATE = RunState(step=1300, num_steps=80_000, activity="training")
 
 
-MODULE = pl.LightningModule()
+class Module(pl.LightningModule):
+    config = SimpleNamespace(features=SimpleNamespace(sampling_rate=16000))
+
+
+MODULE = Module()
+BATCH: Any = SimpleNamespace(num_samples=8000)
 
 
 class Recorder:
@@ -79,8 +86,8 @@ def test_steps_are_shown_at_intervals_and_changes_of_activity_at_once() -> None:
     progress.on_train_start(trainer, MODULE)
     for step in (11, 12):
         trainer.global_step = step
-        progress.on_train_batch_end(trainer, MODULE, None, None, 0)  # not the end of a step
-        progress.on_train_batch_end(trainer, MODULE, None, None, 1)
+        progress.on_train_batch_end(trainer, MODULE, None, BATCH, 0)  # not the end of a step
+        progress.on_train_batch_end(trainer, MODULE, None, BATCH, 1)
     progress.on_validation_start(trainer, MODULE)
     progress.on_validation_batch_end(trainer)
     progress.on_validation_end(trainer, MODULE)
@@ -101,7 +108,7 @@ def test_only_rank_0_shows_progress() -> None:
     progress = Progress(recorder)
     trainer = StubTrainer(is_global_zero=False)
     progress.on_train_start(trainer, MODULE)
-    progress.on_train_batch_end(trainer, MODULE, None, None, 1)
+    progress.on_train_batch_end(trainer, MODULE, None, BATCH, 1)
     progress.on_train_end(trainer, MODULE)
     assert not recorder.calls
     assert not recorder.shown

@@ -16,7 +16,7 @@ import nestguard.observe.device
 import nestmodel.training.callbacks.stall_guard
 from nestguard import Phase, StallLimits
 from nestguard.observe.view import DevicePosition
-from nestmodel import ConfigError, StallGuard
+from nestmodel import ConfigError, GuardConfig, StallGuard
 from nestmodel.training.lightning_private import process_group_timeout_s
 from tests.conftest import MessyCorpora
 from tests.nestguard.devices import StandIn
@@ -118,7 +118,7 @@ def test_a_process_group_timeout_below_the_limit_is_rejected(tmp_path: Path) -> 
     strategy = DDPStrategy(process_group_backend="gloo", timeout=timedelta(seconds=60))
     runner = trainer(tmp_path, devices=2, strategy=strategy)
     with pytest.raises(ConfigError, match=r"times out after 60 s, before .*limits\.step_s is 90 s"):
-        StallGuard(StallLimits(step_s=90)).start(runner)
+        StallGuard(GuardConfig(StallLimits(step_s=90))).start(runner)
 
 
 def timeout_after_check(
@@ -127,7 +127,7 @@ def timeout_after_check(
     """Returns the timeout of the process group in seconds after the guard has checked it."""
     strategy = DDPStrategy(process_group_backend="gloo", timeout=timeout)
     runner = trainer(directory, devices=2, strategy=strategy)
-    StallGuard(limits).check_timeout(runner)
+    StallGuard(GuardConfig(limits)).check_timeout(runner)
     return process_group_timeout_s(runner)
 
 
@@ -161,7 +161,7 @@ def test_the_timeout_of_a_process_group_that_exists_is_kept_with_a_warning(
 
 
 def test_a_run_without_a_process_group_has_no_timeout_to_check(tmp_path: Path) -> None:
-    StallGuard(StallLimits(step_s=10_000)).check_timeout(trainer(tmp_path))
+    StallGuard(GuardConfig(StallLimits(step_s=10_000))).check_timeout(trainer(tmp_path))
 
 
 @pytest.mark.parametrize("accelerator", ["cpu", pytest.param("gpu", marks=pytest.mark.gpu)])
@@ -202,5 +202,5 @@ def position(path: Path) -> DevicePosition | None:
 
 
 def test_an_invalid_port_is_rejected() -> None:
-    with pytest.raises(ConfigError, match=r"guard\.port is 0: give a port from 1 to 65535"):
-        StallGuard(port=0)
+    with pytest.raises(ConfigError, match=r"guard\.port is 0: expected a port from 1 to 65535"):
+        StallGuard(GuardConfig(port=0))

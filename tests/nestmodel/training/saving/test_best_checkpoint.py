@@ -7,7 +7,7 @@ import pytest
 import pytorch_lightning as pl
 import torch
 
-from nestmodel import Checkpoints
+from nestmodel import CheckpointConfig, Checkpoints
 from nestmodel.training.saving.best_checkpoint import BestCheckpoint
 from nestmodel.training.saving.checkpoint_files import checkpoint_name
 from tests.conftest import MessyCorpora
@@ -115,7 +115,7 @@ def test_a_copy_that_fails_leaves_the_best_checkpoint_before(tmp_path: Path, mon
 
 
 def test_the_best_checkpoint_of_a_validation_is_kept(messy_corpora: MessyCorpora, tmp_path: Path) -> None:
-    saver = Checkpoints(every_n_steps=1, keep=1, directory=tmp_path / "saved", monitor="val_loss")
+    saver = Checkpoints(CheckpointConfig(every_n_steps=1, keep=1, directory=tmp_path / "saved", monitor="val_loss"))
     losses: list[float] = []
 
     class Losses(pl.Callback):

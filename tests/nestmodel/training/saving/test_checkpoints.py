@@ -12,11 +12,11 @@ import torch
 
 import nestmodel.training.saving.checkpoints
 from nestdata import AudioNoiseBatch
-from nestmodel import Checkpoints, ConfigError, NestModel, PreemptionHandler, newest_checkpoint
+from nestmodel import CheckpointConfig, Checkpoints, ConfigError, NestModel, PreemptionHandler, newest_checkpoint
 from nestmodel.training.saving.checkpoint_files import find_checkpoints, write_checkpoint
 from nestmodel.training.saving.checkpoints import NotSaved
 from nestmodel.training.saving.state_copy import StateCopier
-from nestmodel.training.starting.startup import EXIT_NOT_SAVED
+from nestmodel.training.stopping.exit_codes import EXIT_NOT_SAVED
 from tests.conftest import MessyCorpora
 from tests.flushes import Flushes
 from tests.training import fit
@@ -45,7 +45,7 @@ def names(directory: Path) -> list[str]:
 
 
 def test_the_newest_checkpoints_and_the_chosen_multiples_are_kept(messy_corpora: MessyCorpora, tmp_path: Path) -> None:
-    saver = Checkpoints(every_n_steps=1, keep=2, keep_every_n_steps=3, directory=tmp_path / "saved")
+    saver = Checkpoints(CheckpointConfig(every_n_steps=1, keep=2, keep_every_n_steps=3, directory=tmp_path / "saved"))
     fit(messy_corpora, tmp_path, max_steps=5, callbacks=[saver], enable_checkpointing=True)
     kept = [f"step_{step:08d}.ckpt" for step in (3, 4, 5)]
     assert names(tmp_path / "saved") == ["last.ckpt", *kept]
@@ -53,7 +53,7 @@ def test_the_newest_checkpoints_and_the_chosen_multiples_are_kept(messy_corpora:
 
 
 def test_the_last_step_is_saved_once_for_any_interval(messy_corpora: MessyCorpora, tmp_path: Path) -> None:
-    saver = Checkpoints(every_n_steps=2, directory=tmp_path / "saved")
+    saver = Checkpoints(CheckpointConfig(every_n_steps=2, directory=tmp_path / "saved"))
     fit(messy_corpora, tmp_path, max_steps=3, callbacks=[saver], enable_checkpointing=True)
     assert [found.step for found in find_checkpoints(tmp_path / "saved")] == [3, 2]
 
@@ -72,7 +72,7 @@ def test_the_newest_undamaged_checkpoint_of_all_versions_is_found(tmp_path: Path
 def test_a_run_resumed_from_an_earlier_step_keeps_its_own_checkpoints_and_resumes_from_them(
     messy_corpora: MessyCorpora, tmp_path: Path
 ) -> None:
-    saver = Checkpoints(every_n_steps=1, keep=1, directory=tmp_path / "checkpoints")
+    saver = Checkpoints(CheckpointConfig(every_n_steps=1, keep=1, directory=tmp_path / "checkpoints"))
     for step in (900, 1000):
         write_checkpoint({"state": "of an abandoned run"}, tmp_path / "checkpoints" / f"step_{step:08d}.ckpt")
     fit(messy_corpora, tmp_path, max_steps=2, callbacks=[saver], enable_checkpointing=True)
@@ -110,7 +110,7 @@ def test_a_kill_while_writing_leaves_a_complete_checkpoint(tmp_path: Path) -> No
 def test_a_full_disk_skips_one_checkpoint_with_a_warning(
     messy_corpora: MessyCorpora, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    saver = Checkpoints(every_n_steps=1, keep=1, directory=tmp_path / "saved")
+    saver = Checkpoints(CheckpointConfig(every_n_steps=1, keep=1, directory=tmp_path / "saved"))
     # The partial file of step 2 is a link to a device that is always full.
     (tmp_path / "saved").mkdir()
     (tmp_path / "saved" / "step_00000002.ckpt.partial").symlink_to("/dev/full")
@@ -131,7 +131,7 @@ def test_a_run_whose_last_checkpoint_is_not_on_disk_says_what_can_be_resumed_and
     caplog: pytest.LogCaptureFixture,
     max_steps: int,
 ) -> None:
-    saver = Checkpoints(every_n_steps=1, keep=1, directory=tmp_path / "saved")
+    saver = Checkpoints(CheckpointConfig(every_n_steps=1, keep=1, directory=tmp_path / "saved"))
     (tmp_path / "saved").mkdir()
     (tmp_path / "saved" / f"step_{max_steps:08d}.ckpt.partial").symlink_to("/dev/full")
     monkeypatch.setattr(saver, "on_train_start", lambda *_: None)
@@ -150,7 +150,7 @@ def test_a_run_whose_last_checkpoint_is_not_on_disk_says_what_can_be_resumed_and
 def test_the_last_checkpoint_is_missed_without_memory_for_a_copy_as_well(
     messy_corpora: MessyCorpora, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    saver = Checkpoints(every_n_steps=1, directory=tmp_path / "saved")
+    saver = Checkpoints(CheckpointConfig(every_n_steps=1, directory=tmp_path / "saved"))
     (tmp_path / "saved").mkdir()
     (tmp_path / "saved" / "step_00000002.ckpt.partial").symlink_to("/dev/full")
     monkeypatch.setattr(saver, "on_train_start", lambda *_: None)
@@ -163,7 +163,7 @@ def test_the_last_checkpoint_is_missed_without_memory_for_a_copy_as_well(
 def test_a_preempted_run_whose_checkpoint_is_not_on_disk_does_not_ask_for_a_restart(
     messy_corpora: MessyCorpora, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    saver = Checkpoints(every_n_steps=100, directory=tmp_path / "saved")
+    saver = Checkpoints(CheckpointConfig(every_n_steps=100, directory=tmp_path / "saved"))
     (tmp_path / "saved").mkdir()
     (tmp_path / "saved" / "step_00000002.ckpt.partial").symlink_to("/dev/full")
     monkeypatch.setattr(saver, "on_train_start", lambda *_: None)
@@ -182,7 +182,7 @@ def test_a_checkpoint_that_cannot_be_removed_is_a_warning(
         raise PermissionError(13, "Permission denied", "step_00000000.ckpt")
 
     monkeypatch.setattr(Checkpoints, "_prune", refuse)
-    saver = Checkpoints(every_n_steps=1, keep=1, directory=tmp_path / "saved")
+    saver = Checkpoints(CheckpointConfig(every_n_steps=1, keep=1, directory=tmp_path / "saved"))
     with pytest.warns(UserWarning, match=r"step 1: .*step_00000001.ckpt is written, but an older .* cannot be removed"):
         fit(messy_corpora, tmp_path, max_steps=1, callbacks=[saver], enable_checkpointing=True)
     assert names(tmp_path / "saved") == ["last.ckpt", "step_00000001.ckpt"]
@@ -192,11 +192,11 @@ def test_a_resumed_run_removes_partial_files_beside_its_checkpoint_and_no_others
     messy_corpora: MessyCorpora, tmp_path: Path
 ) -> None:
     before, now = (tmp_path / name for name in ("before", "now"))
-    saver = Checkpoints(every_n_steps=1, directory=before)
+    saver = Checkpoints(CheckpointConfig(every_n_steps=1, directory=before))
     fit(messy_corpora, tmp_path, max_steps=1, callbacks=[saver], enable_checkpointing=True)
     for name in ("step_00000002.ckpt.partial", "download.partial"):
         (before / name).write_bytes(b"half")
-    saver = Checkpoints(every_n_steps=1, directory=now)
+    saver = Checkpoints(CheckpointConfig(every_n_steps=1, directory=now))
     path = before / "last.ckpt"
     fit(messy_corpora, tmp_path, max_steps=2, callbacks=[saver], enable_checkpointing=True, ckpt_path=path)
     assert names(before) == ["download.partial", "last.ckpt", "step_00000001.ckpt"]
@@ -216,7 +216,7 @@ def test_training_waits_for_the_checkpoint_before_and_every_file_holds_its_own_s
     messy_corpora: MessyCorpora, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     has_warned, weights, seen = threading.Event(), Weights(), []
-    saver = Checkpoints(every_n_steps=1, keep=3, directory=tmp_path / "saved")
+    saver = Checkpoints(CheckpointConfig(every_n_steps=1, keep=3, directory=tmp_path / "saved"))
     warn = saver._warn_of_slow_disk
 
     def warn_and_continue(*writing: Any) -> None:
@@ -254,7 +254,7 @@ class SameBytesAsTwoTypes(pl.Callback):
 def test_an_error_of_the_thread_that_is_not_of_the_disk_ends_training(
     messy_corpora: MessyCorpora, tmp_path: Path
 ) -> None:
-    callbacks = [SameBytesAsTwoTypes(), Checkpoints(every_n_steps=1, directory=tmp_path / "saved")]
+    callbacks = [SameBytesAsTwoTypes(), Checkpoints(CheckpointConfig(every_n_steps=1, directory=tmp_path / "saved"))]
     with pytest.raises(RuntimeError, match="view the same data as different types"):
         fit(messy_corpora, tmp_path, max_steps=2, callbacks=callbacks, enable_checkpointing=True)
     assert names(tmp_path / "saved") == []
@@ -284,7 +284,7 @@ def test_a_run_that_fails_completes_the_checkpoint_that_is_being_written(
         write_checkpoint(checkpoint, path)
 
     monkeypatch.setattr(nestmodel.training.saving.checkpoints, "write_checkpoint", write_late)
-    saver = Checkpoints(every_n_steps=1, directory=tmp_path / "saved")
+    saver = Checkpoints(CheckpointConfig(every_n_steps=1, directory=tmp_path / "saved"))
     with pytest.raises((ValueError, SystemExit)):  # Lightning turns a KeyboardInterrupt into exit code 1
         fit(messy_corpora, tmp_path, max_steps=2, callbacks=[fails, saver], enable_checkpointing=True)
     assert names(tmp_path / "saved") == ["last.ckpt", "step_00000001.ckpt"]
@@ -301,7 +301,10 @@ def test_a_run_that_fails_gives_up_a_checkpoint_that_the_disk_does_not_take(
 
     monkeypatch.setattr(nestmodel.training.saving.checkpoints, "write_checkpoint", hang_and_write)
     monkeypatch.setattr(nestmodel.training.saving.checkpoints, "_EXCEPTION_WAIT_S", 0.1)
-    callbacks = [Fails(ValueError("an error")), Checkpoints(every_n_steps=1, directory=tmp_path / "saved")]
+    callbacks = [
+        Fails(ValueError("an error")),
+        Checkpoints(CheckpointConfig(every_n_steps=1, directory=tmp_path / "saved")),
+    ]
     with pytest.warns(UserWarning, match=r"step_00000001.ckpt is not written after 0.1 s and is given up"):
         with pytest.raises(ValueError, match="an error"):
             fit(messy_corpora, tmp_path, max_steps=2, callbacks=callbacks, enable_checkpointing=True)
@@ -312,7 +315,7 @@ def test_without_memory_for_a_copy_training_waits_for_each_checkpoint(
     messy_corpora: MessyCorpora, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(StateCopier, "copy", lambda *_: torch.empty(1 << 60, dtype=torch.uint8))
-    saver = Checkpoints(every_n_steps=1, directory=tmp_path / "saved")
+    saver = Checkpoints(CheckpointConfig(every_n_steps=1, directory=tmp_path / "saved"))
     with pytest.warns(UserWarning, match="step 1: there is no memory for a copy of the model") as warned:
         fit(messy_corpora, tmp_path, max_steps=2, callbacks=[saver], enable_checkpointing=True)
     assert len([warning for warning in warned if "no memory" in str(warning.message)]) == 1
@@ -323,5 +326,5 @@ def test_without_memory_for_a_copy_training_waits_for_each_checkpoint(
 
 @pytest.mark.parametrize("setting", [{"every_n_steps": 0}, {"keep": 0}, {"keep_every_n_steps": 0}])
 def test_numbers_below_one_are_rejected(setting: dict[str, int]) -> None:
-    with pytest.raises(ConfigError, match=rf"Checkpoints\.{next(iter(setting))} is 0: give at least 1"):
-        Checkpoints(**setting)
+    with pytest.raises(ConfigError, match=rf"checkpoints\.{next(iter(setting))} is 0: expected 1 or more"):
+        CheckpointConfig(**setting)

@@ -8,7 +8,7 @@ import pytorch_lightning as pl
 import torch
 
 from nestdata import AudioNoiseBatch, MixConfig, MixtureStage, PlanConfig
-from nestmodel import Checkpoints, ConfigError, NestDataModule, NestModel
+from nestmodel import CheckpointConfig, Checkpoints, ConfigError, DataConfig, NestDataModule, NestModel
 from nestmodel.training.saving.checkpoint_files import find_checkpoints
 from nestmodel.training.saving.resume import (
     changed_settings,
@@ -64,7 +64,7 @@ def test_a_run_that_was_stopped_within_a_step_resumes_at_the_start_of_that_step(
     messy_corpora: MessyCorpora, tmp_path: Path
 ) -> None:
     _, plain = fit(messy_corpora, tmp_path, max_steps=4)
-    saver = Checkpoints(every_n_steps=100, directory=tmp_path / "saved")
+    saver = Checkpoints(CheckpointConfig(every_n_steps=100, directory=tmp_path / "saved"))
     callbacks = [StopsAt(2, 0), saver]
     fit(messy_corpora, tmp_path, max_steps=4, callbacks=callbacks, enable_checkpointing=True, min_epochs=0)
     (found,) = find_checkpoints(tmp_path / "saved")
@@ -75,7 +75,7 @@ def test_a_run_that_was_stopped_within_a_step_resumes_at_the_start_of_that_step(
 
 
 def test_resuming_within_an_epoch_gives_no_warning(messy_corpora: MessyCorpora, tmp_path: Path) -> None:
-    saver = Checkpoints(every_n_steps=1, directory=tmp_path / "saved")
+    saver = Checkpoints(CheckpointConfig(every_n_steps=1, directory=tmp_path / "saved"))
     fit(messy_corpora, tmp_path, max_steps=1, callbacks=[saver], enable_checkpointing=True)
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
@@ -86,20 +86,22 @@ def test_resuming_within_an_epoch_gives_no_warning(messy_corpora: MessyCorpora, 
 def test_resuming_with_other_data_or_settings_is_refused_with_the_changes(
     messy_corpora: MessyCorpora, tmp_path: Path
 ) -> None:
-    saver = Checkpoints(every_n_steps=1, directory=tmp_path / "saved")
+    saver = Checkpoints(CheckpointConfig(every_n_steps=1, directory=tmp_path / "saved"))
     fit(messy_corpora, tmp_path, max_steps=1, callbacks=[saver], enable_checkpointing=True)
     path = find_checkpoints(tmp_path / "saved")[0].path
     plan = PlanConfig(max_batch_seconds=10.0, microbatches_per_step=2)
     mix = MixConfig(prob=0.8)
     speech, noise = messy_corpora.speech, messy_corpora.noise
     others = {
-        r"data\.plan\.seed: 0 -> 1": NestDataModule(speech, noise, None, replace(plan, seed=1), mix),
-        r"data\.mix\.prob: 0\.8 -> 0\.7": NestDataModule(speech, noise, None, plan, MixConfig(prob=0.7)),
-        r"data\.noise: '\w+' -> None": NestDataModule(speech, None, None, plan, mix),
-        r"data\.corpus: \['\w+'\] -> \['\w+'\]": NestDataModule(messy_corpora.windows, noise, None, plan, mix),
+        r"data\.plan\.seed: 0 -> 1": NestDataModule(DataConfig(speech, noise, None, replace(plan, seed=1), mix)),
+        r"data\.mix\.prob: 0\.8 -> 0\.7": NestDataModule(DataConfig(speech, noise, None, plan, MixConfig(prob=0.7))),
+        r"data\.noise: '\w+' -> None": NestDataModule(DataConfig(speech, None, None, plan, mix)),
+        r"data\.corpus: \['\w+'\] -> \['\w+'\]": NestDataModule(
+            DataConfig(messy_corpora.windows, noise, None, plan, mix)
+        ),
     }
     for change, data in others.items():
-        with pytest.raises(ConfigError, match=rf"other data or settings \(.*{change}.*--model\.init_from"):
+        with pytest.raises(ConfigError, match=rf"other data or settings \(.*{change}.*--init-from"):
             trainer(tmp_path, max_steps=2).fit(NestModel(tiny_config()), datamodule=data, ckpt_path=path)
     with pytest.raises(ConfigError, match=r"model\.config\.encoder\.dropout: 0\.1 -> 0\.2"):
         trainer(tmp_path, max_steps=2).fit(
@@ -140,7 +142,7 @@ def test_a_changed_weight_is_refused_with_advice_to_add_a_stage() -> None:
 
 def weighted_data(corpora: MessyCorpora, *stages: MixtureStage, **plan: Any) -> NestDataModule:
     config = PlanConfig(max_batch_seconds=10.0, microbatches_per_step=2, weights=(1.0, 2.0), stages=stages, **plan)
-    return NestDataModule([corpora.speech, corpora.windows], corpora.noise, None, config, num_workers=0)
+    return NestDataModule(DataConfig([corpora.speech, corpora.windows], corpora.noise, None, config, num_workers=0))
 
 
 def batches_of(data: NestDataModule, directory: Path, **options: Any) -> list[tuple[int, list[str]]]:
@@ -153,7 +155,7 @@ def batches_of(data: NestDataModule, directory: Path, **options: Any) -> list[tu
         ) -> None:
             seen.append((batch.key.step, batch.sample_id))
 
-    saver = Checkpoints(every_n_steps=1, directory=directory)
+    saver = Checkpoints(CheckpointConfig(every_n_steps=1, directory=directory))
     ckpt_path = options.pop("ckpt_path", None)
     runner = trainer(directory, [Seen(), saver], enable_checkpointing=True, **options)
     runner.fit(NestModel(tiny_config()), datamodule=data, ckpt_path=ckpt_path)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from nestmodel import Checkpoints, ConfigError, NestNetwork, loss_stats, prepare_deterministic
+from nestmodel import CheckpointConfig, Checkpoints, ConfigError, NestNetwork, loss_stats, prepare_deterministic
 from nestmodel.preflight.trial import noise_batch
 from nestmodel.training.saving.checkpoint_files import find_checkpoints
 from nestmodel.training.saving.resume import check_unchanged
@@ -77,7 +77,7 @@ def test_the_mode_of_torch_is_told() -> None:
 
 
 def test_a_run_is_resumed_in_its_own_mode_only(messy_corpora: MessyCorpora, tmp_path: Path) -> None:
-    saver = Checkpoints(every_n_steps=1, directory=tmp_path / "saved")
+    saver = Checkpoints(CheckpointConfig(every_n_steps=1, directory=tmp_path / "saved"))
     _, first = fit(
         messy_corpora, tmp_path, max_steps=2, callbacks=[saver], enable_checkpointing=True, deterministic=True
     )

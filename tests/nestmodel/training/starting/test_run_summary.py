@@ -3,35 +3,44 @@ from pathlib import Path
 import numpy as np
 import pytest
 import soundfile
+from pytorch_lightning.loggers import CSVLogger
 
 from nestdata import AugmentConfig, PlanConfig, prepare_corpus
-from nestmodel import Checkpoints, NestDataModule, NestModel
+from nestmodel import (
+    CheckpointConfig,
+    Checkpoints,
+    DataConfig,
+    ModelConfig,
+    NestDataModule,
+    NestModel,
+    PreemptionHandler,
+    RunConfig,
+)
+from nestmodel.run import Run
 from nestmodel.training.starting.run_summary import format_summary, summarise_run
 from tests.conftest import MessyCorpora
 from tests.training import messy_data, tiny_config, trainer
 
 
 def summary(
-    data: NestDataModule, directory: Path, *, ckpt_path: Path | None = None, **settings: object
+    data: NestDataModule,
+    directory: Path,
+    *,
+    ckpt_path: Path | None = None,
+    max_time_s: float | None = None,
+    **settings: object,
 ) -> dict[str, str]:
-    return dict(
-        summarise_run(
-            trainer(directory, [Checkpoints(every_n_steps=50)], enable_checkpointing=True, **settings),
-            NestModel(tiny_config()),
-            data,
-            seed=3,
-            ckpt_path=None if ckpt_path is None else str(ckpt_path),
-            directory=directory / "version_0",
-            loggers=["csv"],
-            is_watched=True,
-        )
-    )
+    callbacks = [Checkpoints(CheckpointConfig(every_n_steps=50)), PreemptionHandler(max_time_s)]
+    logger = CSVLogger(directory, name="")
+    runner = trainer(directory, callbacks, enable_checkpointing=True, logger=logger, **settings)
+    config = RunConfig(model=ModelConfig(config=tiny_config()), seed=3, ckpt_path=str(ckpt_path) if ckpt_path else None)
+    return dict(summarise_run(Run(config, NestModel(tiny_config()), data, runner)))
 
 
 def test_a_summary_describes_data_model_steps_and_switches(messy_corpora: MessyCorpora, tmp_path: Path) -> None:
     data = messy_data(messy_corpora)
     per_epoch = data.train_dataset.plan.steps_per_epoch
-    rows = summary(data, tmp_path, max_steps=10 * per_epoch, max_time="00:02:00:00")
+    rows = summary(data, tmp_path, max_steps=10 * per_epoch, max_time_s=7200.0)
     speech = f"{messy_corpora.speech} ({3600 * data.train_dataset.corpus.corpora[0].hours:.0f} s)"
     assert rows == {
         "corpus": speech,
@@ -58,7 +67,7 @@ def test_a_summary_counts_what_is_left_out_and_names_the_cut_that_causes_most_pa
         soundfile.write(tmp_path / "speech" / f"{name}.wav", tone, 16000)
     prepare_corpus([tmp_path / "speech"], tmp_path / "speech.corpus")
     plan = PlanConfig(max_batch_seconds=3.0, microbatches_per_step=2)
-    data = NestDataModule(tmp_path / "speech.corpus", None, tmp_path / "speech.corpus", plan)
+    data = NestDataModule(DataConfig(tmp_path / "speech.corpus", None, tmp_path / "speech.corpus", plan))
     rows = summary(data, tmp_path, max_steps=1)
     # The long cut and a short one are padded to 3 s: 2 s of padding. The others have none.
     assert rows["padding"].startswith(
@@ -73,7 +82,7 @@ def test_a_summary_counts_what_is_left_out_and_names_the_cut_that_causes_most_pa
 def test_a_summary_names_all_corpora_and_the_checkpoint(messy_corpora: MessyCorpora, tmp_path: Path) -> None:
     plan = PlanConfig(max_batch_seconds=10.0, microbatches_per_step=2)
     augment = AugmentConfig(speech=["PolarityInversion"])
-    data = NestDataModule([messy_corpora.speech, messy_corpora.windows], plan=plan, augment=augment)
+    data = NestDataModule(DataConfig([messy_corpora.speech, messy_corpora.windows], plan=plan, augment=augment))
     (tmp_path / "step_00001300.ckpt").touch()
     (tmp_path / "last.ckpt").symlink_to("step_00001300.ckpt")
     rows = summary(data, tmp_path, ckpt_path=tmp_path / "last.ckpt", max_steps=-1, max_epochs=2)

@@ -1,4 +1,4 @@
-"""Where `nestmodel fit` logs: `metrics.csv` always, and TensorBoard, Weights & Biases and MLflow.
+"""Where `fit` logs: `metrics.csv` always, and TensorBoard, Weights & Biases and MLflow.
 
 A tracker that fails does not end the run, and does not stall it for long: the failure is one warning, and the tracker
 gets nothing until a pause is over. `metrics.csv` has every metric in any case.
@@ -12,18 +12,15 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 from pytorch_lightning.loggers import CSVLogger, Logger, TensorBoardLogger
 from pytorch_lightning.utilities import rank_zero_warn
 
 from nestdata import AudioNoiseDataset, last_error_line, redacted, write_preview
 from nestdata.output import output_file
-from nestmodel import ConfigError, TrainingError
-
-TrackerName = Literal["csv", "tensorboard", "wandb", "mlflow"]
-
-LOG_HELP = "Where metrics go besides metrics.csv; may be repeated. By default tensorboard, if it is installed."
+from nestmodel.errors import ConfigError, TrainingError
+from nestmodel.options import TrackerName
 
 _PROJECT = "nest-pretrain"
 _IDS = "trackers.json"

@@ -1,50 +1,89 @@
-"""What `nestmodel fit` shows besides errors: a summary, progress on a terminal or as lines, and the results."""
+"""What `fit` shows besides errors: a summary, progress on a terminal or as lines, and the results."""
 
 import logging
 import os
 import shlex
 import shutil
 import sys
+import warnings
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import pytorch_lightning as pl
 
 import nestmodel
 from nestdata import redacted
-from nestmodel import Progress
 from nestmodel.training.callbacks.live_panel import LivePanel, terminal
-from nestmodel.training.callbacks.progress import PlainLines
+from nestmodel.training.callbacks.progress import PlainLines, Renderer
 from nestmodel.training.run_state import format_duration
+from nestmodel.training.starting.run_summary import format_summary, left_out_rows, summarise_run
 from nestmodel.training.step_limits import num_steps_of_run
 from nestmodel.training.stopping.end_reason import end_reason
+
+if TYPE_CHECKING:
+    from nestmodel.run import Run
 
 _OUTPUTS = {"metrics": "metrics.csv", "curves": "curves.png", "checkpoints": "checkpoints"}
 _PACKAGE = os.path.join(os.path.dirname(nestmodel.__file__), "")
 
+_NOT_SHOWN = (
+    # Lightning causes this one; users cannot avoid it.
+    ".*LeafSpec.*is deprecated",
+    "Be aware that when using .*ckpt_path",
+    # SLURM is installed, and this run is outside it; `check_start` finds a job whose tasks do not fit.
+    "The `srun` command is available on your system but is not used",
+    # The interval counts steps of the run; Lightning compares it with the steps of an epoch.
+    "The number of training batches .* is smaller than the logging interval",
+    # metrics.csv needs no other logger.
+    ".*tensorboard.*has been removed as a dependency",
+)
 
-def silence_lightning() -> None:
-    """Filters Lightning's log records below WARNING; those of `nestmodel`, which has the same loggers, pass."""
+_SMALL_FOR_A_CPU = 5e6
+"""Parameters of a model that learns on a CPU within minutes."""
+
+
+def silence_libraries() -> None:
+    """Filters Lightning's warnings that a user can do nothing about, and its log records below WARNING.
+
+    Those of `nestmodel`, which has the same loggers, pass.
+    """
+    for message in _NOT_SHOWN:
+        warnings.filterwarnings("ignore", message=message)
     for name in ("pytorch_lightning", "lightning_fabric"):
         for handler in logging.getLogger(name).handlers:
-            handler.addFilter(_is_shown)
+            if _is_shown not in handler.filters:
+                handler.addFilter(_is_shown)
 
 
 def _is_shown(record: logging.LogRecord) -> bool:
     return record.levelno >= logging.WARNING or record.pathname.startswith(_PACKAGE)
 
 
-def progress_callback() -> Progress:
-    """Returns the progress of training: a panel on a terminal, and lines elsewhere."""
+def renderer() -> Renderer:
+    """Returns how progress is shown: by a panel on a terminal, and by lines elsewhere."""
     console = terminal()
-    return Progress(LivePanel(console) if console else PlainLines())
+    return LivePanel(console) if console else PlainLines()
 
 
-def print_summary(rows: list[tuple[str, str]]) -> None:
-    """Prints the summary of a run to stderr, for the width of the terminal."""
-    from nestmodel.training.starting.run_summary import format_summary
+def print_summary(run: "Run") -> None:
+    """Prints the summary of a run to stderr, on rank 0, for the width of the terminal."""
+    if not run.trainer.is_global_zero:
+        return
+    number = sum(parameter.numel() for parameter in run.model.parameters())
+    if run.trainer.strategy.root_device.type == "cpu" and number > _SMALL_FOR_A_CPU:
+        print(
+            f"there is no GPU: steps of a model of {number / 1e6:.0f} M parameters take minutes on a CPU. For a model "
+            "that learns on one, take --config demo.",
+            file=sys.stderr,
+        )
+    print(format_summary(summarise_run(run), shutil.get_terminal_size().columns), file=sys.stderr, flush=True)
 
-    print(format_summary(rows, shutil.get_terminal_size().columns), file=sys.stderr, flush=True)
+
+def print_left_out(run: "Run") -> None:
+    """Prints the cuts that no microbatch can hold to stderr, on rank 0."""
+    if run.trainer.is_global_zero:
+        for name, text in left_out_rows(run.data):
+            print(f"{name}: {text}", file=sys.stderr)
 
 
 def print_results(trainer: pl.Trainer, seconds: float, first_step: int) -> None:

@@ -1,0 +1,68 @@
+"""Arguments and options that several commands take, so that one name means the same everywhere."""
+
+from pathlib import Path
+from typing import Annotated
+
+from .parsing import Positionals, Repeatable, option
+
+ModelArgument = Annotated[
+    Path,
+    Positionals,
+    option(metavar="MODEL", help="A checkpoint from `nestmodel fit`, a .nemo file or a safetensors file."),
+]
+InputArguments = Annotated[
+    tuple[str, ...],
+    Positionals,
+    option(
+        metavar="INPUT",
+        help="Any input of `nestdata prepare`: audio files, folders of audio, CSV tables, lists of paths, manifests, "
+        "data sets, corpora, or URLs of them.",
+    ),
+]
+CorpusArguments = Annotated[
+    tuple[Path, ...],
+    Positionals,
+    option(metavar="CORPUS", help="Speech corpora from `nestdata prepare`; by default data.corpus."),
+]
+
+AsJson = Annotated[bool, option(name="json", help="Print the result as JSON.")]
+Overwrite = Annotated[bool, option(help="Replace existing output, once the new one is complete.")]
+AttentionContext = Annotated[
+    str | None,
+    option(
+        metavar="LEFT,RIGHT",
+        help="Attention context in encoder frames, of an encoder that was trained with several; by default the first.",
+    ),
+]
+ConfigNames = Annotated[
+    tuple[str, ...],
+    Repeatable,
+    option(
+        "-c", metavar="NAME", help="Preset, such as small, or YAML file; later ones replace values of earlier ones."
+    ),
+]
+WorldSize = Annotated[int, option(help="Number of ranks that share an optimizer step.")]
+
+
+def chosen_context(text: str | None) -> tuple[int, int] | None:
+    """Returns the context that was given as text; None without one.
+
+    Raises:
+        ConfigError: The text is not a context.
+    """
+    from nestmodel import parse_context
+
+    return None if text is None else parse_context(text)
+
+
+def config_names(arguments: tuple[str, ...] | list[str]) -> list[str]:
+    """Returns the values of `--config` in a command line, which decide the defaults of its other options."""
+    names = []
+    for before, word in zip(["", *arguments], arguments, strict=False):
+        if before in ("-c", "--config") and not word.startswith("-"):
+            names.append(word)
+        elif word.startswith("--config="):
+            names.append(word.partition("=")[2])
+        elif word.startswith("-c") and len(word) > 2:
+            names.append(word[2:].removeprefix("="))
+    return names

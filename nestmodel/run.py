@@ -1,0 +1,327 @@
+"""A run from its settings to its end: `fit` and `validate`, which the command line and a notebook call alike."""
+
+import inspect
+import os
+import subprocess
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from importlib import import_module
+from pathlib import Path
+from typing import Any, cast
+
+import pytorch_lightning as pl
+import torch
+import yaml
+from pytorch_lightning.callbacks import EarlyStopping
+
+from nestdata import redacted
+from nestdata.config_checks import nearest_name_hint, require
+from nestdata.output import output_file
+from nestmodel.durations import parse_duration
+from nestmodel.errors import ConfigError
+from nestmodel.plain_values import build
+from nestmodel.run_config import LAST, ClassConfig, RunConfig
+from nestmodel.training.callbacks.curves import Curves
+from nestmodel.training.callbacks.health import Health
+from nestmodel.training.callbacks.progress import Progress
+from nestmodel.training.callbacks.stall_guard import StallGuard
+from nestmodel.training.callbacks.throughput import Throughput
+from nestmodel.training.data import NestDataModule
+from nestmodel.training.display import print_left_out, print_results, print_summary, renderer, silence_libraries
+from nestmodel.training.lightning_private import finds_launcher, launched_processes
+from nestmodel.training.module import NestModel
+from nestmodel.training.saving.checkpoints import Checkpoints, NotSaved
+from nestmodel.training.saving.resume import find_resumed, stored_step
+from nestmodel.training.starting.before_start import check_outputs, check_run
+from nestmodel.training.starting.determinism import prepare_deterministic
+from nestmodel.training.starting.launcher import check_main_address
+from nestmodel.training.starting.ranks import check_start, find_launch, take_ranks
+from nestmodel.training.starting.run_checks import check_precision
+from nestmodel.training.stopping.preemption import Preempted, PreemptionHandler
+from nestmodel.training.trackers import open_loggers, start_trackers
+
+_END_S = 10.0
+"""Seconds that the other ranks have to end after an error of this one."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run that is built and checked, and has not started."""
+
+    config: RunConfig
+    """Its settings, with the checkpoint that was found."""
+
+    model: NestModel
+    data: NestDataModule
+    trainer: pl.Trainer
+
+    @property
+    def ckpt_path(self) -> Path | None:
+        """The checkpoint that the run resumes from."""
+        return None if self.config.ckpt_path is None else Path(self.config.ckpt_path)
+
+
+def fit(config: RunConfig) -> pl.Trainer:
+    """Trains a model.
+
+    Args:
+        config: All settings, such as `RunConfig.read(["demo"])` with other values by `dataclasses.replace`.
+
+    Returns:
+        Lightning's trainer, after training: `lightning_module` is the model, `callback_metrics` the last metrics.
+
+    Raises:
+        ConfigError: Settings contradict each other, the corpus or the checkpoint.
+        NestError: Data cannot be read, or training cannot go on.
+        SystemExit: A signal or a full disk has ended the run, with its exit code.
+    """
+    run = build_run(config, "fit")
+    first_step = 0 if run.ckpt_path is None else stored_step(run.ckpt_path)
+    if first_step >= run.config.trainer.max_steps > 0:
+        if run.trainer.is_global_zero:
+            print(
+                f"nothing to train: {run.ckpt_path} has made {first_step:,} steps, and trainer.max_steps is "
+                f"{run.config.trainer.max_steps:,}. Raise it to train longer."
+            )
+        return run.trainer
+    check_outputs(run.trainer)
+    started_s = time.monotonic()
+    if not run.config.quiet:
+        print_summary(run)
+    _start_trackers(run)
+    with _ends_its_ranks(run.trainer):
+        _guard(run.trainer).start(run.trainer)  # before the ranks connect to each other
+        run.trainer.fit(run.model, run.data, ckpt_path=run.ckpt_path, weights_only=True)
+    print_results(run.trainer, time.monotonic() - started_s, first_step)
+    return run.trainer
+
+
+def validate(config: RunConfig) -> pl.Trainer:
+    """Evaluates a checkpoint, or the weights of `model.init_from`, on the validation corpus.
+
+    Args:
+        config: Settings of the run, with `data.val_corpus` and `ckpt_path`.
+
+    Returns:
+        Lightning's trainer, whose `callback_metrics` are the result.
+
+    Raises:
+        ConfigError: There is nothing to evaluate, or settings contradict each other.
+    """
+    if config.ckpt_path is None and not config.resume and config.model.init_from is None:
+        raise ConfigError(
+            "no checkpoint to evaluate: give --ckpt-path FILE, or --ckpt-path last and the run's folder by -o DIR."
+        )
+    run = build_run(replace(config, resume=config.resume or config.ckpt_path == LAST), "validate")
+    check_outputs(run.trainer)
+    print_left_out(run)
+    with _ends_its_ranks(run.trainer):
+        run.trainer.validate(run.model, run.data, ckpt_path=run.ckpt_path, verbose=False, weights_only=True)
+    return run.trainer
+
+
+def build_run(config: RunConfig, stage: str) -> Run:
+    """Builds model, data and trainer, and makes every check of the settings before the ranks connect to each other.
+
+    Args:
+        config: All settings.
+        stage: `fit` or `validate`.
+
+    Raises:
+        ConfigError: Settings contradict each other, the corpus or the checkpoint.
+    """
+    silence_libraries()
+    check_precision(config.trainer.precision)
+    found = _find_checkpoint(config)
+    config = replace(config, ckpt_path=None if found is None else str(found), resume=False)
+    pl.seed_everything(config.seed, workers=True, verbose=False)
+    data = NestDataModule(config.data)
+    model = NestModel(config.model.config, config.model.init_from, config.model.init_parts, config.model.kernels)
+    run = Run(config, model, data, _build_trainer(config, stage))
+    if finds_launcher(run.trainer):
+        check_start(os.environ, run.trainer.num_devices, run.trainer.num_nodes)
+    data.use_fork_server()
+    check_main_address(run.trainer)
+    _guard(run.trainer).check_timeout(run.trainer)
+    check_run(model, data, run.trainer, stage=stage, ckpt_path=found)
+    return run
+
+
+def _find_checkpoint(config: RunConfig) -> Path | None:
+    if config.resume or config.ckpt_path is not None:
+        return find_resumed(
+            config.ckpt_path or LAST, config.output, must_exist=config.resume, directory=config.checkpoints.directory
+        )
+    return None
+
+
+def _build_trainer(config: RunConfig, stage: str) -> pl.Trainer:
+    settings = config.trainer
+    if settings.deterministic:
+        prepare_deterministic()
+    known = inspect.signature(pl.Trainer.__init__).parameters
+    for name in settings.lightning:
+        if name not in known:
+            raise ConfigError(f"trainer.lightning.{name} is no argument of Trainer{nearest_name_hint(name, known)}.")
+    _check_hardware(config)
+    devices, num_nodes = take_ranks(settings.devices, settings.num_nodes)
+    interval = settings.val_check_interval
+    arguments = {
+        "accelerator": settings.accelerator,
+        "devices": devices,
+        "num_nodes": num_nodes,
+        "strategy": _build(settings.strategy),
+        "precision": settings.precision,
+        "deterministic": settings.deterministic,
+        "max_steps": settings.max_steps,
+        "max_epochs": -1,
+        "gradient_clip_val": settings.gradient_clip_val,
+        "log_every_n_steps": settings.log_every_n_steps,
+        "val_check_interval": interval,
+        # A number of steps counts across epochs.
+        "check_val_every_n_epoch": None if isinstance(interval, int) else 1,
+        "num_sanity_val_steps": 0,
+        "default_root_dir": config.output,
+        "logger": open_loggers((config.log or None) if stage == "fit" else None, config.output, config.ckpt_path),
+        "callbacks": [*map(_build, settings.callbacks), *_own_callbacks(config, stage)],
+        "enable_model_summary": False,
+        "enable_progress_bar": False,
+        "use_distributed_sampler": False,
+    }
+    try:
+        return pl.Trainer(**{**arguments, **_built(settings.lightning)})
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"Lightning refuses these settings of trainer: {' '.join(str(error).split())}") from error
+
+
+def _own_callbacks(config: RunConfig, stage: str) -> list[pl.Callback]:
+    max_time, early_stop = config.trainer.max_time, config.trainer.early_stop
+    if early_stop and config.data.val_corpus is None:
+        raise ConfigError("trainer.early_stop needs validations: give --val-corpus, or leave it out.")
+    limit_s = None if max_time is None else parse_duration("trainer.max_time", max_time)
+    return [
+        StallGuard(config.guard),  # first: after an error, it waits for the checkpoint that is being written
+        Throughput(),
+        Health(),
+        Curves(),
+        PreemptionHandler(limit_s),
+        *([] if config.quiet else [Progress(renderer())]),
+        *(_stopping(early_stop) if stage == "fit" else []),
+        *([ConfigFile(config), Checkpoints(config.checkpoints)] if stage == "fit" else []),
+    ]
+
+
+def _stopping(early_stop: int | None) -> list[pl.Callback]:
+    return [EarlyStopping("val_loss", patience=early_stop, check_on_train_epoch_end=False)] if early_stop else []
+
+
+def _built(value: Any) -> Any:
+    """Returns plain values in which each mapping with a `class_path` is the object that it names."""
+    if isinstance(value, Mapping):
+        if "class_path" in value:
+            return _build(build(ClassConfig, value, "trainer"))
+        return {key: _built(item) for key, item in value.items()}
+    return [_built(item) for item in value] if isinstance(value, list) else value
+
+
+def _build(given: str | ClassConfig) -> Any:
+    """Returns an object of a class that the settings name; a name alone is left to Lightning."""
+    if isinstance(given, str):
+        return given
+    module, dot, name = given.class_path.rpartition(".")
+    require(bool(dot), "class_path", given.class_path, "module.Class, such as pytorch_lightning.callbacks.Timer")
+    try:
+        cls = getattr(import_module(module), name)
+        parameters = inspect.signature(cls).parameters
+        arguments = {key: _built(value) for key, value in given.init_args.items()}
+        for key, value in arguments.items():  # YAML has no type for them
+            if key in parameters and "timedelta" in str(parameters[key].annotation) and value is not None:
+                arguments[key] = timedelta(seconds=parse_duration(key, value) if isinstance(value, str) else value)
+        return cls(**arguments)
+    except (ImportError, AttributeError, TypeError, ValueError) as error:
+        raise ConfigError(f"class_path {given.class_path}: {error}.") from error
+
+
+def _check_hardware(config: RunConfig) -> None:
+    """Raises ConfigError for GPUs that are not there, or for several ranks that would share a CPU unasked."""
+    accelerator, devices = config.trainer.accelerator, config.trainer.devices
+    if torch.cuda.is_available() or accelerator == "cpu":
+        return
+    if accelerator in ("gpu", "cuda"):
+        raise ConfigError(f"--accelerator {accelerator}: torch {torch.__version__} finds no GPU here. Leave it out.")
+    if isinstance(devices, int) and devices > 1 and find_launch(os.environ) is None:
+        raise ConfigError(
+            f"--devices {devices}: torch finds no GPU here. Add --accelerator cpu for {devices} ranks on the CPU."
+        )
+
+
+def _start_trackers(run: Run) -> None:
+    if not run.trainer.is_global_zero:
+        return
+    is_new = bool(run.config.log) and run.ckpt_path is None
+    environment = getattr(run.trainer.strategy, "cluster_environment", None)
+    # Ranks that torchrun or SLURM has started would wait for a first rank that failed.
+    has_others = environment is not None and environment.creates_processes_externally
+    start_trackers(
+        run.trainer.loggers,
+        run.config.stored(),
+        run.data.train_dataset if is_new else None,
+        must_open=run.ckpt_path is None and not has_others,
+    )
+
+
+def _guard(trainer: pl.Trainer) -> StallGuard:
+    return next(callback for callback in trainer.callbacks if isinstance(callback, StallGuard))  # type: ignore[attr-defined]
+
+
+@contextmanager
+def _ends_its_ranks(trainer: pl.Trainer) -> Iterator[None]:
+    """Ends the ranks that Lightning has started from this process if this one fails: they would wait for it."""
+    try:
+        yield
+    except (Preempted, NotSaved):
+        raise  # all ranks have agreed to end
+    except BaseException:
+        for process in launched_processes(trainer):
+            process.terminate()
+        for process in launched_processes(trainer):
+            try:
+                process.wait(_END_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+        raise
+
+
+class ConfigFile(pl.Callback):
+    """Writes `config.yaml`, which starts the same run again, into the folder of this start, and into checkpoints.
+
+    Args:
+        config: Settings of the run.
+    """
+
+    def __init__(self, config: RunConfig) -> None:
+        self._stored = config.stored()
+        try:
+            self._text = yaml.safe_dump(self._stored, sort_keys=False)
+        except yaml.YAMLError as error:
+            raise ConfigError(f"config.yaml cannot hold these settings: {' '.join(str(error).split())}.") from error
+
+    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:  # noqa: ARG002
+        """Writes the file. Every rank has to call it: the name of the folder is broadcast."""
+        directory = trainer.log_dir
+        if directory is not None and trainer.logger is not None and trainer.is_global_zero:
+            _ = cast(Any, trainer.logger).experiment  # creates the folder, in which it expects no files
+            with output_file(Path(directory) / "config.yaml", overwrite=True) as partial_file:
+                partial_file.write_text(self._text)
+
+    def on_save_checkpoint(
+        self,
+        trainer: pl.Trainer,  # noqa: ARG002
+        pl_module: pl.LightningModule,  # noqa: ARG002
+        checkpoint: dict[str, Any],
+    ) -> None:
+        """Adds the settings to a checkpoint, without secrets in URLs."""
+        checkpoint["nest_run"] = yaml.safe_load(redacted(self._text))

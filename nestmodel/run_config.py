@@ -1,0 +1,364 @@
+"""All settings of a run: frozen dataclasses that presets and YAML files fill, and that options of a command override.
+
+`RunConfig` is what `nestmodel.fit` takes, what the command line parses, what `config.yaml` in the folder of a run
+holds, and what a checkpoint stores. Nothing here imports torch, so that help and mistakes need not wait for it.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields, replace
+from functools import reduce
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+
+from nestdata import (
+    AugmentConfig,
+    BadAudioConfig,
+    MixConfig,
+    NoiseConfig,
+    PlanConfig,
+    RemoteConfig,
+    ShortAudio,
+    StartMethod,
+)
+from nestdata.config_checks import require, require_at_least
+from nestdata.field_docs import with_field_docs
+from nestguard import StallLimits
+from nestmodel.config import LIVE_PRESETS, NestConfig, preset_names, preset_path
+from nestmodel.durations import parse_duration
+from nestmodel.errors import ConfigError
+from nestmodel.options import Kernels, TrackerName, WeightParts
+from nestmodel.plain_values import build, to_plain
+
+LAST = "last"
+"""Value of `ckpt_path`: the newest checkpoint in the output folder, or the start of a new run before the first one."""
+
+_NOT_STORED = ("ckpt_path", "resume")
+
+
+@with_field_docs
+@dataclass(frozen=True)
+class DataConfig:
+    """Corpora, and how batches are made from them."""
+
+    corpus: tuple[Path, ...] | list[Path] | Path = ()
+    """Speech corpora from `nestdata prepare`. With several, `plan.weights`, `plan.temperature` and `plan.stages`
+    determine how often the cuts of each are repeated."""
+
+    noise: Path | None = None
+    """Noise corpus; without one, only other speech is mixed in."""
+
+    val_corpus: Path | None = None
+    """Speech corpus to validate on. It is mixed with the same noise, identically in every validation."""
+
+    plan: PlanConfig = PlanConfig()
+    """How cuts are grouped into microbatches and steps."""
+
+    mix: MixConfig = MixConfig()
+    """How interference is added."""
+
+    noise_sampler: NoiseConfig = NoiseConfig()
+    """How noise is drawn."""
+
+    short_audio: ShortAudio = "repeat"
+    """How cuts shorter than `plan.min_audio_seconds` are lengthened."""
+
+    augment: AugmentConfig = AugmentConfig()
+    """Chains of audiomentations transforms, applied in training only."""
+
+    bad_audio: BadAudioConfig = BadAudioConfig()
+    """Tolerance for unreadable audio."""
+
+    num_workers: int = 2
+    """Loader processes per rank. The batches do not depend on it."""
+
+    start_method: StartMethod | None = None
+    """How loader processes are started. By default, `fit` uses a fork server; otherwise, see
+    `AudioNoiseDataset.loader`."""
+
+    remote: RemoteConfig = RemoteConfig()
+    """How audio in object stores is read."""
+
+    def __post_init__(self) -> None:
+        given = [self.corpus] if isinstance(self.corpus, str | Path) else self.corpus
+        object.__setattr__(self, "corpus", tuple(Path(path) for path in given))
+        require_at_least(0, "data", self, "num_workers")
+
+    @property
+    def corpora(self) -> tuple[Path, ...]:
+        """The speech corpora as a tuple."""
+        assert isinstance(self.corpus, tuple)
+        return self.corpus
+
+
+@with_field_docs
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """The model, where its first weights come from, and what computes it."""
+
+    config: NestConfig
+    """Sizes, features, quantizer, masks and optimizer."""
+
+    init_from: Path | None = None
+    """Checkpoint or .nemo file to take weights from, or a folder for Hugging Face."""
+
+    init_parts: WeightParts = "all"
+    """Whether all weights of that file are taken, or those of the encoder only."""
+
+    kernels: Kernels = "auto"
+    """What computes a training step. `auto`: on a GPU, a kernel of this package for the subsampling, and compiled
+    features and blocks; on a CPU, operations of PyTorch. `torch`: those always."""
+
+
+@with_field_docs
+@dataclass(frozen=True, kw_only=True)
+class ClassConfig:
+    """An object of any class, as Lightning's users write it in YAML."""
+
+    class_path: str
+    """`module.Class`."""
+
+    init_args: dict[str, Any] = field(default_factory=dict)
+    """Its arguments."""
+
+
+@with_field_docs
+@dataclass(frozen=True, kw_only=True)
+class TrainerConfig:
+    """Length, hardware and numbers of a run; `lightning` passes whatever else Lightning's Trainer takes."""
+
+    max_steps: int = -1
+    """Optimizer steps of the run, those of earlier starts included; -1: no limit."""
+
+    max_time: str | None = None
+    """Longest time of this start, such as 30m, 12h, 1d or 11:30:00. The step in which it passes is the last."""
+
+    val_check_interval: int | float | None = None
+    """Optimizer steps between validations; a share such as 0.5 counts in epochs; None: after each epoch."""
+
+    early_stop: int | None = None
+    """End after this number of validations in a row without a lower validation loss; None: do not."""
+
+    log_every_n_steps: int = 50
+    """Optimizer steps between log entries."""
+
+    gradient_clip_val: float | None = None
+    """Largest norm of the gradients of a step; longer ones are scaled down to it."""
+
+    precision: str = "32-true"
+    """Such as bf16-mixed or 32-true."""
+
+    deterministic: bool = False
+    """Whether equal runs on equal GPUs give equal bits, at the cost of time."""
+
+    accelerator: str = "auto"
+    """Kind of device: gpu or cpu."""
+
+    devices: int | str = "auto"
+    """GPUs or processes of a node."""
+
+    num_nodes: int = 1
+    """Machines of the run."""
+
+    strategy: str | ClassConfig = "auto"
+    """How Lightning runs several ranks."""
+
+    callbacks: tuple[ClassConfig, ...] = ()
+    """Further callbacks of Lightning."""
+
+    lightning: dict[str, Any] = field(default_factory=dict)
+    """Other arguments of `pytorch_lightning.Trainer`, such as {limit_val_batches: 20}."""
+
+    def __post_init__(self) -> None:
+        require(self.max_steps != 0, "trainer.max_steps", 0, "the number of steps to train, or -1 for no limit")
+        require_at_least(1, "trainer", self, "num_nodes", "log_every_n_steps", "early_stop")
+        if self.max_time is not None:
+            parse_duration("trainer.max_time", self.max_time)
+        owned = {part.name for part in fields(self)} & self.lightning.keys()
+        require(not owned, "trainer.lightning", sorted(owned), "settings that `trainer` has no field for")
+
+
+@with_field_docs
+@dataclass(frozen=True)
+class CheckpointConfig:
+    """When checkpoints are written, and which are kept."""
+
+    every_n_steps: int = 1000
+    """Optimizer steps between two checkpoints."""
+
+    keep: int = 2
+    """Number of newest checkpoints to keep."""
+
+    keep_every_n_steps: int | None = None
+    """Checkpoints at multiples of this number of steps are never removed; None removes them too."""
+
+    directory: Path | None = None
+    """Where checkpoints are written; by default `checkpoints` in the log directory of the run."""
+
+    monitor: str | None = None
+    """Name of the metric by which `best.ckpt` is kept, such as `val_loss`; None keeps none."""
+
+    mode: Literal["min", "max"] = "min"
+    """Whether small or large values of that metric are better."""
+
+    def __post_init__(self) -> None:
+        require_at_least(1, "checkpoints", self, "every_n_steps", "keep", "keep_every_n_steps")
+
+
+@with_field_docs
+@dataclass(frozen=True)
+class GuardConfig:
+    """The stall guard, which reports the rank that stalls the others, and ends the run with exit code 44."""
+
+    limits: StallLimits = StallLimits()
+    """Seconds that a rank may spend in each phase without a heartbeat."""
+
+    report_dir: Path | None = None
+    """Where reports are written; by default `stalls` in the output folder."""
+
+    port: int | None = None
+    """Port of node 0 to which the monitors of the other nodes connect; by default MASTER_PORT + 1."""
+
+    enabled: bool = True
+    """Whether the stall guard is active."""
+
+    def __post_init__(self) -> None:
+        require(self.port is None or 0 < self.port < 65536, "guard.port", self.port, "a port from 1 to 65535")
+
+
+@with_field_docs
+@dataclass(frozen=True, kw_only=True)
+class RunConfig:
+    """All settings of a run."""
+
+    data: DataConfig = DataConfig()
+    """Corpora and batches."""
+
+    model: ModelConfig
+    """The model."""
+
+    trainer: TrainerConfig = TrainerConfig()
+    """Length, hardware and numbers."""
+
+    checkpoints: CheckpointConfig = CheckpointConfig()
+    """What is saved."""
+
+    guard: GuardConfig = GuardConfig()
+    """The stall guard."""
+
+    seed: int = 0
+    """Seed of weights, batches and masks."""
+
+    output: Path = Path("runs")
+    """Folder of logs and checkpoints; each start has a folder `version_N` of its own in it."""
+
+    log: tuple[TrackerName, ...] = ()
+    """Where metrics go besides metrics.csv; by default tensorboard, if it is installed. `--log` may be repeated, and
+    adds to what files have."""
+
+    quiet: bool = False
+    """Show no summary and no progress."""
+
+    ckpt_path: str | None = None
+    """Checkpoint to load; `last`: the newest of the output folder, if any."""
+
+    resume: bool = False
+    """Continue from the newest checkpoint of the output folder."""
+
+    def __post_init__(self) -> None:
+        # One seed decides everything.
+        plan, model = replace(self.data.plan, seed=self.seed), replace(self.model.config, seed=self.seed)
+        object.__setattr__(self, "data", replace(self.data, plan=plan))
+        object.__setattr__(self, "model", replace(self.model, config=model))
+        if self.resume and self.ckpt_path not in (None, LAST):
+            raise ConfigError("--resume and --ckpt-path name different checkpoints: give one of them.")
+
+    def stored(self) -> dict[str, Any]:
+        """Returns the settings as plain values, as `config.yaml` and checkpoints hold them; `read` takes them back."""
+        return {name: value for name, value in to_plain(self).items() if name not in _NOT_STORED}
+
+    @classmethod
+    def read(cls, names: Iterable[str | Path]) -> "RunConfig":
+        """Returns the settings of presets and YAML files; values of later ones replace those of earlier ones.
+
+        Args:
+            names: Each a file or the name of a preset.
+
+        Raises:
+            ConfigError: A name is neither, a file cannot be read, a key is unknown or a value has the wrong type, or
+                together they are no whole model.
+        """
+        paths = [config_path(name) for name in names]
+        content = read_merged(paths)
+        if "model" not in content:
+            raise ConfigError(
+                f"no configuration: give --config with a preset ({', '.join(preset_names())}) or a YAML file. "
+                "`nestmodel presets` compares the presets."
+            )
+        if paths[0] in map(preset_path, LIVE_PRESETS):
+            raise ConfigError(
+                f"{paths[0].stem} is not a whole model: give it after a size, such as `--config small --config "
+                f"{paths[0].stem}`."
+            )
+        return build(cls, content, "")
+
+
+def config_path(name: str | Path) -> Path:
+    """Returns the file of a configuration, given its path or the name of a preset.
+
+    Raises:
+        ConfigError: The name is neither a file nor a preset.
+    """
+    return Path(name) if Path(name).is_file() else preset_path(str(name))
+
+
+def read_merged(paths: Iterable[Path]) -> dict[str, Any]:
+    """Returns the plain values of configuration files; values of later ones replace those of earlier ones.
+
+    Raises:
+        ConfigError: A file cannot be read, or is not a YAML mapping.
+    """
+    return reduce(_merged, map(_read_yaml, paths), {})
+
+
+def read_data(paths: Iterable[Path]) -> tuple[DataConfig, int]:
+    """Returns the section `data` of configuration files, and their seed, for commands that need no model.
+
+    Raises:
+        ConfigError: As `RunConfig.read`.
+    """
+    content = read_merged(paths)
+    for key in content:
+        require(
+            key in {part.name for part in fields(RunConfig)},
+            "the section",
+            key,
+            f"one of {', '.join(part.name for part in fields(RunConfig))}",
+        )
+    seed = content.get("seed", 0)
+    require(type(seed) is int, "seed", seed, "a whole number")
+    data = build(DataConfig, content.get("data", {}), "data")
+    return replace(data, plan=replace(data.plan, seed=seed)), seed
+
+
+def _read_yaml(path: Path) -> dict[str, Any]:
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read ({error.strerror}). Check its permissions.") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: not YAML ({' '.join(str(error).split())}). Fix the file.") from error
+    if not isinstance(content, dict):
+        raise ConfigError(f"{path}: expected sections such as `data:` at the top level. Fix the file.")
+    return content
+
+
+def _merged(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
+    merged = dict(old)
+    for key, value in new.items():
+        before = old.get(key)
+        if isinstance(before, Mapping) and isinstance(value, Mapping):
+            value = _merged(before, value)
+        merged[key] = value
+    return merged

@@ -1,0 +1,405 @@
+"""The grammar of both programs: options, files, mistakes, help and completion."""
+
+import inspect
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import is_dataclass, replace
+from pathlib import Path
+from typing import Any, get_type_hints
+
+import pytest
+import torch
+import yaml
+
+from nestcli import nestdata as nestdata_program
+from nestcli import nestmodel as nestmodel_program
+from nestcli.commands.presets import FIGURES
+from nestcli.parsing import COMMON
+from nestcli.program import Command, Program
+from nestdata import ConfigError
+from nestguard import GuardError
+from nestmodel import NestConfig, NestNetwork, RunConfig, WeightsError, preset_names, preset_path
+from nestmodel.config import LIVE_PRESETS
+from tests.cli.commands import error_of, run
+from tests.conftest import MessyCorpora
+
+PROGRAMS = {"nestdata": nestdata_program.PROGRAM, "nestmodel": nestmodel_program.PROGRAM}
+COMMANDS = [(program, name) for program in PROGRAMS for name in PROGRAMS[program].commands if name != "probe"]
+FROM_THE_SEED = {"data.plan.seed", "model.config.seed"}
+
+
+def shown_by(program: str, arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    assert PROGRAMS[program].run(arguments) == 0
+    return capsys.readouterr().out
+
+
+def parsed(*words: object) -> RunConfig:
+    """Returns the settings of a command line of `fit`."""
+    seen: list[RunConfig] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("nestcli.commands.fit._is_printed", lambda run, *_, **__: bool(seen.append(run) or True))
+        assert PROGRAMS["nestmodel"].run(["fit", *map(str, words)]) == 0
+    (config,) = seen
+    return config
+
+
+def settings(cls: type, where: str = "") -> Iterator[tuple[str, Any]]:
+    """Yields the dotted names of the settings below a dataclass, with their types."""
+    for name, hint in get_type_hints(cls).items():
+        dotted = f"{where}.{name}".removeprefix(".")
+        if is_dataclass(hint) and isinstance(hint, type):
+            yield from settings(hint, dotted)
+        else:
+            yield dotted, hint
+
+
+def test_every_setting_of_a_run_is_an_option_except_the_seeds_that_follow(capsys: pytest.CaptureFixture[str]) -> None:
+    shown = shown_by("nestmodel", ["fit", "--help-all"], capsys)
+    options = set(re.findall(r"(?<![\w.-])--[a-z][\w.-]*", shown))
+    names = {name for name, _ in settings(RunConfig)}
+    options |= {option.replace("no-", "", 1) for option in options}  # of a value that is true
+    missing = {name for name in names if f"--{name.replace('_', '-')}" not in options}
+    assert missing == FROM_THE_SEED | {"data.corpus"}  # corpora are arguments
+    assert "CORPUS" in shown
+
+
+@pytest.mark.parametrize("program", ["plan", "sample-batch preview"])
+def test_the_settings_of_data_have_the_same_names_in_every_command(
+    program: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_options = set(re.findall(r"--data[\w.-]*", shown_by("nestmodel", ["fit", "--help-all"], capsys)))
+    options = set(re.findall(r"--data[\w.-]*", shown_by("nestdata", [*program.split(), "--help-all"], capsys)))
+    expected = {name for name in run_options if program != "plan" or name.startswith("--data.plan")}
+    assert options == expected
+
+
+@pytest.mark.parametrize(
+    ("short", "dotted", "value"),
+    [
+        ("--noise", "--data.noise", "a"),
+        ("--mix-prob", "--data.mix.prob", "0.25"),
+        ("--max-batch-seconds", "--data.plan.max-batch-seconds", "3"),
+        ("--init-from", "--model.init-from", "a.ckpt"),
+        ("--lr", "--model.config.optimizer.lr", "0.5"),
+        ("--max-steps", "--trainer.max-steps", "7"),
+        ("--max-time", "--trainer.max-time", "7h"),
+        ("--grad-clip", "--trainer.gradient-clip-val", "0.5"),
+        ("--devices", "--trainer.devices", "3"),
+        ("-o", "--output", "out"),
+    ],
+)
+def test_a_short_name_is_another_name_of_the_dotted_one(short: str, dotted: str, value: str) -> None:
+    by_short, by_dotted = (parsed("a.corpus", "-c", "demo", name, value) for name in (short, dotted))
+    assert by_short == by_dotted != parsed("a.corpus", "-c", "demo")
+
+
+def test_every_short_name_is_in_the_short_help_and_rare_ones_are_not(capsys: pytest.CaptureFixture[str]) -> None:
+    shown = shown_by("nestmodel", ["fit", "-h"], capsys)
+    for names in (name for of_class in COMMON.values() for name in of_class.values()):
+        assert all(f" {name} " in shown or f" {name}," in shown for name in names)
+    assert "--model.config.encoder.d-model" not in shown
+
+
+def test_options_override_files_wherever_they_stand(tmp_path: Path) -> None:
+    later = tmp_path / "later.yaml"
+    later.write_text("{trainer: {max_steps: 5, log_every_n_steps: 4}, data: {corpus: file.corpus}, seed: 2}")
+    expected = RunConfig.read(["demo", later])
+    expected = replace(expected, trainer=replace(expected.trainer, max_steps=9), seed=3)
+    options = ("--max-steps", 9, "--seed", 3)
+    assert parsed(*options, "-c", "demo", "--config", later) == expected
+    assert parsed("-c", "demo", *options, f"--config={later}") == expected
+    named = parsed("a.corpus", "b.corpus", "--config", "demo", *options, "-c", later)
+    assert named == replace(expected, data=replace(expected.data, corpus=(Path("a.corpus"), Path("b.corpus"))))
+    assert parsed("--config", "demo", "-c", later, "a.corpus", *options).data.corpora == (Path("a.corpus"),)
+
+
+def test_lists_are_words_and_nested_values_are_yaml() -> None:
+    config = parsed(
+        *(
+            "a",
+            "b",
+            "-c",
+            "demo",
+            "--weights",
+            0.7,
+            0.3,
+            "--log",
+            "csv",
+            "--log",
+            "wandb",
+            "--data.mix.noise-snr-db",
+            1,
+            2,
+        ),
+        *("--trainer.lightning", "{limit_val_batches: 3}", "--data.augment.speech", "[PolarityInversion]"),
+        *("--trainer.callbacks", "[{class_path: a.B, init_args: {c: 1}}]", "--trainer.strategy", "ddp"),
+        *("--data.plan.stages", "[{from_step: 2, weights: [1, 2]}]", "--devices", "auto"),
+    )
+    assert (config.data.plan.weights, config.log) == ((0.7, 0.3), ("csv", "wandb"))
+    assert parsed("a", "-c", "demo").log == ()
+    assert config.data.mix.noise_snr_db == (1.0, 2.0)
+    assert config.trainer.lightning == {"limit_val_batches": 3}
+    assert list(config.data.augment.speech) == ["PolarityInversion"]
+    assert (config.trainer.callbacks[0].class_path, config.trainer.callbacks[0].init_args) == ("a.B", {"c": 1})
+    assert (config.trainer.strategy, config.trainer.devices) == ("ddp", "auto")
+    assert config.data.plan.stages[0].weights == (1.0, 2.0)
+
+
+def test_the_printed_settings_are_read_as_they_were_given(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["a.corpus", "-c", "small", "--max-steps", "3", "--weights", "1", "--data.bad-audio.min-count", "4"]
+    printed = tmp_path / "run.yaml"
+    printed.write_text(shown_by("nestmodel", ["fit", *words, "--print-config"], capsys))
+    assert RunConfig.read([printed]) == parsed(*words)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("", "no corpus and configuration: give --config with a preset (demo, "),
+        ("{speech}", "no configuration: give --config with a preset (demo, "),
+        ("--config demo", "no corpus: give one, such as `nestmodel fit speech.corpus --config demo`"),
+        ("{speech} --config dem", "the nearest is 'demo'"),
+        ("{speech} --config unified", "unified is not a whole model"),
+        ("gone.corpus --config demo", "gone.corpus: there is no such corpus"),
+        ("{speech} --config demo --noise gone", "gone: there is no such corpus"),
+        (
+            "{speech} -c demo --data.plan.max-batch-secs 3",
+            "--data.plan.max-batch-secs; the nearest is '--data.plan.max",
+        ),
+        ("{speech} -c demo --conf demo", "unknown option --conf; the nearest is '--config'"),
+        ("{speech} -c demo --max-steps ten", "'ten'"),
+        ("{speech} -c demo --max-steps", "--max-steps"),
+        ("{speech} -c demo --max-steps 0", "trainer.max_steps is 0"),
+        ("{speech} -c demo --mix-prob 3", "mix.prob is 3.0"),
+        ("{speech} -c demo --num-workers -1", "data.num_workers is -1"),
+        ("{speech} -c demo --guard.limits.step-s 0", "limits.step_s is 0"),
+        ("{speech} -c demo --model.kernels graph", "'auto', 'torch'"),
+        ("{speech} -c demo --model.config.encoder.d-model 145", "encoder.d_model is 145"),
+        ("{speech} -c demo --trainer.callbacks 3", "--trainer.callbacks"),
+        ("{speech} -c demo --trainer.lightning '{{a: 1'", "--trainer.lightning"),
+        ("trainer.max_steps=10 -c demo", "--trainer.max-steps"),
+        ("{speech} -c demo trainer.max_steps=10", "--trainer.max-steps 10"),
+        ("{speech} -c demo --max-time 30", "trainer.max_time is '30': give it with its unit"),
+        ("{speech} -c demo --resume --ckpt-path a.ckpt", "--resume and --ckpt-path"),
+        ("{speech} -c demo --accelerator gpu", "--accelerator gpu: torch "),
+        ("{speech} -c demo --devices 8", "--devices 8: torch finds no GPU"),
+        ("{speech} -c demo --trainer.lightning '{{max_epoch: 3}}'", "the nearest is 'max_epochs'"),
+    ],
+)
+def test_a_mistake_is_one_line_and_leaves_nothing(
+    words: str,
+    message: str,
+    messy_corpora: MessyCorpora,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    if torch.cuda.is_available() and "GPU" in message:
+        pytest.skip("for machines without a GPU")
+    monkeypatch.chdir(tmp_path)
+    assert PROGRAMS["nestmodel"].run(["fit", *shlex.split(words.format(speech=messy_corpora.speech))]) == 2
+    assert message in error_of(capsys)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "words", ["gone.corpus -c demo", "x -c demo trainer.max_steps=10", "x -c demo --max-time 30", "x -c demo --lrr 3"]
+)
+def test_what_a_command_line_shows_is_said_before_torch_is_imported(words: str, tmp_path: Path) -> None:
+    source = f"""
+import sys
+from nestcli.nestmodel import main
+assert main(["fit", *{words.split()}]) == 2
+print([name for name in ("torch", "pytorch_lightning", "lhotse") if name in sys.modules])
+"""
+    done = subprocess.run([sys.executable, "-c", source], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert done.stdout == "[]\n", done.stderr
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_the_help_of_a_program_imports_nothing_heavy(program: str) -> None:
+    source = f"""
+import sys
+from nestcli.{program} import main
+assert main(["--help"]) == main(["--version"]) == 0
+print([name for name in ("torch", "numpy", "pytorch_lightning", "lhotse", "rich") if name in sys.modules])
+"""
+    done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout.splitlines()[-2:] == [f"{program} 0.1.0", "[]"]
+
+
+def test_the_help_of_every_command_imports_neither_torch_nor_lightning_nor_lhotse() -> None:
+    source = f"""
+import contextlib, importlib, io, sys
+for program, name in {[(program, name) for program, name in COMMANDS if name != "preflight"]}:
+    with contextlib.redirect_stdout(io.StringIO()) as shown:
+        code = importlib.import_module("nestcli." + program).main([*name.split(), "--help"])
+    loaded = [heavy for heavy in ("torch", "pytorch_lightning", "lhotse") if heavy in sys.modules]
+    if code != 0 or loaded or name not in shown.getvalue():
+        sys.exit(f"{{program}} {{name}} --help: exit code {{code}}, imports {{loaded}}")
+"""
+    done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_reader_that_leaves_gets_no_traceback(tmp_path: Path) -> None:
+    command = Path(sys.executable).parent / "nestmodel"
+    done = subprocess.run(
+        ["bash", "-c", f"{command} fit --help-all | head -1"], cwd=tmp_path, capture_output=True, text=True, timeout=120
+    )
+    assert (done.stdout.count("\n"), done.stderr) == (1, "")
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_a_completion_script_for_bash_names_commands_and_options(program: str, tmp_path: Path) -> None:
+    outcome = run(program, "--print-completion", "bash", cwd=tmp_path)
+    assert (outcome.code, outcome.err) == (0, "")
+    for name in PROGRAMS[program].commands:
+        assert name.split()[0] in outcome.out
+    assert "--max-batch-seconds" in outcome.out
+    subprocess.run(["bash", "-n"], input=outcome.out, text=True, check=True)
+    assert run(program, "--print-completion", "fish", cwd=tmp_path).code == 2
+
+
+@pytest.mark.parametrize(("program", "name"), COMMANDS)
+def test_examples_are_in_the_help_and_can_be_parsed(
+    program: str, name: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command = PROGRAMS[program].commands[name]
+    shown = shown_by(program, [*name.split(), "-h"], capsys)
+    monkeypatch.chdir(tmp_path)
+    config = tmp_path / "runs/small/version_0/config.yaml"
+    config.parent.mkdir(parents=True)
+    config.write_text(preset_path("small").read_text())
+    (tmp_path / "run.yaml").write_text("{}")
+    assert command.examples
+    for example in command.examples:
+        assert all(f"{line}\n" in shown for line in example.splitlines())
+        words = shlex.split(example.partition(">")[0].replace("\\\n", " "))
+        assert words[: 1 + name.count(" ") + 1] == [program, *name.split()]
+        arguments = words[2 + name.count(" ") :]
+        with monkeypatch.context() as patch:
+            called: list[dict[str, Any]] = []
+            patch.setattr(Command, "load", _loaded(command, called))
+            assert PROGRAMS[program].run([*name.split(), *arguments]) == 0
+        assert len(called) == 1
+
+
+def _loaded(command: Command, called: list[dict[str, Any]]) -> Callable[..., Any]:
+    """Returns a `load` of a command whose function is not run."""
+    original = Command.load
+
+    def load(_: Command, arguments: list[str]) -> Callable[..., None]:
+        function = original(command, arguments)
+
+        def kept(**values: Any) -> None:
+            called.append(values)
+
+        kept.__signature__ = inspect.signature(function)  # type: ignore[attr-defined]
+        kept.__annotations__ = function.__annotations__
+        kept.__doc__ = function.__doc__
+        return kept
+
+    return load
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_without_a_command_the_help_is_on_stderr_and_the_code_2(
+    program: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert PROGRAMS[program].run([]) == 2
+    captured = capsys.readouterr()
+    assert (captured.out, captured.err) == ("", shown_by(program, ["-h"], capsys))
+    for name, command in PROGRAMS[program].commands.items():
+        assert re.search(rf"  {name} +{re.escape(command.help)}\n", captured.err)
+
+
+@pytest.mark.parametrize(
+    ("program", "name", "meant"),
+    [
+        ("nestmodel", "trian", "fit"),
+        ("nestmodel", "validat", "validate"),
+        ("nestmodel", "prepare", "nestdata prepare"),
+        ("nestdata", "preview", "sample-batch preview"),
+        ("nestdata", "fit", "nestmodel fit"),
+    ],
+)
+def test_a_mistyped_command_suggests_one(
+    program: str, name: str, meant: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert PROGRAMS[program].run([name, "--help"]) == 2
+    assert f"'{name}'. Did you mean '{meant}'?" in error_of(capsys)
+    for other in PROGRAMS[program].other_names.values():
+        first, *rest = other.split(maxsplit=1)
+        assert (rest[0] in PROGRAMS[first].commands) if first in PROGRAMS else (other in PROGRAMS[program].commands)
+
+
+WORKER_MESSAGE = (
+    "Caught ConfigError in worker 0.\nTraceback (most recent call last):\nnestdata.errors.ConfigError: gone"
+)
+
+
+def failing(error: BaseException) -> Program:
+    def command() -> None:
+        raise error
+
+    class Failing(Command):
+        def load(self, arguments: object) -> Callable[..., Any]:  # noqa: ARG002
+            return command
+
+    return Program(name="tool", help="", commands={"fail": Failing("x:y", "Fail.")})
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "message"),
+    [
+        (ConfigError("seed is 'x'"), 2, "seed is 'x'"),
+        (ConfigError("two\n  lines"), 2, "two lines"),
+        (ConfigError(WORKER_MESSAGE), 2, "gone"),
+        (GuardError("no port"), 2, "no port"),
+        (WeightsError("a.ckpt: gone"), 1, "a.ckpt: gone"),
+        (KeyboardInterrupt(), 130, "interrupted"),
+    ],
+)
+def test_an_error_becomes_an_exit_code_and_one_line(
+    error: BaseException, code: int, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert failing(error).run(["fail"]) == code
+    assert capsys.readouterr().err == f"error: {message}\n"
+
+
+def test_an_unexpected_error_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
+    with pytest.raises(ZeroDivisionError, match="a bug"):
+        failing(ZeroDivisionError("a bug")).run(["fail"])
+
+
+def test_presets_are_compared_by_size(capsys: pytest.CaptureFixture[str]) -> None:
+    shown = shown_by("nestmodel", ["presets"], capsys)
+    assert sorted(FIGURES) == preset_names()
+    assert re.search(r"^large +113 M +512 x 17 +80 ms +16,000 s +355,556 h$", shown, re.MULTILINE)
+    assert re.search(r"^demo +2\.2 M +144 x 4 +40 ms +40 s +7 h$", shown, re.MULTILINE)
+    assert re.search(r"^70,13 +5\.6 s +1\.12 s +1\.05 s +1,056 ms +25 % +12\.5 %$", shown, re.MULTILINE)
+    # The times of a context are the same in both presets for live speech.
+    one, other = (NestConfig.preset("small", preset) for preset in LIVE_PRESETS)
+    in_one = replace(one, encoder=one.encoder.with_context((70, 6)))
+    assert in_one == replace(other, encoder=other.encoder.with_context((70, 6)))
+
+
+@pytest.mark.parametrize("preset", FIGURES)
+def test_the_parameters_of_a_preset_are_counted(preset: str) -> None:
+    with torch.device("meta"):
+        network = NestNetwork(NestConfig.preset(preset))
+    millions = sum(parameter.numel() for parameter in network.parameters()) / 1e6
+    assert f"{millions:.{1 if millions < 10 else 0}f}" == f"{FIGURES[preset].parameters:g}"
+
+
+def test_a_preset_is_printed_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    shown = shown_by("nestmodel", ["presets", "large"], capsys)
+    assert shown == preset_path("large").read_text(encoding="utf-8")
+    assert yaml.safe_load(shown)["trainer"]["max_steps"] == 80000
+    assert PROGRAMS["nestmodel"].run(["presets", "larg"]) == 2
+    assert "the nearest is 'large'" in error_of(capsys)
