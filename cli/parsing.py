@@ -11,6 +11,7 @@ import io
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import MISSING, fields, is_dataclass
+from itertools import dropwhile
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 
@@ -303,6 +304,8 @@ def _message(box: str, help_of_all: str) -> str:
     """Returns the message of a box that tyro prints, with the nearest name of an unknown option."""
     rows = [re.sub(r"^[│╭╰─\s]+|[│╮╯─\s]+$", "", row) for row in box.splitlines()]
     title, *rows = rows or ["the command line is invalid"]
+    # Where the terminal has no lines to draw, they are dashes, and one follows the title.
+    rows = list(dropwhile(lambda row: not row.strip("-"), rows))
     end = next((number for number, row in enumerate(rows) if not row.strip("-")), len(rows))
     message = " ".join(rows[:end]) or title
     unknown, found, words = message.partition("Unrecognized options: ")
