@@ -54,6 +54,12 @@ def other_value(name: str, value: Any) -> Any:
     return value * 2 if isinstance(value, int) else value / 2 + 0.01
 
 
+def base() -> NestConfig:
+    """Returns a preset with a learning rate that every schedule takes."""
+    config = NestConfig.preset("large")
+    return replace(config, optimizer=replace(config.optimizer, lr=0.01))
+
+
 def changed(config: NestConfig, name: str) -> NestConfig:
     """Returns the configuration with another value of one field."""
     section, field = name.split(".")
@@ -65,14 +71,14 @@ def changed(config: NestConfig, name: str) -> NestConfig:
 
 @pytest.mark.parametrize(("nemo", "ours"), MODEL_ROWS)
 def test_a_field_of_the_model_sets_the_field_of_nemo(nemo: str, ours: str) -> None:
-    config = NestConfig.preset("large")
+    config = base()
     before = dict(dotted(config_to_nemo(config), "model."))
     after = dict(dotted(config_to_nemo(changed(config, ours.removeprefix("model.config."))), "model."))
     assert before[nemo] != after[nemo]
 
 
 def test_every_field_of_the_model_that_nemo_has_is_on_the_page() -> None:
-    config = NestConfig.preset("large")
+    config = base()
     ours = {
         f"{part.name}.{field.name}"
         for part in fields(NestConfig)

@@ -221,10 +221,12 @@ def _check_nemo_targets(
 def _nemo_optimizer(section: _NemoSection, d_model: int) -> OptimizerConfig:
     schedule = section.child("sched")
     section.choose("name", "adamw", default=None)
-    schedule.choose("name", "NoamAnnealing", default=None)
-    schedule.choose("d_model", d_model, default=None)
+    name = schedule.take("name", Literal["NoamAnnealing", "CosineAnnealing"])
+    if name == "NoamAnnealing":
+        schedule.choose("d_model", d_model, default=None)
     schedule.only(warmup_ratio=None)
     return OptimizerConfig(
+        schedule="noam" if name == "NoamAnnealing" else "cosine",
         lr=section.take("lr", float),
         betas=section.take("betas", tuple[float, float], (0.9, 0.999)),
         weight_decay=section.take("weight_decay", float, 1e-2),
@@ -371,16 +373,15 @@ def _encoder_to_nemo(encoder: EncoderConfig, num_mels: int) -> dict[str, Any]:
 
 
 def _optimizer_to_nemo(optimizer: OptimizerConfig, d_model: int) -> dict[str, Any]:
-    return {
+    section: dict[str, Any] = {
         "name": "adamw",
         "lr": optimizer.lr,
         "betas": list(optimizer.betas),
         "weight_decay": optimizer.weight_decay,
-        "sched": {
-            "name": "NoamAnnealing",
-            "d_model": d_model,
-            "warmup_steps": optimizer.warmup_steps,
-            "warmup_ratio": None,
-            "min_lr": optimizer.min_lr,
-        },
     }
+    if optimizer.schedule == "wsd":  # NeMo has none
+        return section
+    schedule = {"warmup_steps": optimizer.warmup_steps, "warmup_ratio": None, "min_lr": optimizer.min_lr}
+    if optimizer.schedule == "cosine":
+        return section | {"sched": {"name": "CosineAnnealing"} | schedule}
+    return section | {"sched": {"name": "NoamAnnealing", "d_model": d_model} | schedule}

@@ -190,11 +190,11 @@ def test_a_model_with_an_unknown_schedule_is_read_with_a_warning(
     write_nemo(tmp_path / "model.nemo", TINY, model.state_dict())
     members = members_of(tmp_path / "model.nemo")
     section = yaml.safe_load(members["./model_config.yaml"])
-    section["optim"]["sched"]["name"] = "CosineAnnealing"
+    section["optim"]["sched"]["name"] = "PolynomialHoldDecayAnnealing"
     members["./model_config.yaml"] = yaml.safe_dump(section).encode()
-    back = load_network(tar_of(members, tmp_path / "cosine.nemo"))
+    back = load_network(tar_of(members, tmp_path / "polynomial.nemo"))
     assert back.config == replace(TINY, optimizer=OptimizerConfig())
-    assert "model.optim.sched.name is 'CosineAnnealing'" in caplog.text
+    assert "model.optim.sched.name is 'PolynomialHoldDecayAnnealing'" in caplog.text
 
 
 def broken(kind: str, members: dict[str, bytes], path: Path) -> Path:

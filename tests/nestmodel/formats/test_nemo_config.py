@@ -57,6 +57,12 @@ def test_variants_are_translated_to_settings(nemo_section: Mapping[str, Any]) ->
     assert (config.quantizer.distance, config.encoder.conv_norm) == ("cosine", "layer_norm")
 
 
+def test_a_cosine_schedule_comes_back_from_a_section(nemo_section: Mapping[str, Any]) -> None:
+    config = config_from_nemo(nemo_section)
+    config = replace(config, optimizer=replace(config.optimizer, schedule="cosine", lr=1e-3, warmup_steps=10))
+    assert config_from_nemo(config_to_nemo(config)) == config
+
+
 @pytest.mark.parametrize(("feat_in", "steps_combined"), [(80, 8), (64, 1)])
 def test_fields_that_nemo_overwrites_after_the_subsampling_may_have_either_value(
     nemo_section: Mapping[str, Any], feat_in: int, steps_combined: int
@@ -116,7 +122,7 @@ def test_n_fft_of_null_is_the_next_power_of_two(nemo_section: Mapping[str, Any])
         ("decoder.use_bias", False),
         ("loss.combine_time_steps", 1),
         ("optim.name", "novograd"),
-        ("optim.sched.name", "CosineAnnealing"),
+        ("optim.sched.name", "InverseSquareRootAnnealing"),
         ("optim.sched.d_model", 512),
         ("optim.sched.warmup_ratio", 0.1),
     ],
