@@ -5,6 +5,7 @@ help shows, and that a setting which holds other values, such as a list of stage
 one line.
 """
 
+import ast
 import contextlib
 import inspect
 import io
@@ -308,6 +309,13 @@ def _message(box: str, help_of_all: str) -> str:
     rows = list(dropwhile(lambda row: not row.strip("-"), rows))
     end = next((number for number, row in enumerate(rows) if not row.strip("-")), len(rows))
     message = " ".join(rows[:end]) or title
+    refused = re.search(r"(--[\w.-]+)\S*: no type matching (.+) could be instantiated from (\[.*\])", message)
+    if refused:
+        option, accepted, words = refused.groups()
+        # Several types are written {None}|{[FLOAT [FLOAT ...]]}.
+        accepted = re.sub(r"^\{\[?|\]?\}$", "", accepted).replace("}|{[", " or ").replace("}|", " or ")
+        first = "; arguments come before a list" if "..." in accepted else ""
+        return f"{option} is {' '.join(ast.literal_eval(words))}: expected {accepted}{first}."
     unknown, found, words = message.partition("Unrecognized options: ")
     if not found:
         return f"{message.rstrip('.')}."

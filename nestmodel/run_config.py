@@ -156,7 +156,7 @@ class TrainerConfig:
     """Kind of device: gpu or cpu."""
 
     devices: int | str = "auto"
-    """GPUs or processes of a node."""
+    """GPUs or processes of a node: their number, auto, or indices of GPUs as text, such as "0,1"."""
 
     num_nodes: int = 1
     """Machines of the run."""
@@ -254,8 +254,8 @@ class RunConfig:
     """Folder of logs and checkpoints; each start has a folder `version_N` of its own in it."""
 
     log: tuple[TrackerName, ...] = ()
-    """Where metrics go besides metrics.csv; by default tensorboard, if it is installed. `--log` may be repeated, and
-    adds to what files have."""
+    """Where metrics go besides metrics.csv; by default tensorboard, if it is installed. `--log` may be repeated; it
+    replaces what files have."""
 
     quiet: bool = False
     """Show no summary and no progress."""

@@ -173,6 +173,7 @@ def test_the_printed_settings_are_read_as_they_were_given(tmp_path: Path, capsys
         ("{speech} -c demo --max-steps ten", "'ten'"),
         ("{speech} -c demo --max-steps", "--max-steps"),
         ("{speech} -c demo --max-steps 0", "trainer.max_steps is 0"),
+        ("{speech} -c demo --weights 0.7,0.3", "--weights is 0.7,0.3: expected None or FLOAT"),
         ("{speech} -c demo --mix-prob 3", "mix.prob is 3.0"),
         ("{speech} -c demo --num-workers -1", "data.num_workers is -1"),
         ("{speech} -c demo --guard.limits.step-s 0", "limits.step_s is 0"),
