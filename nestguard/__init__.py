@@ -1,6 +1,6 @@
 """Watches the processes of a training run and reports which one is responsible when the run stalls."""
 
-from nestguard.connect.authentication import new_token
+from nestguard.connect.handshake import new_token
 from nestguard.connect.peers import PeerConfig
 from nestguard.diagnose.limits import StallLimits
 from nestguard.launch import MonitorHandle, start_monitor

@@ -18,7 +18,7 @@ import threading
 from collections.abc import Sequence
 from pathlib import Path
 
-from nestguard.connect.authentication import TOKEN_VARIABLE, SharedToken
+from nestguard.connect.handshake import TOKEN_VARIABLE, SharedToken
 from nestguard.connect.peers import PeerConfig
 from nestguard.diagnose.limits import StallLimits
 from nestguard.launch import IGNORED_SIGNALS

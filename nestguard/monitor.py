@@ -12,9 +12,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from nestguard.connect.authentication import SharedToken
 from nestguard.connect.coordinator import Coordinator
 from nestguard.connect.follower import Follower
+from nestguard.connect.handshake import SharedToken
 from nestguard.connect.peers import LocalOnly, PeerConfig, StopDecision
 from nestguard.diagnose.limits import StallLimits, quick_limits, view_may_stop_run
 from nestguard.diagnose.run import RunDiagnosis, diagnose
@@ -32,9 +32,6 @@ _DECISION_TIMEOUT_S = 5.0
 
 _DUMPS_TIMEOUT_S = 3.0
 """How long the coordinator waits for the stacks of the other nodes."""
-
-_DETAILS_TIMEOUT_S = 2.0
-"""How long the coordinator waits for the loader workers of the nodes with culprits."""
 
 _BIND_TIMEOUT_S = 10.0
 """How long node 0 waits for its port, which the monitor of an earlier attempt may still hold."""
@@ -76,7 +73,7 @@ class Monitor:
         self._config = config
         self._lock = lock
         self._watch = NodeWatch(config.directory, config.identity)
-        self._peers: LocalOnly = connect_peers(config.peers, config.identity, config.limits.first_step_s, token)
+        self._peers: LocalOnly = connect_peers(config.peers, config.identity, config.limits, token)
         self._undecided_since: float | None = None
 
     def run(self) -> None:
@@ -85,7 +82,7 @@ class Monitor:
         try:
             while True:
                 views = self._watch.scan()
-                self._peers.send_views(views, self._watch.scanned_s)
+                self._peers.send_views(views)
                 if self._stop_if_needed(views) or _have_ended(views):
                     self._lock.remove()
                     return
@@ -116,30 +113,23 @@ class Monitor:
         if not self._may_have_to_stop(views):
             self._undecided_since = None
             return False
-        known, diagnosis = self._diagnose(views, self._peers.views())
+        known, diagnosis = self._diagnose(views)
         if not diagnosis.must_stop:
             self._undecided_since = None
             return False
         if not self._may_decide():
             return False
-        # Reasons may name loader workers and cuts, which other nodes send only when they are asked.
-        culprits = [view for view, found in zip(known, diagnosis.diagnoses, strict=True) if found.is_culprit]
-        nodes = {view.reading.identity.node_rank for view in culprits}
-        known, diagnosis = self._diagnose(views, self._peers.detailed_views(nodes, _DETAILS_TIMEOUT_S))
-        if diagnosis.must_stop:
-            self._stop(diagnosis, known, views)
-        return diagnosis.must_stop
+        self._stop(diagnosis, known, views)
+        return True
 
     def _may_have_to_stop(self, views: Sequence[ProcessView]) -> bool:
         """Returns whether any rank may be a reason to stop the run; if not, the run needs no diagnosis."""
         limits = quick_limits(self._config.limits, self._peers.silences())
         return any(view_may_stop_run(view, limits) for view in views) or self._peers.may_stop_run(self._config.limits)
 
-    def _diagnose(
-        self, own: Sequence[ProcessView], others: Sequence[ProcessView]
-    ) -> tuple[list[ProcessView], RunDiagnosis]:
+    def _diagnose(self, own: Sequence[ProcessView]) -> tuple[list[ProcessView], RunDiagnosis]:
         """Returns all known processes, including ranks without contact, and the diagnosis of the run."""
-        known = [*own, *others]
+        known = [*own, *self._peers.views()]
         known += missing_ranks(known, self._config.identity, self._peers.disconnected_s())
         return known, diagnose(known, self._config.limits, self._peers.silences())
 
@@ -211,15 +201,13 @@ def _print(text: str) -> None:
         return
 
 
-def connect_peers(
-    config: PeerConfig | None, identity: Identity, connect_timeout_s: float, token: SharedToken
-) -> LocalOnly:
+def connect_peers(config: PeerConfig | None, identity: Identity, limits: StallLimits, token: SharedToken) -> LocalOnly:
     """Returns the role of this node's monitor.
 
     Args:
         config: Where the monitors connect to each other; None for a single node.
         identity: Identity of the rank that started this monitor.
-        connect_timeout_s: For how long a follower tries to reach the coordinator.
+        limits: How long a process may go without a heartbeat; a follower tries to connect for `first_step_s`.
         token: The run token; the monitors connect once it is known.
 
     Returns:
@@ -229,7 +217,7 @@ def connect_peers(
     if config is None:
         return LocalOnly()
     if identity.node_rank > 0:
-        return Follower(config, identity, connect_timeout_s, token)
+        return Follower(config, identity, limits, token, limits.first_step_s)
     deadline = time.monotonic() + _BIND_TIMEOUT_S
     while True:
         try:

@@ -1,100 +1,30 @@
 """Role of the monitor of every node but node 0: it sends what it observes and follows the decisions made there."""
 
+import asyncio
 import contextlib
 import logging
-import socket
-import struct
+import secrets
 import threading
 import time
-from collections.abc import Mapping, Sequence
-from typing import BinaryIO, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
 
-from nestguard.connect.authentication import AuthenticationError, Handshake, Seal, SharedToken, Side, new_nonce
-from nestguard.connect.frames import SIZE, Codec, InvalidFrameError, Message, pack
-from nestguard.connect.messages import INVALID_MESSAGE_ERRORS, UpdateEncoder, encode_details
+from nestguard.connect.channel import Channel, Message, pack, run_loop
+from nestguard.connect.handshake import Handshake, SharedToken, Side
+from nestguard.connect.messages import INVALID_VALUE_ERRORS, views_message
 from nestguard.connect.peers import LocalOnly, PeerConfig, StopDecision
+from nestguard.diagnose.limits import StallLimits
 from nestguard.observe.view import Identity, NodeSilence, ProcessView
 
 _log = logging.getLogger(__name__)
 _RETRY_S = 1.0
-_CONNECT_TIMEOUT_S = 5.0
-_SEND_TIMEOUT_S = 2
-_MAX_SEND_SILENCE_S = 5.0
-"""Views are not sent to a coordinator that has been silent for longer: unread messages would fill the send buffer."""
+_TOKEN_CHECK_S = 0.1
+_ANSWER_S = 5.0
+"""Time for a connection, and for each answer until both sides have proved themselves."""
 
+_CLOSING_S = 2.0
+"""How long the end of this monitor waits for what is not sent yet."""
 
-class Connection:
-    """A follower's connection to the coordinator.
-
-    One thread receives; any thread may send. Until `authenticate` is called, waiting for a message is limited by the
-    timeout of the socket. Times are seconds of `time.monotonic()`.
-    """
-
-    def __init__(self, connection: socket.socket) -> None:
-        # A frozen peer stops reading, and sending to it must not block this monitor.
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("@ll", _SEND_TIMEOUT_S, 0))
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._codec = Codec()
-        self._socket = connection
-        self._file: BinaryIO = connection.makefile("rb")
-        self._sending = threading.Lock()
-        self.received_at = time.monotonic()
-        """When the last message arrived."""
-
-        self.closed_at = 0.0
-        self.is_open = True
-        self.received_goodbye = False
-        """Whether the peer announced that it would close the connection."""
-
-    def authenticate(self, sending: Seal, receiving: Seal) -> None:
-        """Requires that every further message is authentic. From now on, `receive` waits without a limit."""
-        self._codec.authenticate(sending, receiving)
-        self._socket.settimeout(None)
-
-    def send(self, message: Message) -> None:
-        """Sends a message; closes the connection if that fails or takes longer than two seconds."""
-        if not self.is_open:
-            return
-        try:
-            with self._sending:
-                self._socket.sendall(self._codec.frame(pack(message)))
-        except OSError:
-            self.close()
-
-    def receive(self) -> Message | None:
-        """Waits for the next message; returns None once the connection is closed or the peer sends no valid message."""
-        try:
-            message = self._receive()
-        except (OSError, InvalidFrameError, AuthenticationError):
-            message = None
-        if message is None:
-            self.close()
-            return None
-        self.received_at = time.monotonic()
-        if message.get("type") == "goodbye":
-            self.received_goodbye = True
-        return message
-
-    def _receive(self) -> Message | None:
-        size = self._codec.frame_size(self._file.read(SIZE.size))
-        frame = b"" if size is None else self._file.read(size)
-        return None if size is None or len(frame) < size else self._codec.message(frame)
-
-    def close(self) -> None:
-        """Closes the connection."""
-        if self.is_open:
-            self.closed_at = time.monotonic()
-        self.is_open = False
-        with contextlib.suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)
-        self._socket.close()
-
-
-class _Link(NamedTuple):
-    """The connection to a coordinator that has proved itself, and the encoder of the updates sent on it."""
-
-    connection: Connection
-    encoder: UpdateEncoder
+_CLOSED = (asyncio.IncompleteReadError, OSError)
 
 
 class Follower(LocalOnly):
@@ -103,46 +33,57 @@ class Follower(LocalOnly):
     Args:
         config: Where the coordinator listens.
         identity: Identity of the rank that started this monitor.
-        connect_timeout_s: For how long it tries to connect; a warning is logged after that.
+        limits: How long a process may go without a heartbeat.
         token: The run token. It does not connect before the token is known.
+        connect_timeout_s: For how long it tries to connect; a warning is logged after that.
     """
 
-    def __init__(self, config: PeerConfig, identity: Identity, connect_timeout_s: float, token: SharedToken) -> None:
+    def __init__(
+        self,
+        config: PeerConfig,
+        identity: Identity,
+        limits: StallLimits,
+        token: SharedToken,
+        connect_timeout_s: float,
+    ) -> None:
         self._config = config
         self._identity = identity
+        self._limits = limits
         self._token = token
-        self._link: _Link | None = None
-        self._observed: tuple[Sequence[ProcessView], float] = ((), 0.0)
+        self._deadline = time.monotonic() + connect_timeout_s
+        self._channel: Channel | None = None
+        """Connection to a coordinator that has proved itself."""
+
         self._decision: StopDecision | None = None
+        self._received_goodbye = False
         self._is_closed = False
         self._has_met_stranger = False
-        threading.Thread(target=self._run, args=(time.monotonic() + connect_timeout_s,), daemon=True).start()
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=run_loop, args=(self._loop, self._run()), daemon=True)
+        self._thread.start()
 
-    def send_views(self, views: Sequence[ProcessView], at_s: float | None = None) -> None:
-        """Sends what has changed on this node to the coordinator."""
-        at_s = time.monotonic() if at_s is None else at_s
-        self._observed = (views, at_s)
-        link = self._link
-        if link is not None and time.monotonic() - link.connection.received_at < _MAX_SEND_SILENCE_S:
-            link.connection.send(link.encoder.encode(views, at_s))
+    def send_views(self, views: Sequence[ProcessView]) -> None:
+        """Sends what is known about this node to the coordinator."""
+        if self.has_coordinator():
+            self._send(views_message(views, self._limits), only_if_idle=True)
 
     def silences(self) -> dict[int, NodeSilence]:
         """Returns how long the coordinator (node 0) has sent nothing; empty while not connected."""
-        link = self._link
-        if link is None or not link.connection.is_open:
+        channel = self._channel
+        if channel is None or not channel.is_open:
             return {}
-        return {0: NodeSilence(self._config.host, time.monotonic() - link.connection.received_at)}
+        return {0: NodeSilence(self._config.host, time.monotonic() - channel.received_at)}
 
     def disconnected_s(self) -> float:
         """Returns the seconds since the connection to the coordinator was lost; 0 if it never was."""
-        link = self._link
-        if link is None or link.connection.is_open or link.connection.received_goodbye:
+        channel = self._channel
+        if channel is None or channel.is_open or self._received_goodbye:
             return 0.0
-        return time.monotonic() - link.connection.closed_at
+        return time.monotonic() - channel.closed_at
 
     def has_coordinator(self) -> bool:
         """Returns whether the coordinator is connected."""
-        return self._link is not None and self._link.connection.is_open
+        return self._channel is not None and self._channel.is_open
 
     def decision(self) -> StopDecision | None:
         """Returns the coordinator's decision to end the run, if there is one."""
@@ -150,110 +91,106 @@ class Follower(LocalOnly):
 
     def send_dumps(self, dumps: Mapping[str, str]) -> None:
         """Sends stacks and tracebacks, by file name, to the coordinator."""
-        if self._link is not None:
-            self._link.connection.send({"type": "dumps", "dumps": dict(dumps)})
+        self._send({"type": "dumps", "dumps": dict(dumps)})
 
     def close(self) -> None:
         """Tells the coordinator that this monitor exits, and closes the connection."""
         self._is_closed = True
-        if self._link is not None:
-            self._link.connection.send({"type": "goodbye"})
-            self._link.connection.close()
+        self._send({"type": "goodbye"})
+        if self._channel is not None:
+            self._call(self._channel.close)
+        self._thread.join(_CLOSING_S)
 
-    def _run(self, deadline: float) -> None:
+    def _send(self, message: Message, *, only_if_idle: bool = False) -> None:
+        channel = self._channel
+        if channel is not None:
+            packed = pack(message)
+            self._call(lambda: channel.send(packed, only_if_idle=only_if_idle))
+
+    def _call(self, function: Callable[[], None]) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            self._loop.call_soon_threadsafe(function)
+
+    # What follows runs in the thread of the event loop.
+
+    async def _run(self) -> None:
         """Connects to the coordinator, then receives its messages until the connection is closed."""
-        if self._token.wait(deadline - time.monotonic()) is None:
-            self._warn(
-                "cannot connect to its monitor, because the token of the run is not known; each node decides for itself"
-            )
-            return
-        connection = self._join(deadline)
-        if connection is None:
-            return
-        self._link = _Link(connection, UpdateEncoder())
-        try:
-            self._receive_from(connection)
-        except INVALID_MESSAGE_ERRORS as error:
-            self._warn(f"its monitor sent an invalid message and was disconnected: {error!r}")
-            connection.close()
-
-    def _receive_from(self, connection: Connection) -> None:
-        while (message := connection.receive()) is not None:
-            if message["type"] == "stop":
-                decision = StopDecision(message["report"], str(message["table"]))
-                decision.culprits()  # raises here, not while ranks are ended, if the report is malformed
-                self._decision = decision
-            elif message["type"] == "details":
-                connection.send(encode_details(*self._observed))
-            elif message["type"] == "goodbye":
-                connection.close()
+        while self._token.get() is None:
+            if self._is_closed:
                 return
-        if not self._is_closed and self._decision is None:
-            self._warn("lost the connection to its monitor; each node now decides for itself")
+            if time.monotonic() > self._deadline:
+                self._warn("cannot connect, because the token of the run is not known; each node decides for itself")
+                return
+            await asyncio.sleep(_TOKEN_CHECK_S)
+        channel = await self._join()
+        if channel is None:
+            return
+        self._channel = channel
+        try:
+            while not self._received_goodbye:
+                self._obey(await channel.receive())
+        except _CLOSED:
+            if not self._is_closed and self._decision is None:
+                self._warn("lost the connection to its monitor; each node now decides for itself")
+        except INVALID_VALUE_ERRORS as error:
+            self._warn(f"its monitor sent an invalid message and was disconnected: {error!r}")
+        channel.close()
+        await channel.wait_closed()
 
-    def _join(self, deadline: float) -> Connection | None:
-        """Connects until a coordinator of the same run answers; returns None if there was no answer by the deadline."""
-        while (connection := self._connect(deadline)) is not None:
-            if self._authenticate(connection):
-                return connection
-            connection.close()
-            if time.monotonic() > deadline:
-                self._cannot_connect("the port is used by another run, or with another token")
+    def _obey(self, message: Message) -> None:
+        if message["type"] == "stop":
+            decision = StopDecision(message["report"], str(message["table"]))
+            decision.culprits()  # raises here, not while ranks are ended, if the report is malformed
+            self._decision = decision
+        elif message["type"] == "goodbye":
+            self._received_goodbye = True
+
+    async def _join(self) -> Channel | None:
+        """Tries until a coordinator of the same run answers; returns None if none has by the deadline."""
+        host, port = self._config.host, self._config.port
+        while not self._is_closed:
+            reason = "the port is used by another run, or with another token"
+            try:
+                async with asyncio.timeout(_ANSWER_S):
+                    channel = Channel(*await asyncio.open_connection(host, port))
+                if await self._authenticate(channel):
+                    return channel
+                channel.close()
+            except (TimeoutError, OSError) as error:
+                reason = str(error) or "no answer"
+            if time.monotonic() > self._deadline:
+                _log.warning(
+                    "cannot connect to the monitor of node 0 (%s:%d); each node decides for itself: %s",
+                    host,
+                    port,
+                    reason,
+                )
                 return None
             # The monitor of an earlier attempt may still hold the port, or the coordinator does not know the token yet.
-            time.sleep(_RETRY_S)
+            await asyncio.sleep(_RETRY_S)
         return None
 
-    def _connect(self, deadline: float) -> Connection | None:
-        while not self._is_closed:
-            try:
-                address = (self._config.host, self._config.port)
-                return Connection(socket.create_connection(address, timeout=_CONNECT_TIMEOUT_S))
-            except OSError as error:
-                if time.monotonic() > deadline:
-                    self._cannot_connect(str(error))
-                    return None
-            time.sleep(_RETRY_S)
-        return None
-
-    def _authenticate(self, connection: Connection) -> bool:
+    async def _authenticate(self, channel: Channel) -> bool:
         """Proves to the coordinator that this monitor belongs to the run, and has the coordinator prove the same."""
-        challenge = connection.receive()
-        token = self._token.get()
-        if challenge is None or token is None:
-            return False
-        own = self._identity
-        handshake = Handshake(
-            self._config.run_id, own.node_rank, own.host, str(challenge.get("nonce")), follower_nonce=new_nonce()
-        )
-        connection.send(
-            {
-                "type": "hello",
-                "run_id": handshake.run_id,
-                "node": handshake.node_rank,
-                "host": handshake.host,
-                "nonce": handshake.follower_nonce,
-                "proof": handshake.proof(token, Side.FOLLOWER),
-            }
-        )
-        welcome: Message | None = connection.receive()
-        if welcome is None:
+        own, token = self._identity, self._token.get()
+        assert token is not None
+        try:
+            async with asyncio.timeout(_ANSWER_S):
+                nonce = str((await channel.receive())["nonce"])
+                handshake = Handshake(self._config.run_id, own.node_rank, own.host, nonce, secrets.token_hex(16))
+                proof = handshake.proof(token, Side.FOLLOWER)
+                hello = {"node": own.node_rank, "host": own.host, "nonce": handshake.follower_nonce, "proof": proof}
+                channel.send(pack({"type": "hello", **hello}))
+                welcome = await channel.receive()
+        except (TimeoutError, *_CLOSED, *INVALID_VALUE_ERRORS):
             return False
         if not handshake.is_proof(welcome.get("proof"), token, Side.COORDINATOR):
             if not self._has_met_stranger:
                 self._has_met_stranger = True
                 self._warn("what listens on its port did not prove that it belongs to this run; it is ignored")
             return False
-        connection.authenticate(
-            sending=handshake.seal(token, Side.FOLLOWER), receiving=handshake.seal(token, Side.COORDINATOR)
-        )
+        channel.trust()
         return True
-
-    def _cannot_connect(self, reason: str) -> None:
-        host, port = self._config.host, self._config.port
-        _log.warning(
-            "cannot connect to the monitor of node 0 (%s:%d); each node decides for itself: %s", host, port, reason
-        )
 
     def _warn(self, text: str) -> None:
         _log.warning("node 0 (host %s): %s", self._config.host, text)

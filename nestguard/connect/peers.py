@@ -5,7 +5,7 @@ observe, and it decides for the whole run, so that there is one table of all ran
 decides for its own node. Losing a connection therefore makes a report less complete, but it never ends a run.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -25,7 +25,7 @@ class PeerConfig:
     """Port on which the monitor of node 0 listens."""
 
     run_id: str = ""
-    """Identifies the run; no secret. A monitor with another id is rejected, for example one of an earlier attempt."""
+    """Identifies the run, with the token; no secret. A monitor of an earlier attempt is refused by it."""
 
     def __post_init__(self) -> None:
         if not 0 < self.port < 65536:
@@ -56,12 +56,11 @@ class StopDecision(NamedTuple):
 class LocalOnly:
     """Role of a monitor without peers: it sends nothing and decides alone. `Coordinator` and `Follower` extend it."""
 
-    def send_views(self, views: Sequence[ProcessView], at_s: float | None = None) -> None:
+    def send_views(self, views: Sequence[ProcessView]) -> None:
         """Sends what this node observes; also tells the peers that this monitor is alive.
 
         Args:
-            views: The processes of this node.
-            at_s: When the views were taken, in seconds of CLOCK_MONOTONIC; by default now.
+            views: The processes of this node, as they are now.
         """
 
     def may_stop_run(self, limits: StallLimits) -> bool:  # noqa: ARG002
@@ -72,17 +71,8 @@ class LocalOnly:
         return False
 
     def views(self) -> list[ProcessView]:
-        """Returns the ranks of the other nodes."""
+        """Returns the ranks of the other nodes, and the loader workers of those that have been loading for long."""
         return []
-
-    def detailed_views(self, nodes: Collection[int], timeout_s: float) -> list[ProcessView]:  # noqa: ARG002
-        """Returns the ranks of the other nodes; for the given nodes, also their loader workers and cuts.
-
-        Args:
-            nodes: Node ranks.
-            timeout_s: For how long it waits for these details, in seconds.
-        """
-        return self.views()
 
     def silences(self) -> dict[int, NodeSilence]:
         """Returns, by node rank, how long each connected node has sent nothing."""

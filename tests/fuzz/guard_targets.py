@@ -2,17 +2,16 @@
 
 import json
 import tempfile
-import time
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from hypothesis import strategies as st
 
-from nestguard import Heartbeat, Identity, Phase, read_heartbeat
-from nestguard.connect.authentication import AuthenticationError, Handshake, Seal, Side
-from nestguard.connect.frames import SIZE, Codec, InvalidFrameError, pack
-from nestguard.connect.messages import INVALID_MESSAGE_ERRORS, NodeRanks, UpdateEncoder, encode_details, view_from_json
+from nestguard import Heartbeat, Identity, Phase, StallLimits, read_heartbeat
+from nestguard.connect.channel import MAX_HANDSHAKE_BYTES, SIZE_BYTES, InvalidMessageError, pack, unpack
+from nestguard.connect.handshake import Handshake, Side
+from nestguard.connect.messages import INVALID_VALUE_ERRORS, view_from_json, views_message
 from nestguard.observe.collectives import parse_trace
 from tests.fuzz.inputs import VALUES, altered, mutated
 from tests.fuzz.target import Target
@@ -45,42 +44,21 @@ def _read_heartbeat(content: bytes, folder: Path) -> bool:
 
 
 def _messages() -> list[dict[str, Any]]:
-    views = [view(0, Phase.FORWARD, 3, cuts=("a",)), view(1, Phase.LOADING, 4, worker=0), view(1, Phase.DONE, 4)]
-    encoder = UpdateEncoder()
-    first = encoder.encode(views, 1.0)
-    second = encoder.encode([view(0, Phase.BACKWARD, 4)], 2.0)
-    details = encode_details(views, time.monotonic())
-    return [json.loads(json.dumps(message)) for message in (first, second, details)]
+    views = [view(0, Phase.FORWARD, 3), view(1, Phase.LOADING, 4, 500, cuts=("a",)), view(1, worker=0, cuts=("b",))]
+    return [json.loads(json.dumps(message)) for message in (views_message(views, StallLimits()), {"type": "goodbye"})]
 
 
-def _apply_message(message: dict[str, Any], _: Path) -> bool:
-    """Does with a message of an authenticated monitor what the coordinator does."""
-    codec = Codec()
-    found = codec.message(pack(message))
-    if "views" in found:
-        return bool([view_from_json(data) for data in found["views"]])
-    ranks = NodeRanks()
-    ranks.apply(_messages()[0], 0.0)
-    ranks.apply(found, 1.0)
-    return bool(list(ranks.views(2.0)))
+def _read_views(message: dict[str, Any], _: Path) -> bool:
+    return bool([view_from_json(data) for data in message["views"]])
 
 
-def _read_frame(received: tuple[bytes, bool], _: Path) -> bool:
-    content, is_authenticated = received
-    codec = Codec()
-    if is_authenticated:
-        codec.authenticate(Seal(b"1"), Seal(b"2"))
-    size = codec.frame_size(content)
-    return bool(size and codec.message(content[SIZE.size :]))
+def _read_message(content: bytes, _: Path) -> bool:
+    return bool(unpack(content, MAX_HANDSHAKE_BYTES))
 
 
-def _frames() -> st.SearchStrategy[tuple[bytes, bool]]:
-    sender = Codec()
-    seeds = [sender.frame(pack(message)) for message in (*_messages(), {"type": "stacks", "text": "x" * 50000})]
-    sender.authenticate(Seal(b"2"), Seal(b"1"))
-    seeds.append(sender.frame(pack({"type": "hello"})))
-    deep = pack({"type": "hello"}).replace(b'"hello"', b"[" * 3000)
-    return st.tuples(mutated(*seeds, SIZE.pack(len(deep)) + deep), st.booleans())
+def _packed() -> st.SearchStrategy[bytes]:
+    seeds = [pack(message)[SIZE_BYTES:] for message in (*_messages(), {"type": "stacks", "text": "x" * 50000})]
+    return mutated(*seeds, b'{"type":' + b"[" * 3000)
 
 
 def _check_proof(proof: object, _: Path) -> bool:
@@ -93,18 +71,17 @@ def _read_trace(content: bytes, _: Path) -> bool:
     return bool(parse_trace(content.decode(errors="replace")))
 
 
-_INVALID = (InvalidFrameError, AuthenticationError, *INVALID_MESSAGE_ERRORS)
 GUARD_TARGETS: dict[str, Target] = {
     "heartbeat file": Target(lambda: mutated(_heartbeat()), _read_heartbeat, (), num_tested=300),
-    "guard frame": Target(_frames, _read_frame, _INVALID, num_tested=200),
-    "guard message": Target(lambda: altered(_messages()), _apply_message, _INVALID, num_tested=200),
+    "guard message": Target(_packed, _read_message, (InvalidMessageError,), num_tested=200),
+    "guard views": Target(lambda: altered(_messages()), _read_views, INVALID_VALUE_ERRORS, num_tested=200),
     "guard proof": Target(lambda: VALUES, _check_proof, (), num_tested=50),
     "trace of collectives": Target(
         lambda: st.one_of(
             mutated(json.dumps(_TRACE).encode()), altered([_TRACE]).map(lambda t: json.dumps(t).encode())
         ),
         _read_trace,
-        INVALID_MESSAGE_ERRORS,
+        INVALID_VALUE_ERRORS,
         num_tested=100,
     ),
 }

@@ -1,65 +1,34 @@
-import contextlib
 import json
 import os
 import socket
 import time
-from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import nestguard.monitor
 from nestguard import GuardError, PeerConfig, Phase
-from nestguard.connect.authentication import SharedToken
-from nestguard.connect.coordinator import Coordinator
-from nestguard.connect.follower import Connection, Follower
-from nestguard.connect.messages import view_from_json, view_to_json
+from nestguard.connect.handshake import SharedToken
+from nestguard.connect.messages import view_from_json, view_to_json, views_message
 from nestguard.connect.peers import LocalOnly, StopDecision
+from nestguard.diagnose.run import diagnose
 from nestguard.monitor import connect_peers
-from nestguard.observe.view import ProcessState
-from tests.nestguard.connect.raw_peers import accept, join
+from nestguard.observe.view import DevicePosition, ProcessState, ProcessView
+from tests.nestguard.connect.connections import LIMITS, closing, coordinator_of, follower_of, new_config, soon
+from tests.nestguard.connect.raw_peers import RawPeer, accept, join
 from tests.nestguard.runs import PATIENCE_S, TOKEN
 from tests.nestguard.views import view
-from tests.ports import free_port
 
 STOP = StopDecision({"cause": "rank 1 is stuck", "processes": [{"name": "rank-1", "is_culprit": True}]}, "a table")
 
 
 @pytest.fixture
 def config() -> PeerConfig:
-    return PeerConfig(host="127.0.0.1", port=free_port(), run_id="this run")
-
-
-class Closable(Protocol):
-    def close(self) -> None: ...
-
-
-T = TypeVar("T", bound=Closable)
-
-
-@contextlib.contextmanager
-def closing(peers: T) -> Iterator[T]:
-    try:
-        yield peers
-    finally:
-        peers.close()
-
-
-def soon(condition: Callable[[], object]) -> bool:
-    deadline = time.monotonic() + PATIENCE_S
-    while not condition() and time.monotonic() < deadline:
-        time.sleep(0.01)
-    return bool(condition())
-
-
-def coordinator_of(config: PeerConfig, token: str = TOKEN) -> Coordinator:
-    return Coordinator(config, view(0, world_size=4).reading.identity, SharedToken(token))
-
-
-def follower_of(config: PeerConfig, token: str = TOKEN) -> Follower:
-    return Follower(config, view(2, node_rank=1).reading.identity, 5.0, SharedToken(token))
+    return new_config()
 
 
 def test_a_view_survives_the_round_trip_through_json() -> None:
@@ -128,8 +97,8 @@ def test_ranks_behind_a_lost_connection_are_unseen_and_a_warning_is_logged(
         assert soon(follower.has_coordinator)
         follower.send_views([view(2, node_rank=1)])
         assert soon(coordinator.views)
-        assert follower._link is not None
-        follower._link.connection.close()
+        assert follower._channel is not None
+        follower._call(follower._channel.close)
         assert soon(lambda: [rank.is_unseen and rank.ended_s > 0 for rank in coordinator.views()] == [True])
         assert not coordinator.silences()
         assert follower.disconnected_s() > 0
@@ -137,7 +106,7 @@ def test_ranks_behind_a_lost_connection_are_unseen_and_a_warning_is_logged(
 
 
 def test_a_follower_waits_until_the_coordinator_of_its_own_run_listens(config: PeerConfig) -> None:
-    earlier = coordinator_of(replace(config, run_id="earlier attempt"))
+    earlier = coordinator_of(config, SharedToken("of an earlier attempt"))
     with closing(follower_of(config)) as follower:
         time.sleep(0.3)
         assert not follower.has_coordinator()
@@ -147,24 +116,21 @@ def test_a_follower_waits_until_the_coordinator_of_its_own_run_listens(config: P
             assert soon(coordinator.silences)
 
 
-ROW = [2, 0, 0, 1, 2, 2, 5, 5, 0, 0]
 FULL = view_to_json(view(2, node_rank=1))
+QUIET = {"type": "views", "may_stop": False, "may_stop_beside_silence": False}
 
 
 @pytest.mark.parametrize(
     "invalid",
     [
-        {"type": "update"},
-        {"type": "update", "at_ms": 0, "rows": [ROW]},
-        {"type": "update", "at_ms": 0, "full": [FULL]},
-        {"type": "update", "at_ms": 0, "full": [{}], "rows": [ROW]},
-        {"type": "update", "at_ms": 0, "full": [{**FULL, "age_s": "long"}], "rows": [ROW]},
-        {"type": "update", "at_ms": 0, "full": [{**FULL, "reading": {**FULL["reading"], "cuts": [1]}}], "rows": [ROW]},
-        {"type": "update", "at_ms": 0, "full": [FULL], "rows": [ROW[:-1]]},
-        {"type": "update", "at_ms": 0, "full": [FULL], "rows": [[*ROW[:-1], "5"]]},
-        {"type": "update", "at_ms": 0, "full": [FULL], "rows": [[*ROW[:4], 99, *ROW[5:]]]},
-        {"type": "update", "at_ms": "now", "full": [FULL], "rows": [ROW]},
-        {"type": "details", "views": [{**FULL, "reading": {**FULL["reading"], "step": "5"}}]},
+        QUIET,
+        {"type": "views", "views": [FULL]},
+        {**QUIET, "views": [{}]},
+        {**QUIET, "views": [{**FULL, "age_s": "long"}]},
+        {**QUIET, "views": [{**FULL, "reading": {**FULL["reading"], "cuts": [1]}}]},
+        {**QUIET, "views": [{**FULL, "reading": {**FULL["reading"], "phase": 99}}]},
+        {**QUIET, "views": [{**FULL, "reading": {**FULL["reading"], "step": "5"}}]},
+        {**QUIET, "views": [{**FULL, "reading": {**FULL["reading"], "device": [1, "5", 0]}}]},
         {"type": "dumps", "dumps": ["rank-2.stack.txt"]},
         {"views": [FULL]},
     ],
@@ -172,7 +138,7 @@ FULL = view_to_json(view(2, node_rank=1))
 def test_a_follower_that_sends_an_invalid_message_is_disconnected(
     config: PeerConfig, caplog: pytest.LogCaptureFixture, invalid: dict[str, Any]
 ) -> None:
-    with closing(coordinator_of(config)) as coordinator, closing(join(config, PATIENCE_S)) as other:
+    with closing(coordinator_of(config)) as coordinator, closing(join(config)) as other:
         other.send(invalid)
         assert soon(lambda: "its monitor sent an invalid message and was disconnected" in caplog.text)
         assert soon(lambda: not coordinator.silences())
@@ -186,37 +152,60 @@ def test_a_coordinator_that_sends_an_invalid_message_is_disconnected(
     config: PeerConfig, caplog: pytest.LogCaptureFixture, invalid: dict[str, Any]
 ) -> None:
     with socket.create_server(("", config.port)) as listener, closing(follower_of(config)) as follower:
-        accepted, _ = listener.accept()
-        with closing(Connection(accepted)) as other:
-            accept(other)
+        with closing(RawPeer(listener.accept()[0])) as other:
+            accept(other, config)
             other.send(invalid)
             assert soon(lambda: "its monitor sent an invalid message and was disconnected" in caplog.text)
             assert not follower.has_coordinator()
             assert follower.decision() is None
 
 
-def test_details_contain_the_cuts_and_the_loader_workers_of_the_nodes_that_are_asked(config: PeerConfig) -> None:
+def test_loader_workers_and_cuts_are_sent_for_ranks_that_have_been_loading_for_long() -> None:
     views = [
-        view(2, Phase.LOADING, age_s=100, node_rank=1, cuts=("a",)),
-        view(2, Phase.LOADING, age_s=90, node_rank=1, worker=0, cuts=("b",)),
+        view(2, Phase.LOADING, age_s=20, node_rank=1, cuts=("a",)),
+        view(2, Phase.LOADING, age_s=20, node_rank=1, worker=0, cuts=("b",)),
+        view(3, Phase.LOADING, age_s=10, node_rank=1, cuts=("c",)),
+        view(3, Phase.LOADING, age_s=10, node_rank=1, worker=0, cuts=("d",)),
+        view(4, Phase.COLLECTIVE, age_s=40, node_rank=1, cuts=("e",)),
     ]
-    with closing(coordinator_of(config)) as coordinator, closing(follower_of(config)) as follower:
-        assert soon(follower.has_coordinator)
-        follower.send_views(views)
-        assert soon(coordinator.views)
-        assert [(rank.name, rank.reading.cuts) for rank in coordinator.views()] == [("rank-2", ())]
-        assert coordinator.detailed_views([0], PATIENCE_S)[0].reading.cuts == ()
-        rank, worker = coordinator.detailed_views([1], PATIENCE_S)
-        assert rank.reading == views[0].reading
-        assert worker.reading == views[1].reading
-        assert 90 <= worker.age_s < 100 <= rank.age_s < 110 + PATIENCE_S
+    told = [view_from_json(data) for data in views_message(views, LIMITS)["views"]]
+    assert [(one.name, one.reading.cuts) for one in told] == [
+        ("rank-2", ("a",)),
+        ("rank-2.worker-0", ("b",)),
+        ("rank-3", ()),
+        ("rank-4", ()),
+    ]
 
 
-def test_a_node_that_does_not_answer_keeps_the_others_waiting_for_the_timeout_only(config: PeerConfig) -> None:
-    with closing(coordinator_of(config)) as coordinator, closing(join(config, PATIENCE_S)) as other:
-        other.send({"type": "update", "at_ms": 0, "full": [FULL], "rows": [ROW]})
-        assert soon(coordinator.views)
-        assert [rank.name for rank in coordinator.detailed_views([1], 0.2)] == ["rank-2"]
+VIEWS = st.builds(
+    lambda phase, device, **values: view(
+        phase=phase, device=None if device is None else DevicePosition(device, 5, 0), **values
+    ),
+    phase=st.sampled_from(Phase),
+    device=st.none() | st.sampled_from([Phase.LOADING, Phase.FORWARD, Phase.COLLECTIVE]),
+    rank=st.integers(0, 7),
+    step=st.none() | st.integers(0, 9),
+    age_s=st.floats(0, 200),
+    state=st.sampled_from([state for state in ProcessState if state is not ProcessState.UNSEEN]),
+    worker=st.none() | st.integers(0, 2),
+    ended_s=st.floats(0, 5),
+    cuts=st.lists(st.text(min_size=1, max_size=3), max_size=2).map(tuple),
+    world_size=st.just(8),
+)
+
+
+@given(st.lists(VIEWS, max_size=10, unique_by=lambda one: one.name))
+def test_the_coordinator_finds_the_same_causes_as_if_it_knew_everything(views: list[ProcessView]) -> None:
+    message = json.loads(json.dumps(views_message(views, LIMITS)))
+    told = [view_from_json(data) for data in message["views"]]
+    expected, found = diagnose(views, LIMITS), diagnose(told, LIMITS)
+    assert (found.must_stop, found.cause) == (expected.must_stop, expected.cause)
+    assert message["may_stop"] or not expected.must_stop
+    causes = [
+        [(one.name, found) for one, found in zip(seen, result.diagnoses, strict=True) if found.is_culprit]
+        for seen, result in ((views, expected), (told, found))
+    ]
+    assert causes[0] == causes[1]
 
 
 def test_a_second_connection_of_a_node_replaces_the_first_one_without_a_warning(
@@ -236,8 +225,8 @@ def test_a_second_connection_of_a_node_replaces_the_first_one_without_a_warning(
 
 def test_a_follower_that_reads_slowly_does_not_delay_the_others(config: PeerConfig) -> None:
     table = os.urandom(4_000_000).hex()  # cannot be compressed to the size of a socket's buffers
-    with closing(coordinator_of(config)) as coordinator, closing(join(config, PATIENCE_S)) as slow:
-        with closing(Follower(config, view(3, node_rank=2).reading.identity, 5.0, SharedToken(TOKEN))) as follower:
+    with closing(coordinator_of(config)) as coordinator, closing(join(config)) as slow:
+        with closing(follower_of(config, node_rank=2)) as follower:
             assert soon(lambda: len(coordinator.silences()) == 2)
             started = time.monotonic()
             coordinator.send_stop(StopDecision({"cause": "", "processes": []}, table))
@@ -271,7 +260,7 @@ def test_a_port_that_is_taken_leaves_node_0_without_followers(
 ) -> None:
     monkeypatch.setattr(nestguard.monitor, "_BIND_TIMEOUT_S", 0.5)
     with socket.create_server(("", config.port)):
-        peers = connect_peers(config, view(0).reading.identity, 1.0, SharedToken(TOKEN))
+        peers = connect_peers(config, view(0).reading.identity, LIMITS, SharedToken(TOKEN))
     assert type(peers) is LocalOnly
     assert "each node decides for itself and prints its own table" in caplog.text
 
@@ -279,7 +268,11 @@ def test_a_port_that_is_taken_leaves_node_0_without_followers(
 def test_a_coordinator_that_cannot_be_reached_leaves_a_follower_on_its_own(
     config: PeerConfig, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with closing(connect_peers(config, view(2, node_rank=1).reading.identity, 0.0, SharedToken(TOKEN))) as peers:
+    with closing(
+        connect_peers(
+            config, view(2, node_rank=1).reading.identity, replace(LIMITS, first_step_s=0.1), SharedToken(TOKEN)
+        )
+    ) as peers:
         assert soon(lambda: "cannot connect to the monitor of node 0" in caplog.text)
         assert not peers.has_coordinator()
         peers.send_views([])
@@ -287,6 +280,6 @@ def test_a_coordinator_that_cannot_be_reached_leaves_a_follower_on_its_own(
 
 
 def test_a_single_node_needs_no_port(tmp_path: Path) -> None:
-    assert type(connect_peers(None, view(0).reading.identity, 1.0, SharedToken(TOKEN))) is LocalOnly
+    assert type(connect_peers(None, view(0).reading.identity, LIMITS, SharedToken(TOKEN))) is LocalOnly
     with pytest.raises(GuardError, match=r"peers\.port is 0: expected a port"):
         PeerConfig(host=str(tmp_path), port=0)

@@ -1,0 +1,136 @@
+"""A connection between two monitors: messages in JSON over a stream of asyncio, with a limit for their size."""
+
+import asyncio
+import contextlib
+import json
+import time
+import zlib
+from collections.abc import Coroutine
+from typing import Any
+
+SIZE_BYTES = 4
+"""A message begins with the size of the rest in this many bytes."""
+
+MAX_HANDSHAKE_BYTES = 4096
+"""Limit for a message before the other side has proved that it belongs to the run."""
+
+_MAX_SENT_BYTES = 32 << 20
+_MAX_MESSAGE_BYTES = 256 << 20
+_MAX_UNSENT_BYTES = 64 << 20
+"""Who reads nothing is disconnected when this much waits for it."""
+
+_COMPRESS_BYTES = 16 << 10
+"""Messages of at least this size are compressed: the stacks and the rows of a report resemble each other."""
+
+Message = dict[str, Any]
+"""A JSON object; its key `type` gives the kind of message."""
+
+
+class InvalidMessageError(ValueError):
+    """What has arrived is too large, or is no message of a monitor."""
+
+
+class Channel:
+    """A connection. Only the thread of its event loop may use it. Times are those of `time.monotonic()`."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader, self._writer = reader, writer
+        self._is_trusted = False
+        self.is_open = True
+        self.received_at = time.monotonic()
+        """When the last message arrived."""
+
+        self.closed_at = 0.0
+
+    @property
+    def address(self) -> str:
+        """Address of the other side."""
+        return str((self._writer.get_extra_info("peername") or ["?"])[0]).removeprefix("::ffff:")
+
+    def trust(self) -> None:
+        """Allows messages of the size that monitors of this run send: the other side has proved that it is one."""
+        self._is_trusted = True
+
+    async def receive(self) -> Message:
+        """Waits for the next message.
+
+        Raises:
+            InvalidMessageError: It is none.
+            asyncio.IncompleteReadError, OSError: The connection was closed.
+        """
+        size = int.from_bytes(await self._reader.readexactly(SIZE_BYTES))
+        if size > (_MAX_SENT_BYTES if self._is_trusted else MAX_HANDSHAKE_BYTES):
+            raise InvalidMessageError("what it sent is no message of a monitor")
+        message = unpack(
+            await self._reader.readexactly(size), _MAX_MESSAGE_BYTES if self._is_trusted else MAX_HANDSHAKE_BYTES
+        )
+        self.received_at = time.monotonic()
+        return message
+
+    def send(self, packed: bytes, *, only_if_idle: bool = False) -> None:
+        """Sends the result of `pack`, without waiting.
+
+        Args:
+            packed: The message.
+            only_if_idle: Leaves it out if earlier messages still wait because the other side does not read.
+        """
+        unsent = self._writer.transport.get_write_buffer_size()
+        if not self.is_open or (only_if_idle and unsent):
+            return
+        self._writer.write(packed)
+        if unsent + len(packed) > _MAX_UNSENT_BYTES:
+            self.close()
+
+    def close(self) -> None:
+        """Closes the connection, after what was sent, as far as the other side reads it."""
+        if self.is_open:
+            self.is_open = False
+            self.closed_at = time.monotonic()
+            self._writer.close()
+
+    async def wait_closed(self) -> None:
+        """Waits until everything is sent and the connection closed."""
+        with contextlib.suppress(OSError):
+            await self._writer.wait_closed()
+
+
+def run_loop(loop: asyncio.AbstractEventLoop, main: Coroutine[Any, Any, None]) -> None:
+    """Runs an event loop until `main` has ended, then ends all other tasks and closes the loop."""
+
+    async def run() -> None:
+        await main
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in others:
+            task.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
+
+    loop.run_until_complete(run())
+    loop.close()
+
+
+def pack(message: Message) -> bytes:
+    """Returns a message as it is sent. For a message to many monitors, it is the same for all of them."""
+    data = json.dumps(message, separators=(",", ":")).encode()
+    data = data if len(data) < _COMPRESS_BYTES else zlib.compress(data, 1)
+    return len(data).to_bytes(SIZE_BYTES) + data
+
+
+def unpack(data: bytes, max_bytes: int) -> Message:
+    """Returns the message that was packed, without its size.
+
+    Args:
+        data: What has arrived.
+        max_bytes: Limit for the size of the JSON.
+
+    Raises:
+        InvalidMessageError: It is no message.
+    """
+    try:
+        if not data.startswith(b"{"):
+            data = zlib.decompressobj().decompress(data, max_bytes)
+        message = json.loads(data)
+    except (RecursionError, ValueError, zlib.error) as error:  # RecursionError: brackets nested too deeply
+        raise InvalidMessageError("what it sent is no message of a monitor") from error
+    if not isinstance(message, dict):
+        raise InvalidMessageError("what it sent is no message of a monitor")
+    return message
