@@ -33,8 +33,8 @@ from benchmarks.harness.report import Report, machine
 from benchmarks.harness.repository import REPOSITORY
 from benchmarks.harness.rounds import run_rounds
 from nestguard import Heartbeat, Identity, PeerConfig, Phase, Reading, StallLimits, start_monitor
-from nestguard.connect.authentication import SharedToken
 from nestguard.connect.follower import Follower
+from nestguard.connect.handshake import SharedToken
 from nestguard.observe.view import ProcessState, ProcessView
 
 QUICK = ["--quick"]
@@ -255,7 +255,7 @@ class _Node:
     def __init__(self, part: Part, node: int) -> None:
         self.part, self.node = part, node
         own = _identity(part, node, 0, None)
-        self.follower = Follower(_peers(part), own, CONNECT_S, SharedToken(os.environ["NESTGUARD_TOKEN"]))
+        self.follower = Follower(_peers(part), own, LIMITS, SharedToken(os.environ["NESTGUARD_TOKEN"]), CONNECT_S)
 
     def send(self, now: float) -> None:
         """Sends what the processes of the node do now."""
@@ -263,7 +263,7 @@ class _Node:
             ProcessView(reading=reading, state=ProcessState.SLEEPING, age_s=now - reading.beat_ns / 1e9)
             for reading in _readings(self.part, self.node, now, num_workers=0)
         ]
-        self.follower.send_views(views, now)
+        self.follower.send_views(views)
 
 
 def _readings(part: Part, node: int, now: float, num_workers: int = NUM_WORKERS) -> list[Reading]:

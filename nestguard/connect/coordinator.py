@@ -9,7 +9,7 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -42,9 +42,26 @@ class _FollowerState:
         self.node_rank = node_rank
         self.host = host
         self.received_goodbye = False
-        self.processes: list[ProcessView] = []
+        self._views: Sequence[Mapping[str, Any]] = ()
         self.may_stop = self.may_stop_beside_silence = False
         self.dumps: dict[str, str] | None = None
+
+    def note(self, message: Message) -> None:
+        """Keeps what a follower has sent about its processes.
+
+        It is read when it is needed. To read thousands of ranks each second would take a third of a core, so only what
+        the run may be stopped for, and what comes first, is read now, where the connection can still be refused.
+        """
+        may_stop, beside_silence, views = message["may_stop"], message["may_stop_beside_silence"], message["views"]
+        if may_stop or beside_silence or not self._views:
+            for view in views:
+                view_from_json(view)
+        self.may_stop, self.may_stop_beside_silence, self._views = may_stop, beside_silence, views
+
+    def _processes(self) -> list[ProcessView]:
+        with contextlib.suppress(*INVALID_VALUE_ERRORS):
+            return [view_from_json(view) for view in self._views]
+        return []
 
     @property
     def is_lost(self) -> bool:
@@ -54,12 +71,12 @@ class _FollowerState:
     def may_stop_run(self, is_beside_silence: bool) -> bool:
         """Returns whether a rank of the node may be a reason to stop the run; of a lost node, one that has failed."""
         if self.is_lost:
-            return any(view.reading.phase is Phase.FAILED for view in self.processes)
+            return any(view.reading.phase is Phase.FAILED for view in self._processes())
         return self.may_stop_beside_silence if is_beside_silence else self.may_stop
 
     def views(self, now: float) -> list[ProcessView]:
         """Returns the processes of the node, their ages advanced to now; unseen ones if the connection was lost."""
-        views = [aged(view, max(0.0, now - self.channel.received_at)) for view in self.processes]
+        views = [aged(view, max(0.0, now - self.channel.received_at)) for view in self._processes()]
         if not self.is_lost:
             return views
         lost_s = now - self.channel.closed_at
@@ -255,9 +272,7 @@ class Coordinator(LocalOnly):
 
 def _handle(follower: _FollowerState, message: Message) -> None:
     if message["type"] == "views":
-        processes = [view_from_json(view) for view in message["views"]]
-        follower.may_stop, follower.may_stop_beside_silence = message["may_stop"], message["may_stop_beside_silence"]
-        follower.processes = processes
+        follower.note(message)
     elif message["type"] == "dumps":
         follower.dumps = {str(name): str(text) for name, text in message["dumps"].items()}
     elif message["type"] == "goodbye":
