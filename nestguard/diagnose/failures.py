@@ -113,7 +113,7 @@ def _diagnoses(
     culprit_ranks = ranks_text([view.rank for view in ranks if view.name in reasons])
     diagnoses: Diagnoses = {}
     for view in ranks:
-        detail = view.reading.detail
+        detail = view.reading.detail if view.reading.phase.is_final else ""
         if view.name in reasons:
             failure = f"; then failed: {detail}" if view.name in skipped and detail else ""
             diagnoses[view.name] = culprit(view, reasons[view.name] + failure)

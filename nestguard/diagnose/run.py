@@ -51,8 +51,15 @@ def diagnose(
         found = found or diagnose_stall(ranks, limits, silences)
         must_stop = bool(found)
     _add_worker_culprits(found, views, limits)
-    diagnoses = tuple(found.get(view.name, own_diagnosis(view)) for view in views)
+    diagnoses = tuple(_with_own_words(view, found.get(view.name, own_diagnosis(view))) for view in views)
     return RunDiagnosis(must_stop, _cause(views, diagnoses, causal_silences) if must_stop else "", diagnoses)
+
+
+def _with_own_words(view: ProcessView, diagnosis: Diagnosis) -> Diagnosis:
+    """Adds what a running rank has said about itself."""
+    if view.reading.phase.is_final or not view.reading.detail:
+        return diagnosis
+    return diagnosis._replace(reason="; ".join(filter(None, (diagnosis.reason, view.reading.detail))))
 
 
 def _unseen_after_first_step(views: Sequence[ProcessView]) -> list[ProcessView]:

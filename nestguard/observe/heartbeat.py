@@ -203,6 +203,12 @@ class Heartbeat:
         if device is not None and record[_END] == UNSET:
             device.mark(phase, record[_STEP], record[_MICROBATCH])
 
+    def describe(self, detail: str) -> None:
+        """Adds a line to what a report says about this process, such as that it is slower than the others."""
+        if self._record[_END] == UNSET:
+            self._put_detail(detail)
+            self._write()
+
     def finish(self, phase: Phase, detail: str = "", traceback: str = "") -> None:
         """Records how the process ends. FAILED and LEAVING are permanent: a later call changes nothing.
 
@@ -221,9 +227,7 @@ class Heartbeat:
         if traceback:
             with create_file(self._directory / f"{self._name}{TRACEBACK_SUFFIX}") as file:
                 file.write(traceback.encode("utf-8", errors="replace"))
-        data = truncated_utf8(detail)
-        self._map[DETAIL_AT : DETAIL_AT + len(data)] = data
-        self._record[_DETAIL_SIZE] = len(data)
+        self._put_detail(detail)
         self._record[_END] = phase
         self._write()
         if self._device is not None:
@@ -292,6 +296,11 @@ class Heartbeat:
         at = CUTS_AT[record[_CUTS_VERSION] & 1]
         self._map[at : at + len(data)] = data
         record[_CUTS_SIZE] = len(data)
+
+    def _put_detail(self, detail: str) -> None:
+        data = truncated_utf8(detail)
+        self._map[DETAIL_AT : DETAIL_AT + len(data)] = data
+        self._record[_DETAIL_SIZE] = len(data)
 
     def _write(self) -> None:
         record = self._record

@@ -96,7 +96,7 @@ class Reading:
     """Ids of the cuts being loaded; empty for an idle loader worker."""
 
     detail: str
-    """How the process ended, in one line; empty while it runs."""
+    """How the process ended, in one line; while it runs, what it says about itself, such as that it is slow."""
 
     waits_for: str | None = None
     """Location of the bytes of the cut that the process waits for; None while it does not wait for bytes."""

@@ -21,6 +21,13 @@ def test_the_rank_with_the_least_progress_is_stuck_and_ranks_in_a_collective_wai
     assert diagnoses[1].reason == "in FORWARD for 302 s (limit 300 s)"
 
 
+def test_what_a_rank_says_about_itself_is_added_to_its_diagnosis() -> None:
+    diagnoses = diagnoses_of(
+        view(0, Phase.COLLECTIVE, age_s=301), view(1, Phase.FORWARD, age_s=302, detail="takes 2.00 times as long")
+    )
+    assert diagnoses[1].reason == "in FORWARD for 302 s (limit 300 s); takes 2.00 times as long"
+
+
 def test_an_earlier_microbatch_is_less_progress_in_any_phase() -> None:
     behind = view(1, Phase.BACKWARD, age_s=302, microbatch=1)
     ahead = view(0, Phase.LOADING, age_s=10, microbatch=2)

@@ -89,6 +89,15 @@ def test_noting_cuts_and_refreshing_update_the_time_of_the_heartbeat(tmp_path: P
     assert times == sorted(set(times))
 
 
+def test_a_running_process_describes_itself_until_it_ends(tmp_path: Path) -> None:
+    heartbeat = Heartbeat(tmp_path, ME)
+    heartbeat.describe("takes 2.00 times as long")
+    assert reading_of(tmp_path).detail == "takes 2.00 times as long"
+    heartbeat.finish(Phase.DONE)
+    heartbeat.describe("late")
+    assert reading_of(tmp_path).detail == ""
+
+
 def test_a_failure_is_permanent_and_its_traceback_is_written(tmp_path: Path) -> None:
     heartbeat = Heartbeat(tmp_path, ME)
     heartbeat.finish(Phase.DONE)

@@ -1,0 +1,84 @@
+import time
+
+import pytest
+import torch
+
+from nestmodel.training.pace import Pace, SlowRank, SlowRanks
+
+
+def rows(*ranks: tuple[float, float, float]) -> torch.Tensor:
+    return torch.tensor(ranks)
+
+
+EQUAL = (0.1, 1.0, 2.0)
+
+
+@pytest.mark.parametrize(
+    ("phase", "slow"), [("loading", (0.8, 1.0, 2.0)), ("forward", (0.1, 1.7, 2.0)), ("backward", (0.1, 1.0, 2.7))]
+)
+def test_a_slow_rank_is_found_with_its_phase_in_the_second_window(phase: str, slow: tuple[float, float, float]) -> None:
+    ranks = SlowRanks()
+    assert ranks.find(rows(EQUAL, slow, EQUAL)) == []
+    (found,) = ranks.find(rows(EQUAL, slow, EQUAL))
+    assert found == SlowRank(1, pytest.approx(sum(slow) / sum(EQUAL)), phase)
+
+
+def test_ranks_that_differ_by_less_than_a_tenth_are_not_slow() -> None:
+    ranks = SlowRanks()
+    for _ in range(3):
+        assert ranks.find(rows((0.1, 1.05, 2.1), EQUAL)) == []
+
+
+def test_a_rank_that_is_slow_now_and_then_is_not_named() -> None:
+    ranks = SlowRanks()
+    for number in range(6):
+        slow = tuple(2 * seconds for seconds in EQUAL)
+        assert ranks.find(rows(EQUAL, slow if number % 2 else EQUAL)) == []  # type: ignore[arg-type]
+
+
+def test_without_a_measurement_of_every_rank_none_is_slow() -> None:
+    ranks = SlowRanks()
+    for _ in range(3):
+        assert ranks.find(rows((0.0, 0.0, 0.0), EQUAL)) == []
+        assert ranks.find(rows(EQUAL)) == []
+
+
+def step(pace: Pace, loading_s: float, forward_s: float, backward_s: float) -> None:
+    class Slow(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: object, x: torch.Tensor) -> torch.Tensor:  # noqa: ARG004
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx: object, grad: torch.Tensor) -> torch.Tensor:  # noqa: ARG004
+            time.sleep(backward_s)
+            return grad
+
+    pace.wait_for_batch()
+    time.sleep(loading_s)
+    pace.begin_forward()
+    time.sleep(forward_s)
+    loss = Slow.apply(torch.ones((), requires_grad=True))
+    pace.begin_backward(loss)
+    loss.backward()
+    pace.end_step()
+
+
+def test_the_phases_of_a_step_are_measured() -> None:
+    pace = Pace(torch.device("cpu"))
+    for _ in range(3):
+        step(pace, 0.03, 0.01, 0.02)
+    loading, forward, backward = pace.take_medians()
+    assert loading >= 0.03
+    assert forward >= 0.01
+    assert backward >= 0.02
+    assert pace.take_medians() == (0.0, 0.0, 0.0)
+
+
+def test_a_step_in_which_something_else_happened_does_not_count() -> None:
+    pace = Pace(torch.device("cpu"))
+    pace.wait_for_batch()
+    pace.begin_forward()
+    pace.discard_step()
+    step(pace, 0.0, 0.0, 0.0)
+    assert len(pace._steps) == 1
