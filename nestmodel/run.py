@@ -203,7 +203,7 @@ def _own_callbacks(config: RunConfig, stage: str) -> list[pl.Callback]:
         raise ConfigError("trainer.early_stop needs validations: give --val-corpus, or leave it out.")
     limit_s = None if max_time is None else parse_duration("trainer.max_time", max_time)
     return [
-        StallGuard(config.guard),  # first: after an error, it waits for the checkpoint that is being written
+        StallGuard(config.guard),
         Throughput(),
         Health(),
         Curves(),

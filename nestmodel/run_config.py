@@ -196,11 +196,8 @@ class CheckpointConfig:
     directory: Path | None = None
     """Where checkpoints are written; by default `checkpoints` in the log directory of the run."""
 
-    monitor: str | None = None
-    """Name of the metric by which `best.ckpt` is kept, such as `val_loss`; None keeps none."""
-
-    mode: Literal["min", "max"] = "min"
-    """Whether small or large values of that metric are better."""
+    monitor: Literal["val_loss"] | None = None
+    """`val_loss` keeps `best.ckpt`, the checkpoint with the lowest validation loss; None keeps none."""
 
     def __post_init__(self) -> None:
         require_at_least(1, "checkpoints", self, "every_n_steps", "keep", "keep_every_n_steps")

@@ -28,7 +28,7 @@ from nestmodel.errors import ConfigError
 from nestmodel.run_config import GuardConfig
 from nestmodel.training.device_events import mark_end_of_backward, new_event_of, read_collectives
 from nestmodel.training.lightning_private import process_group_timeout_s, set_process_group_timeout
-from nestmodel.training.saving.checkpoints import Checkpoints, NotSaved
+from nestmodel.training.saving.checkpoints import NotSaved
 from nestmodel.training.starting.launcher import node_run_id
 from nestmodel.training.starting.origin import record_launcher
 from nestmodel.training.stopping.exit_codes import end_with_parent
@@ -214,9 +214,6 @@ class StallGuard(pl.Callback):
 
     def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
         """Records why this rank ends, so that the monitor ends the other ranks, which would wait for it."""
-        for callback in trainer.checkpoint_callbacks:
-            if isinstance(callback, Checkpoints):
-                callback.on_exception(trainer, pl_module, exception)  # first: the monitor ends this rank as well
         if self._is_only_rank:
             self.teardown(trainer, pl_module, "fit")  # no other rank waits for it
             return

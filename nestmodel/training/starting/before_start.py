@@ -20,8 +20,8 @@ from nestmodel.training.saving.resume import check_unchanged, run_settings, stor
 from nestmodel.training.schedule import check_schedule
 from nestmodel.training.starting.run_checks import (
     check_accumulation,
+    check_best,
     check_look_ahead,
-    check_monitors,
     check_sampling_rate,
     check_share,
 )
@@ -63,7 +63,7 @@ def check_run(
     check_training_limits(trainer, plan.steps_per_epoch)
     _warn_of_late_stages(plan, num_steps_of_run(trainer, plan.steps_per_epoch))
     validates = data.val_dataset is not None
-    check_monitors(trainer, model.config, steps_per_epoch=plan.steps_per_epoch, validates=validates)
+    check_best(trainer, steps_per_epoch=plan.steps_per_epoch, validates=validates)
     stored = None if ckpt_path is None else stored_settings(ckpt_path)
     if ckpt_path is not None and stored is not None:
         form = run_form(model.config, model.kernels, trainer, plan.config, stored=stored_form(stored))

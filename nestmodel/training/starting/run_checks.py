@@ -10,10 +10,9 @@ from typing import Any, cast
 import pytorch_lightning as pl
 
 from nestdata import BatchPlan
-from nestmodel.attention_context import context_name, format_context
+from nestmodel.attention_context import format_context
 from nestmodel.config import NestConfig
 from nestmodel.errors import ConfigError, LaunchError
-from nestmodel.nn.loss import CONTEXT_METRICS, METRIC_NAMES
 from nestmodel.training.lightning_private import finds_launcher, uses_distributed_sampler
 from nestmodel.training.saving.checkpoints import Checkpoints
 from nestmodel.training.starting.ranks import check_ranks, find_launch
@@ -119,36 +118,27 @@ def check_accumulation(trainer: pl.Trainer, plan: BatchPlan) -> int:
     return microbatches_per_rank
 
 
-def check_monitors(trainer: pl.Trainer, config: NestConfig, *, steps_per_epoch: int, validates: bool) -> None:
-    """Checks that the metrics by which the best checkpoints are kept will be logged, for steps that have checkpoints.
+def check_best(trainer: pl.Trainer, *, steps_per_epoch: int, validates: bool) -> None:
+    """Checks that there will be validations after steps that have checkpoints, if the best checkpoint is kept.
 
     Args:
         trainer: Trainer of the run.
-        config: Settings of the model.
         steps_per_epoch: Steps of an epoch of the plan.
         validates: Whether there is a validation corpus.
 
     Raises:
-        ConfigError: They will not.
+        ConfigError: There will not.
     """
-    others = [context_name(context) for context in config.encoder.att_context_size[1:]]
-    of_validation = [f"val_{name}" for name in METRIC_NAMES]
-    of_validation += [f"val_{name}_{context}" for context in others for name in CONTEXT_METRICS]
-    savers = [callback for callback in trainer.checkpoint_callbacks if isinstance(callback, Checkpoints)]
-    for saver in (saver for saver in savers if saver.config.monitor is not None):
-        if saver.config.monitor not in of_validation:
-            known = ", ".join(of_validation)
-            raise ConfigError(
-                f"checkpoints.monitor is {saver.config.monitor!r}, which is not logged: take one of {known}."
-            )
+    for saver in trainer.checkpoint_callbacks:
+        if not isinstance(saver, Checkpoints) or saver.config.monitor is None:
+            continue
         if not validates or trainer.limit_val_batches == 0:
             raise ConfigError(
-                f"checkpoints.monitor is {saver.config.monitor}, but there is no validation: give data.val_corpus, "
-                "leave trainer.limit_val_batches as it is, or leave the monitor out."
+                "checkpoints.monitor is val_loss, but there is no validation: give data.val_corpus, leave "
+                "limit_val_batches as it is, or leave the monitor out."
             )
         if not validates_at_multiples(trainer, steps_per_epoch, saver.config.every_n_steps):
             raise ConfigError(
-                f"checkpoints.monitor is {saver.config.monitor}, but some validations come after steps without a "
-                f"checkpoint (there is one every {saver.config.every_n_steps} steps). Set trainer.val_check_interval "
-                "to a multiple of checkpoints.every_n_steps."
+                "checkpoints.monitor is val_loss, but some validations come after steps without a checkpoint: set "
+                f"trainer.val_check_interval to a multiple of checkpoints.every_n_steps ({saver.config.every_n_steps})."
             )
