@@ -31,14 +31,12 @@ from nestmodel.formats.training_record import METRICS, RECORD_KEY, SETTINGS_KEY,
 from nestmodel.formats.weights import build_network, load_weights
 from nestmodel.nn.batch_norm import StepBatchNorm, update_running_stats
 from nestmodel.nn.gpu import devices
-from nestmodel.nn.gpu.forms import Forms
 from nestmodel.nn.gpu.step_graph import Capture, CudaCapture, StepGraphs
 from nestmodel.nn.loss import CONTEXT_METRICS, LossStats, loss_stats
 from nestmodel.nn.network import NestNetwork
 from nestmodel.nn.network_input import NetworkInput
 from nestmodel.options import Kernels, WeightParts
 from nestmodel.training.data import NestDataModule
-from nestmodel.training.form_guard import FormGuard, seed_generators
 from nestmodel.training.gradient_sums import GradientSums
 from nestmodel.training.lightning_private import (
     fix_gradient_buckets,
@@ -47,17 +45,12 @@ from nestmodel.training.lightning_private import (
     set_global_step,
 )
 from nestmodel.training.nonfinite import SkippedSteps
-from nestmodel.training.saving.resume import (
-    check_same_step,
-    check_unchanged,
-    run_settings,
-    stored_form,
-)
+from nestmodel.training.saving.resume import check_same_step, check_unchanged, run_settings
 from nestmodel.training.schedule import build_optimizer, divides_gradients
 from nestmodel.training.starting.ddp_advice import suppress_unused_parameter_advice
 from nestmodel.training.starting.launcher import destroy_process_group_at_exit
 from nestmodel.training.starting.run_checks import check_precision, check_sampling_rate
-from nestmodel.training.starting.run_form import RunForm, run_form
+from nestmodel.training.starting.run_form import naming_kernels, run_form
 from nestmodel.training.step_stats import DecayedCounts, StepStats, fetch
 from nestmodel.training.stopping.stop_requests import StopRequests
 
@@ -97,9 +90,6 @@ class NestModel(NestNetwork, pl.LightningModule):
                 rank_zero_warn(f"{init_from}: {setting}, so its weights may have another meaning.")
         self.kernels = kernels
         """What computes a training step, as given."""
-        self._stored_form: str | None = None
-        self._guard = FormGuard(self)
-
         self.stop_requests = StopRequests()
         """Requests to end the run early, on which all ranks agree at every optimizer step."""
 
@@ -124,11 +114,6 @@ class NestModel(NestNetwork, pl.LightningModule):
         """
         return build_network(cls, path)
 
-    def use_checked_forms(self, forms: Forms) -> None:
-        """Sets the form of a training step, which the next microbatch compares with the plain form."""
-        self.use_forms(forms)
-        self._guard.start()
-
     def use_graphs(self, num_shapes: int, capture: Capture | None) -> None:
         """Makes training run forward and backward pass of a microbatch as CUDA graphs; see `StepGraphs`.
 
@@ -152,7 +137,6 @@ class NestModel(NestNetwork, pl.LightningModule):
         # Lightning warns because the hook is one of this model and not of its data module, which is intended.
         warnings.filterwarnings("ignore", message="You have overridden `on_before_batch_transfer` in `LightningModule`")
         fix_gradient_buckets(self.trainer)
-        self._stored_form = None
 
     def configure_optimizers(self) -> Any:
         """Returns AdamW with its schedule, which advances once per optimizer step."""
@@ -174,10 +158,8 @@ class NestModel(NestNetwork, pl.LightningModule):
                 set_global_step(self.trainer, checkpoint["global_step"])
             return
         if SETTINGS_KEY in checkpoint:
-            settings = checkpoint[SETTINGS_KEY]
-            self._stored_form = stored_form(settings)
-            now = run_settings(self.config, self.trainer, form=self._planned_form().forms)
-            check_unchanged(settings, now, step=checkpoint["global_step"])
+            now = run_settings(self.config, self.kernels, self.trainer)
+            check_unchanged(checkpoint[SETTINGS_KEY], now, step=checkpoint["global_step"])
         self._record = record_of(checkpoint.get) or self._record
         scale_loop_progress(checkpoint, self.trainer.accumulate_grad_batches)
         if progress := dict(checkpoint.get(_PROGRESS_KEY, {})):
@@ -188,8 +170,9 @@ class NestModel(NestNetwork, pl.LightningModule):
         """Sets the form of the run, prepares optimizer steps, and suppresses a warning of DDP."""
         if self.trainer.world_size > 1:
             suppress_unused_parameter_advice(self.device)
-        form = self._planned_form()
-        self.use_checked_forms(form.forms)
+        plan = getattr(getattr(getattr(self.trainer, "datamodule", None), "train_dataset", None), "plan", None)
+        form = run_form(self.config, self.kernels, self.trainer, None if plan is None else plan.config)
+        self.use_forms(form.forms)
         # All ranks sum gradients in the same way, even if their GPUs have different memory.
         if form.forms.num_shapes is not None and not self.trainer.strategy.broadcast(form.why_no_graphs):
             self.use_graphs(form.forms.num_shapes, CudaCapture())
@@ -246,9 +229,9 @@ class NestModel(NestNetwork, pl.LightningModule):
         """Returns the summed loss of a microbatch; `on_before_optimizer_step` divides its gradients."""
         if self._step is None:
             self._step = StepStats(self._norms, self.config.quantizer.num_codebooks)
-        self._guard.check(batch)
         seed_generators(self, batch)
-        stats = self._guard.run(self._loss_stats, batch)
+        with naming_kernels(self.forms):
+            stats = self._loss_stats(batch)
         self._step.add(stats, batch)
         # Compensates for the means that Lightning takes over microbatches and DDP takes over ranks.
         return stats.nll_sum * self.trainer.accumulate_grad_batches * self.trainer.world_size
@@ -318,7 +301,8 @@ class NestModel(NestNetwork, pl.LightningModule):
 
     def validation_step(self, batch: NetworkInput, batch_idx: int) -> None:  # noqa: ARG002 - Lightning's signature
         """Accumulates the statistics of a microbatch in each attention context of the encoder."""
-        values = self._guard.run(self._context_values, batch)
+        with naming_kernels(self.forms):
+            values = torch.stack([loss_stats(output).flatten() for output in self.forward_contexts(batch)])
         self._val_stats = values if self._val_stats is None else self._val_stats + values
 
     def on_validation_epoch_end(self) -> None:
@@ -347,7 +331,7 @@ class NestModel(NestNetwork, pl.LightningModule):
         """Adds the configuration of the model, the settings of the run, the skipped steps and the class counts."""
         checkpoint[CONFIG_KEY] = asdict(self.config)
         checkpoint[RECORD_KEY] = self._current_record().stored()
-        checkpoint[SETTINGS_KEY] = run_settings(self.config, self.trainer, form=self.forms)
+        checkpoint[SETTINGS_KEY] = run_settings(self.config, self.kernels, self.trainer)
         checkpoint[_PROGRESS_KEY] = {**vars(self._skipped), "faded_counts": self._train_counts.counts}
 
     def teardown(self, stage: str) -> None:  # noqa: ARG002 - Lightning's signature
@@ -409,10 +393,6 @@ class NestModel(NestNetwork, pl.LightningModule):
         for parameter in parameters:
             parameter.grad = None  # the optimizer ignores parameters without a gradient
 
-    def _context_values(self, batch: NetworkInput) -> Tensor:
-        """Returns the flattened sums over the scored tokens of a microbatch, for each attention context."""
-        return torch.stack([loss_stats(output).flatten() for output in self.forward_contexts(batch)])
-
     def _sum_over_ranks(self, values: Tensor) -> Tensor:
         """Sums over all ranks in place; CUDA work may still be in flight."""
         nestguard.current().beat_collective(self.trainer.global_step)
@@ -425,11 +405,6 @@ class NestModel(NestNetwork, pl.LightningModule):
         self.log(f"{stage}_loss", metrics.pop("loss"), prog_bar=True, batch_size=1)
         self.log(f"{stage}_token_entropy", metrics.pop("token_entropy"), prog_bar=prog_bar, batch_size=1)
         self.log_dict({f"{stage}_{name}": value for name, value in metrics.items()}, batch_size=1)
-
-    def _planned_form(self) -> RunForm:
-        plan = getattr(getattr(getattr(self.trainer, "datamodule", None), "train_dataset", None), "plan", None)
-        settings = None if plan is None else plan.config
-        return run_form(self.config, self.kernels, self.trainer, settings, stored=self._stored_form)
 
     def _current_record(self) -> TrainingRecord:
         data = getattr(self.trainer, "datamodule", None)
@@ -447,3 +422,14 @@ class NestModel(NestNetwork, pl.LightningModule):
             return self.trainer is not None
         except RuntimeError:  # the model has no trainer
             return False
+
+
+def seed_generators(network: NestNetwork, batch: NetworkInput) -> None:
+    """Seeds torch's generators, from which dither and some dropout are drawn, for a microbatch.
+
+    Those of the CPU and of the current GPU; `torch.manual_seed` seeds those of all visible GPUs.
+    """
+    seed = network.seed_for("dropout", batch)
+    torch.default_generator.manual_seed(seed)
+    if batch.audio.device.type == "cuda":
+        torch.cuda.manual_seed(seed)

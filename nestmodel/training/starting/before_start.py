@@ -16,7 +16,7 @@ from nestmodel.errors import ConfigError
 from nestmodel.training.data import NestDataModule
 from nestmodel.training.module import NestModel
 from nestmodel.training.saving.checkpoints import Checkpoints
-from nestmodel.training.saving.resume import check_unchanged, run_settings, stored_form, stored_settings, stored_step
+from nestmodel.training.saving.resume import check_unchanged, run_settings, stored_settings, stored_step
 from nestmodel.training.schedule import check_schedule
 from nestmodel.training.starting.run_checks import (
     check_accumulation,
@@ -25,7 +25,6 @@ from nestmodel.training.starting.run_checks import (
     check_sampling_rate,
     check_share,
 )
-from nestmodel.training.starting.run_form import run_form
 from nestmodel.training.step_limits import check_training_limits, num_steps_of_run
 
 
@@ -66,9 +65,8 @@ def check_run(
     check_best(trainer, steps_per_epoch=plan.steps_per_epoch, validates=validates)
     stored = None if ckpt_path is None else stored_settings(ckpt_path)
     if ckpt_path is not None and stored is not None:
-        form = run_form(model.config, model.kernels, trainer, plan.config, stored=stored_form(stored))
-        settings = run_settings(model.config, trainer, form=form.forms, data=data)
-        check_unchanged(stored, settings, step=stored_step(ckpt_path), warns=False)
+        settings = run_settings(model.config, model.kernels, trainer, data)
+        check_unchanged(stored, settings, step=stored_step(ckpt_path))
 
 
 def _warn_of_late_stages(plan: BatchPlan, num_steps: int | None) -> None:

@@ -1,16 +1,19 @@
 """The form of a run's training steps: what computes them, and whether microbatches are CUDA graphs."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import pytorch_lightning as pl
 import torch
 
-from nestdata import PlanConfig
+from nestdata import PlanConfig, last_error_line
 from nestmodel.config import NestConfig
+from nestmodel.errors import TrainingError
 from nestmodel.nn.encoder import why_not_compiled
 from nestmodel.nn.gpu.forms import PLAIN, Forms, default_forms
 from nestmodel.options import Kernels
-from nestmodel.training.starting.determinism import determinism
+from nestmodel.out_of_memory import is_out_of_memory
 
 MAX_LAUNCH_BOUND_VALUES = 1e8
 """Largest number of values (frames, width, layers) of a microbatch for which graphs win.
@@ -29,7 +32,7 @@ _USABLE = 0.8
 
 @dataclass(frozen=True, kw_only=True)
 class RunForm:
-    """What computes the training steps of a run, before anything has failed."""
+    """What computes the training steps of a run."""
 
     forms: Forms
     why_no_graphs: str
@@ -46,9 +49,7 @@ class RunForm:
         return f"{self.forms}{blocks}; graphs: {graphs}"
 
 
-def run_form(
-    config: NestConfig, kernels: Kernels, trainer: pl.Trainer, plan: PlanConfig | None, *, stored: str | None = None
-) -> RunForm:
+def run_form(config: NestConfig, kernels: Kernels, trainer: pl.Trainer, plan: PlanConfig | None) -> RunForm:
     """Returns the form of a run.
 
     Args:
@@ -56,11 +57,9 @@ def run_form(
         kernels: `model.kernels`.
         trainer: Of the run.
         plan: Settings of the training batches; None if they are not known.
-        stored: Name of the form in the checkpoint that the run is resumed from. Deterministic mode keeps the plain one.
     """
     device, num_shapes = trainer.strategy.root_device, None if plan is None else plan.num_shapes
-    keeps_plain = determinism() is True and stored == str(PLAIN)
-    forms = PLAIN if kernels == "torch" or keeps_plain else default_forms(device.type, num_shapes)
+    forms = PLAIN if kernels == "torch" else default_forms(device.type, num_shapes)
     why_no_graphs = "data.plan.num_shapes is not set"
     if plan is not None and num_shapes is not None:
         why_no_graphs = _why_no_graphs(config, forms, device, str(trainer.precision), plan.max_batch_seconds)
@@ -69,6 +68,20 @@ def run_form(
         why_no_graphs=why_no_graphs,
         why_plain_blocks=why_not_compiled(config.encoder) if forms.compiled else "",
     )
+
+
+@contextmanager
+def naming_kernels(forms: Forms) -> Iterator[None]:
+    """Turns an error of compiled code and kernels, for which a compiler may be missing, into one with the remedy."""
+    try:
+        yield
+    except Exception as error:
+        if forms == PLAIN or is_out_of_memory(error):
+            raise
+        raise TrainingError(
+            f"the form of the training step ({forms}) fails: {type(error).__name__}, {last_error_line(error)[:300]} "
+            "Operations of PyTorch take its place with model.kernels: torch."
+        ) from error
 
 
 def _why_no_graphs(

@@ -19,7 +19,7 @@ from nestmodel.nn.encoder import ConformerEncoder
 from nestmodel.nn.loss import loss_stats
 from nestmodel.nn.masking import scored_token_mask
 from nestmodel.nn.network import MultiSoftmaxDecoder
-from nestmodel.training import form_guard, module
+from nestmodel.training import module
 from tests.conftest import MessyCorpora
 from tests.synthesis import chirp, folder_corpus, tone
 from tests.training import FirstGradients, Recorder, fit, messy_data, tiny_config, trainer
@@ -194,7 +194,7 @@ def test_a_microbatch_seeds_the_cpu_and_the_current_gpu_only(monkeypatch: pytest
     monkeypatch.setattr(torch.cuda, "manual_seed", seeded.append)
     monkeypatch.setattr(torch.cuda, "manual_seed_all", lambda seed: seeded.append(("all", seed)))
     network = cast(Any, SimpleNamespace(seed_for=lambda _purpose, batch: batch.seed))
-    seed_generators = inspect.unwrap(form_guard.seed_generators)  # without the check of annotations
+    seed_generators = inspect.unwrap(module.seed_generators)  # without the check of annotations
 
     def batch_on(device: str, seed: int) -> Any:
         return SimpleNamespace(audio=SimpleNamespace(device=torch.device(device)), seed=seed)

@@ -194,9 +194,7 @@ class SameBytesAsTwoTypes(pl.Callback):
         return {"float": value, "int": value.view(torch.int32)}
 
 
-def test_an_error_that_is_not_of_the_disk_ends_training(
-    messy_corpora: MessyCorpora, tmp_path: Path
-) -> None:
+def test_an_error_that_is_not_of_the_disk_ends_training(messy_corpora: MessyCorpora, tmp_path: Path) -> None:
     callbacks = [SameBytesAsTwoTypes(), Checkpoints(CheckpointConfig(every_n_steps=1, directory=tmp_path / "saved"))]
     with pytest.raises(RuntimeError, match="view the same data as different types"):
         fit(messy_corpora, tmp_path, max_steps=2, callbacks=callbacks, enable_checkpointing=True)

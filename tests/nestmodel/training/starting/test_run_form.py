@@ -5,10 +5,10 @@ from typing import Any
 import pytest
 
 from nestdata import PlanConfig
-from nestmodel import NestConfig, NestNetwork
+from nestmodel import NestConfig, NestNetwork, TrainingError
 from nestmodel.nn.gpu.forms import PLAIN, Forms, default_forms
 from nestmodel.training.starting import run_form as module
-from nestmodel.training.starting.run_form import RunForm, run_form
+from nestmodel.training.starting.run_form import RunForm, naming_kernels, run_form
 from tests.training import tiny_config, trainer
 
 GPU = 80e9
@@ -88,3 +88,14 @@ def test_a_network_takes_each_form_and_returns_to_the_plain_one(encoder: dict[st
     network.use_forms(PLAIN)
     assert {layer.compiles_for for layer in network.encoder.layers} == {None}
     assert not network.encoder.pre_encode.has_joined_stages
+
+
+def test_an_error_of_compiled_code_names_the_setting_without_it() -> None:
+    compiled = Forms(subsampling_kernel=True, compiled=True)
+    with pytest.raises(TrainingError, match=r"\(compiled\) fails: RuntimeError, no compiler.*model\.kernels: torch"):
+        with naming_kernels(compiled):
+            raise RuntimeError("no compiler")
+    with pytest.raises(RuntimeError, match="out of memory"), naming_kernels(compiled):
+        raise RuntimeError("out of memory")
+    with pytest.raises(RuntimeError, match="no compiler"), naming_kernels(PLAIN):
+        raise RuntimeError("no compiler")
