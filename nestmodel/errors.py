@@ -22,3 +22,15 @@ class TrainingError(NestError):
 
 class WeightsError(NestError):
     """A model file cannot be read or written, or does not hold the weights that the model needs."""
+
+
+# cuBLAS and cuDNN report their own failed allocations, for instance CUBLAS_STATUS_ALLOC_FAILED.
+# The CPU allocator raises a RuntimeError, whose text depends on the platform: "can't allocate memory" on Linux, "not
+# enough memory" on Windows.
+_MESSAGES = ("out of memory", "allocate memory", "not enough memory", "STATUS_ALLOC_FAILED")
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Returns whether an error reports that the memory of the machine or of a GPU was exhausted."""
+    is_message = isinstance(error, RuntimeError) and any(message in str(error) for message in _MESSAGES)
+    return is_message or isinstance(error, MemoryError)

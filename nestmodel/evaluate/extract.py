@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from nestdata import AudioInputs, Corpus, output_directory
 from nestdata.output import has_json_kind
+from nestmodel.config import FileFormat
 from nestmodel.errors import ConfigError, ExtractError
 from nestmodel.evaluate.config import ExtractConfig
 from nestmodel.evaluate.encode import (
@@ -35,7 +36,6 @@ from nestmodel.evaluate.encode import (
 )
 from nestmodel.evaluate.inputs import OnProgress, RejectedUtterance, RejectLog, audio_path, cut_labels, open_inputs
 from nestmodel.nn.network import NestNetwork
-from nestmodel.options import FileFormat
 
 FORMAT_VERSION = 1
 _MAX_READABLE_CHARACTERS = 80

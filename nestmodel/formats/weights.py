@@ -14,11 +14,10 @@ import torch
 from torch import Tensor
 
 from nestmodel.attention_context import Context
-from nestmodel.config import NestConfig
+from nestmodel.config import NestConfig, WeightParts
 from nestmodel.errors import WeightsError
 from nestmodel.formats.model_file import open_model_file
 from nestmodel.nn.network import NestNetwork
-from nestmodel.options import WeightParts
 
 NetworkT = TypeVar("NetworkT", bound=NestNetwork)
 

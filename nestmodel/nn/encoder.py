@@ -30,7 +30,6 @@ from nestmodel.nn.gpu.dropout import AcceleratedDropout
 from nestmodel.nn.gpu.fused_attention import GpuFrames, describe_gpu_frames
 from nestmodel.nn.gpu.subsampling import AcceleratedConvSubsampling
 from nestmodel.nn.precision import is_autocast
-from nestmodel.representation import shapes
 
 DropoutKeys = Int32[Tensor, "blocks_and_input 7 2"]
 """Keys of all dropout of an encoder. The first row, of which two are used, is for the blocks' input and positions."""
@@ -44,9 +43,6 @@ class EncoderOutput(NamedTuple):
 
     lens: Int[Tensor, " batch"]
     """Number of valid encoder frames of each utterance."""
-
-    def __repr__(self) -> str:
-        return shapes(self)
 
 
 class HiddenStates(NamedTuple):

@@ -12,7 +12,6 @@ from jaxtyping import Bool, Float, Int, Real
 from torch import Tensor
 
 from nestmodel.nn.network import NestOutput
-from nestmodel.representation import shapes
 
 METRIC_NAMES = (
     *("loss", "accuracy", "codebook_use", "token_entropy", "token_perplexity"),
@@ -98,8 +97,6 @@ class LossStats:
 
     predicted_counts: Float[Tensor, "codebooks classes"]
     """Occurrences of each class among the most likely classes."""
-
-    __repr__ = shapes
 
     @property
     def loss(self) -> Float[Tensor, ""]:

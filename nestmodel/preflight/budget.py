@@ -16,7 +16,7 @@ from nestmodel.preflight.memory import available_bytes, gigabytes
 from nestmodel.preflight.trial import Shape, TrialResult, describe_shapes, largest_shapes
 from nestmodel.preflight.trial_child import TrialChild, TrialSettings
 from nestmodel.training.data import NestDataModule
-from nestmodel.training.module import NestModel
+from nestmodel.training.module import NestModel, check_sampling_rate
 
 _RESOLUTION_S = 5
 """Budgets are counted in units of this length."""
@@ -159,22 +159,13 @@ def largest_fitting(fits: Callable[[int], bool], *, start: int, lowest: int, hig
     return low
 
 
-def wrong_sampling_rate(model: NestModel, data: NestDataModule) -> str:
-    """Returns what to do if the corpus and the model are for different sampling rates; empty if they are not."""
-    rate, expected = data.sampling_rate, model.config.features.sampling_rate
-    if rate == expected:
-        return ""
-    return f"the corpus is at {rate} Hz, the model for {expected} Hz. Prepare it with --sampling-rate {expected}."
-
-
 def _check(model: NestModel, data: NestDataModule, trainer: pl.Trainer, config: BudgetConfig) -> None:
     if trainer.world_size > 1:
         raise ConfigError(
             f"a budget is searched by one process, and the trainer has {trainer.world_size} ranks. Add "
             "--trainer.devices 1 --trainer.num_nodes 1, and start it without torchrun or srun."
         )
-    if problem := wrong_sampling_rate(model, data):
-        raise ConfigError(problem)
+    check_sampling_rate(model.config, data.sampling_rate)
     device = trainer.strategy.root_device.type
     if device not in ("cpu", "cuda"):
         raise ConfigError(f"a budget cannot be searched on {device}: use --trainer.accelerator gpu or cpu.")

@@ -20,7 +20,6 @@ import torch
 
 from nestdata import BadCut, last_error_line, microbatches
 from nestmodel.errors import TrainingError
-from nestmodel.preflight.budget import wrong_sampling_rate
 from nestmodel.preflight.config import MEMORY_MARGIN, PreflightConfig
 from nestmodel.preflight.exchange import StoreExchange
 from nestmodel.preflight.memory import gigabytes, usable_bytes
@@ -31,7 +30,7 @@ from nestmodel.preflight.trial import clean_up, describe_shapes, largest_shapes,
 from nestmodel.run_config import CheckpointConfig
 from nestmodel.training.data import NestDataModule
 from nestmodel.training.lightning_private import launched_processes, set_process_group_timeout
-from nestmodel.training.module import NestModel
+from nestmodel.training.module import NestModel, check_sampling_rate
 from nestmodel.training.saving.checkpoints import Checkpoints
 
 _BYTES_PER_PARAMETER = 12  # a weight and the two moments of AdamW in float32
@@ -150,8 +149,7 @@ def check_step(model: NestModel, data: NestDataModule, trainer: pl.Trainer) -> C
 
     Gradients are kept from step to step, as a run keeps them from microbatch to microbatch.
     """
-    if problem := wrong_sampling_rate(model, data):
-        return CheckResult(status="failed", value=f"{data.sampling_rate} Hz", advice=problem)
+    check_sampling_rate(model.config, data.sampling_rate)
     plan, device = data.train_dataset.plan, trainer.strategy.root_device
     shapes, rate = largest_shapes(plan), data.sampling_rate
     total = usable_bytes(device, max(1, trainer.world_size // trainer.num_nodes))

@@ -14,12 +14,10 @@ import pytorch_lightning as pl
 import torch
 
 from nestdata import AudioNoiseBatch, BatchPlan, MicrobatchKey, Mix, PlanConfig
-from nestmodel.config import NestConfig
-from nestmodel.errors import TrainingError
+from nestmodel.config import Kernels, NestConfig
+from nestmodel.errors import TrainingError, is_out_of_memory
 from nestmodel.nn.gpu.forms import PLAIN, Forms
 from nestmodel.nn.gpu.step_graph import Capture, CudaCapture
-from nestmodel.options import Kernels
-from nestmodel.out_of_memory import is_out_of_memory
 from nestmodel.preflight.memory import PeakMemory
 from nestmodel.training.module import NestModel
 from nestmodel.training.starting.run_form import run_form

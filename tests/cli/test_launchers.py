@@ -14,7 +14,7 @@ from nestcli import program
 from nestcli.nestmodel import main
 from nestmodel import NestModel
 from nestmodel.errors import ConfigError
-from nestmodel.training.starting.run_checks import check_precision
+from nestmodel.training.module import check_precision
 from tests.cli.commands import error_of
 from tests.cli.test_nestmodel import TINY
 from tests.conftest import MessyCorpora

@@ -10,8 +10,7 @@ import yaml
 
 from nestmodel import ConfigError, NestConfig, RunConfig, preset_names
 from nestmodel.config import LIVE_PRESETS
-from nestmodel.durations import parse_duration
-from nestmodel.run_config import ModelConfig, read_data
+from nestmodel.run_config import ModelConfig, parse_duration, read_data
 
 CHANGED = """
 data:

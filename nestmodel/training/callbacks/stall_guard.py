@@ -10,6 +10,7 @@ import socket
 import time
 import traceback
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
@@ -19,6 +20,7 @@ from lightning_fabric.plugins.environments.cluster_environment import ClusterEnv
 from pytorch_lightning.strategies import DDPStrategy
 from pytorch_lightning.utilities import rank_zero_warn
 from torch import Tensor
+from torch.autograd import Variable
 from torch.distributed.constants import default_pg_timeout
 
 import nestguard
@@ -26,13 +28,73 @@ from nestdata import Microbatch, last_error_line
 from nestguard import Phase
 from nestmodel.errors import ConfigError
 from nestmodel.run_config import GuardConfig
-from nestmodel.training.device_events import mark_end_of_backward, new_event_of, read_collectives
 from nestmodel.training.lightning_private import process_group_timeout_s, set_process_group_timeout
 from nestmodel.training.saving.checkpoints import NotSaved
 from nestmodel.training.starting.launcher import node_run_id
-from nestmodel.training.starting.origin import record_launcher
+from nestmodel.training.starting.ranks import record_launcher
 from nestmodel.training.stopping.exit_codes import end_with_parent
 from nestmodel.training.stopping.preemption import Preempted
+
+
+class CudaEvent:
+    """A point in the work of the current CUDA stream, as `nestguard` expects it.
+
+    The GPU that is current at its creation becomes the current one of every thread that asks for it: otherwise that of
+    a new thread is the first GPU, on which the driver could reserve memory for this process.
+    """
+
+    def __init__(self) -> None:
+        self._event = torch.cuda.Event(enable_timing=False)
+        self._device = torch.cuda.current_device()
+
+    def record(self) -> None:
+        """Marks the end of the work that was launched on the current stream."""
+        self._event.record()
+
+    def is_done(self) -> bool:
+        """Returns whether the work before the mark is done; does not wait for it."""
+        torch.cuda.set_device(self._device)
+        return bool(self._event.query())
+
+
+def new_event_of(trainer: pl.Trainer) -> Callable[[], CudaEvent] | None:
+    """Returns what creates events on the device of this rank; None if that is not a GPU."""
+    return CudaEvent if trainer.strategy.root_device.type == "cuda" else None
+
+
+def mark_end_of_backward(loss: Tensor, mark: Callable[[], None]) -> None:
+    """Calls `mark` when the gradients of this rank are launched, before the device waits for those of other ranks.
+
+    DDP lets the device wait at the end of the backward pass, in a callback of the autograd engine. Callbacks run in
+    the order in which they are queued, and this one is queued when the backward pass begins.
+
+    Args:
+        loss: The tensor on which `backward` will be called.
+        mark: Called in a thread of the autograd engine, with the stream of the calling thread.
+    """
+
+    def queue(_: Tensor) -> None:
+        # DDP and FSDP use this to run code at the end of a backward pass. torch has no public way.
+        Variable._execution_engine.queue_callback(mark)
+
+    if loss.requires_grad:
+        loss.register_hook(queue)
+
+
+def read_collectives() -> str:
+    """Returns the trace of torch's flight recorder as JSON, with all collectives that are not completed.
+
+    The text is empty without a process group, and for gloo before PyTorch 2.8. The recorder is on by default; the
+    environment variable TORCH_NCCL_TRACE_BUFFER_SIZE=0 turns it off, and the trace then contains no collectives.
+    """
+    backend = torch.distributed.get_backend() if torch.distributed.is_initialized() else ""
+    name = "_dump_nccl_trace_json" if "nccl" in backend else "_dump_fr_trace_json"
+    dump = getattr(torch._C._distributed_c10d, name, None)
+    if not backend or dump is None:
+        return ""
+    trace: bytes | str = dump(includeCollectives=True, onlyActive=True)
+    return trace.decode() if isinstance(trace, bytes) else trace
+
 
 _MONITOR_CHECK_S = 5.0
 """Interval, in seconds, at which the rank that started the monitor checks that the monitor is alive."""

@@ -25,7 +25,7 @@ from nestmodel.training.saving.checkpoint_files import (
     write_checkpoint,
 )
 from nestmodel.training.starting.launcher import destroy_process_group_at_exit
-from nestmodel.training.starting.origin import is_started_by_lightning
+from nestmodel.training.starting.ranks import is_started_by_lightning
 from nestmodel.training.step_limits import ends_step
 from nestmodel.training.stopping.exit_codes import EXIT_NOT_SAVED
 

@@ -9,21 +9,19 @@ import sys
 from collections.abc import Mapping
 from dataclasses import asdict, is_dataclass
 from pathlib import Path
-from typing import Protocol, runtime_checkable
 
 import pytorch_lightning as pl
 import torch
 
-from nestmodel.config import NestConfig
+from nestmodel.config import Kernels, NestConfig
 from nestmodel.errors import ConfigError, WeightsError
 from nestmodel.formats.hub import is_on_hub
 from nestmodel.formats.model_file import open_model_file
-from nestmodel.formats.training_record import SETTINGS_KEY
-from nestmodel.options import Kernels
+from nestmodel.formats.safetensors import SETTINGS_KEY
 from nestmodel.run_config import LAST
 from nestmodel.training.saving.checkpoint_files import newest_checkpoint
-from nestmodel.training.starting.determinism import determinism
-from nestmodel.training.starting.origin import is_first_rank
+from nestmodel.training.starting.ranks import is_first_rank
+from nestmodel.training.starting.run_form import determinism
 
 Settings = dict[str, str]
 """Values by dotted name, both as text, so that a checkpoint can be read without this package."""
@@ -35,16 +33,6 @@ STAGE_PREFIX = "data.plan.stages."
 _MIXTURE = ("data.plan.weights", "data.plan.temperature", "data.plan.language_temperature")
 _MAX_CHANGES_SHOWN = 8
 _MAX_DIGITS = 18
-
-
-@runtime_checkable
-class HasRunSettings(Protocol):
-    """A data module whose settings are part of the run's settings."""
-
-    @property
-    def settings(self) -> Settings:
-        """Everything that decides which batches the data module yields."""
-        ...
 
 
 def find_resumed(given: str, root: Path, *, must_exist: bool, directory: Path | None = None) -> Path | None:
@@ -150,7 +138,7 @@ def run_settings(
     Args:
         config: Configuration of the model.
         kernels: `model.kernels`.
-        trainer: The run's trainer. Data settings are included if its data module has them (`HasRunSettings`).
+        trainer: The run's trainer. Data settings are included if its data module has them.
         data: The data module; by default that of the trainer, which has it only once it runs.
     """
     data = data or getattr(trainer, "datamodule", None)
@@ -158,7 +146,7 @@ def run_settings(
     return {
         **flatten_settings(config, "model.config"),
         **({"trainer.max_steps": repr(trainer.max_steps)} if ends_with_run else {}),
-        **(data.settings if isinstance(data, HasRunSettings) else {}),
+        **getattr(data, "settings", {}),
         **({"model.kernels": repr(kernels)} if determinism() is True else {}),
         "trainer.deterministic": repr(determinism()),
         "trainer.gradient_clip_val": repr(trainer.gradient_clip_val),

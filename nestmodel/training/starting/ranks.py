@@ -5,14 +5,58 @@ the number of ranks from the launcher. If the two differ, it trains with batches
 model several times. The functions here read environment variables only, so that every rank finds the same mistake.
 """
 
-import importlib.util
 import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 from nestmodel.errors import LaunchError
+
+STARTER = "NESTMODEL_STARTER"
+"""Environment variable with the process id of the process that starts the other ranks through Lightning. Remove it from
+the environment of ranks that this process starts in any other way."""
+
+
+@cache
+def record_launcher() -> str | None:
+    """Returns the id of the process that has started this one through Lightning; None if it was started otherwise.
+
+    It must be called before any `fit`, which sets LOCAL_RANK here.
+    """
+    if "LOCAL_RANK" not in os.environ:
+        os.environ[STARTER] = str(os.getpid())  # inherited by the ranks that Lightning starts from here
+        return None
+    # torchrun may itself run under a process that once started ranks through Lightning.
+    is_own = "TORCHELASTIC_RUN_ID" not in os.environ and os.environ.get(STARTER) == str(os.getppid())
+    return os.environ[STARTER] if is_own else None
+
+
+def is_started_by_lightning() -> bool:
+    """Returns whether another rank on this machine started this process through Lightning."""
+    return record_launcher() is not None
+
+
+@cache
+def local_run_id() -> str:
+    """Returns a name shared by all ranks that the same process or launcher started on this machine."""
+    starter = record_launcher()
+    if starter is not None or os.environ.get(STARTER) == str(os.getpid()):
+        return starter or str(os.getpid())
+    return f"{os.getppid()}-{os.environ.get('MASTER_PORT', '')}"
+
+
+def is_first_rank() -> bool:
+    """Returns whether this process is rank 0, as far as the environment tells before the ranks connect.
+
+    Ranks are numbered by torchrun (RANK), by SLURM, by MPI, or by Lightning within a node.
+    """
+    if (rank := os.environ.get("RANK")) is not None:
+        return rank == "0"
+    names = ("SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "LOCAL_RANK", "NODE_RANK", "GROUP_RANK")
+    return all(os.environ.get(name, "0") == "0" for name in names)
+
 
 Environment = Mapping[str, str]
 
@@ -56,13 +100,7 @@ def find_launch(environment: Environment) -> Launch | None:
     Raises:
         LaunchError: A variable that has to be a number is none.
     """
-    return (
-        _by_torchrun(environment)
-        or _by_slurm(environment)
-        or _by_jsrun(environment)
-        or _by_mpi(environment)
-        or _by_hand(environment)
-    )
+    return _by_torchrun(environment) or _by_slurm(environment) or _by_hand(environment)
 
 
 def take_ranks(devices: Any, num_nodes: int) -> tuple[Any, int]:
@@ -213,37 +251,6 @@ def _by_slurm(environment: Environment) -> Launch | None:
         command=f"start srun with --nodes {{nodes}} --ntasks-per-node {{devices}}{one}",
         problem=problem if is_uneven else "",
         for_lightning=variables,
-    )
-
-
-def _by_jsrun(environment: Environment) -> Launch | None:
-    if not {"LSB_JOBID", "LSB_DJOB_RANKFILE", "JSM_NAMESPACE_LOCAL_RANK", "JSM_NAMESPACE_SIZE"} <= set(environment):
-        return None
-    num_ranks = _number(environment, "JSM_NAMESPACE_SIZE")
-    return Launch(
-        source="JSM_NAMESPACE_SIZE of jsrun", num_ranks=num_ranks, command="start {ranks} processes with jsrun"
-    )
-
-
-def _by_mpi(environment: Environment) -> Launch | None:
-    names = {"OMPI_COMM_WORLD_SIZE": "OMPI_COMM_WORLD_LOCAL_SIZE", "PMI_SIZE": "MPI_LOCALNRANKS"}
-    name = next((name for name in names if name in environment), None)
-    if name is None or (num_ranks := _number(environment, name)) == 1:
-        return None
-    has_package = importlib.util.find_spec("mpi4py") is not None
-    if not has_package and "LOCAL_RANK" in environment:
-        return None
-    here = _number(environment, names[name], 0)
-    problem = (
-        f"{name} of mpirun is {num_ranks}, but Lightning needs the package mpi4py to connect these ranks: install it, "
-        f"or start them by torchrun --nproc-per-node {here or num_ranks}."
-    )
-    return Launch(
-        source=f"{name} of mpirun",
-        num_ranks=num_ranks,
-        num_nodes=num_ranks // here if here and num_ranks % here == 0 else None,
-        command="start mpirun with -n {ranks}",
-        problem="" if has_package else problem,
     )
 
 

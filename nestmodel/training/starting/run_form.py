@@ -1,19 +1,61 @@
 """The form of a run's training steps: what computes them, and whether microbatches are CUDA graphs."""
 
-from collections.abc import Iterator
+import os
+from collections.abc import Iterator, MutableMapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Literal
 
 import pytorch_lightning as pl
 import torch
 
 from nestdata import PlanConfig, last_error_line
-from nestmodel.config import NestConfig
-from nestmodel.errors import TrainingError
+from nestmodel.config import Kernels, NestConfig
+from nestmodel.errors import ConfigError, TrainingError, is_out_of_memory
 from nestmodel.nn.encoder import why_not_compiled
 from nestmodel.nn.gpu.forms import PLAIN, Forms, default_forms
-from nestmodel.options import Kernels
-from nestmodel.out_of_memory import is_out_of_memory
+
+_CUBLAS, _NCCL = "CUBLAS_WORKSPACE_CONFIG", "NCCL_ALGO"
+
+REQUIRED = {_CUBLAS: ":4096:8", _NCCL: "Ring"}
+"""Environment variables of the deterministic mode and the values that Lightning and this module set.
+
+Sources: cuBLAS's documentation of reproducible results, and NCCL's of NCCL_ALGO. With several algorithms allowed, NCCL
+may reduce within switches (NVLS), in an order of its own."""
+
+Determinism = bool | Literal["warn"]
+
+
+def prepare_deterministic(environment: MutableMapping[str, str] | None = None) -> None:
+    """Sets the environment of the deterministic mode, and keeps torch from filling new tensors.
+
+    Call it before a trainer with `deterministic=True` is built; `nestmodel fit` does. It changes nothing on a CPU.
+
+    Args:
+        environment: The environment variables; by default, those of this process.
+
+    Raises:
+        ConfigError: A variable has another value, which would be overwritten or might not give equal bits.
+    """
+    environment = os.environ if environment is None else environment
+    for name, required in REQUIRED.items():
+        if environment.get(name, required).casefold() != required.casefold():
+            raise ConfigError(
+                f"trainer.deterministic needs {name}={required}, but the environment sets it to "
+                f"{environment[name]!r}. Unset {name}, or turn trainer.deterministic off."
+            )
+    for name, required in REQUIRED.items():
+        environment.setdefault(name, required)
+    # All our results are written before they are read, so there is no uninitialised memory whose value could matter.
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # set by a property
+
+
+def determinism() -> Determinism:
+    """Returns whether torch uses deterministic algorithms; "warn" if it only warns where there is none."""
+    if not torch.are_deterministic_algorithms_enabled():
+        return False
+    return "warn" if torch.is_deterministic_algorithms_warn_only_enabled() else True
+
 
 MAX_LAUNCH_BOUND_VALUES = 1e8
 """Largest number of values (frames, width, layers) of a microbatch for which graphs win.

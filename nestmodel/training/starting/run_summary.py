@@ -15,8 +15,7 @@ from nestmodel.training.module import NestModel
 from nestmodel.training.run_state import format_duration
 from nestmodel.training.saving.checkpoint_files import step_in_name
 from nestmodel.training.saving.checkpoints import Checkpoints
-from nestmodel.training.starting.determinism import determinism
-from nestmodel.training.starting.run_form import run_form
+from nestmodel.training.starting.run_form import determinism, run_form
 from nestmodel.training.step_limits import num_steps_of_run
 from nestmodel.training.stopping.preemption import PreemptionHandler
 

@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from nestguard.observe.collectives import GroupProgress, parse_trace
-from nestmodel.training.device_events import CudaEvent, mark_end_of_backward, new_event_of, read_collectives
+from nestmodel.training.callbacks.stall_guard import CudaEvent, mark_end_of_backward, new_event_of, read_collectives
 from tests.nestguard.runs import wait_until
 from tests.training import trainer
 

@@ -17,7 +17,7 @@ from nestmodel.training.run_state import (
     read_state,
 )
 from nestmodel.training.step_limits import num_steps_of_run
-from nestmodel.training.stopping.stop_requests import StopRequests
+from nestmodel.training.step_stats import StopRequests
 
 
 class StubTrainer(pl.Trainer):

@@ -16,7 +16,7 @@ from nestmodel.training.saving.resume import (
     check_unchanged,
     flatten_settings,
 )
-from nestmodel.training.starting.before_start import check_run
+from nestmodel.training.starting.run_checks import check_run
 from tests.conftest import MessyCorpora
 from tests.training import fit, messy_data, tiny_config, trainer
 

@@ -9,7 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from nestmodel import CheckpointConfig, Checkpoints, ConfigError, NestNetwork, loss_stats, prepare_deterministic
 from nestmodel.preflight.trial import noise_batch
 from nestmodel.training.saving.checkpoint_files import find_checkpoints
-from nestmodel.training.starting.determinism import determinism
+from nestmodel.training.starting.run_form import determinism
 from tests.conftest import MessyCorpora
 from tests.training import fit, tiny_config
 

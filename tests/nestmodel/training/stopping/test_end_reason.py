@@ -3,8 +3,8 @@ from typing import Any
 import pytest
 from pytorch_lightning.callbacks import EarlyStopping
 
-from nestmodel.training.stopping.end_reason import end_reason
-from nestmodel.training.stopping.stop_requests import StopRequests
+from nestmodel.training.display import end_reason
+from nestmodel.training.step_stats import StopRequests
 from tests.nestmodel.training.test_run_state import StubTrainer
 
 STEPS_PER_EPOCH = 40
