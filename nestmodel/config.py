@@ -220,10 +220,6 @@ class EncoderConfig:
     dropout_emb: float = 0.0
     """Dropout probability of the relative position encodings, in [0, 1)."""
 
-    dropout_source: Literal["position", "generator"] = "position"
-    """What decides about dropout: a hash of seed, step, microbatch, layer and position, the same on every device; or
-    torch's generator of the device."""
-
     xscaling: bool = True
     """Whether to multiply the first block's input by the square root of `d_model`."""
 

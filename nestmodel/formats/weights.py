@@ -29,7 +29,7 @@ _IGNORED_PREFIXES = ("decoder_ssl.",)
 # Settings that do not change what the weights compute, or whose difference is visible in names and shapes of weights.
 _IGNORED_SETTINGS = (
     *("dither", "pad_to", "dropout", "dropout_pre_encoder", "dropout_att", "dropout_emb"),
-    *("dropout_source", "checkpoint_activations", "att_context_probs"),
+    *("checkpoint_activations", "att_context_probs"),
     *("num_layers", "d_model", "subsampling_channels", "ff_expansion", "conv_kernel_size"),
 )
 

@@ -240,12 +240,10 @@ class ConformerEncoder(nn.Module):
 def why_not_compiled(config: EncoderConfig) -> str:
     """Returns why the blocks of an encoder are not compiled; empty if they can be.
 
-    Compiled code draws other numbers than torch's generator. A recomputation of activations would compile in the
-    backward pass, where an error cannot end in the plain form, because ranks may have begun to exchange gradients.
+    A recomputation of activations would compile in the backward pass, where an error would leave ranks waiting that
+    have begun to exchange gradients.
     """
-    if config.checkpoint_activations:
-        return "checkpoint_activations is on"
-    return "dropout_source is generator" if config.dropout_source == "generator" else ""
+    return "checkpoint_activations is on" if config.checkpoint_activations else ""
 
 
 def _recompute_contexts(

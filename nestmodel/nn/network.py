@@ -156,7 +156,7 @@ class NestNetwork(nn.Module):
         """Predicts the masked tokens of a microbatch.
 
         Masks and dropout are determined by `seed_for`. Torch's global generator draws dither; on a GPU, dropout of
-        attention weights; and all dropout if `encoder.dropout_source` is `generator`. If the batch is on a GPU, the CPU
+        attention weights. If the batch is on a GPU, the CPU
         waits for its lengths; `draw_masks` before `NetworkInput.of` copies it, and `forward_masked` after it, do not.
 
         Args:
@@ -181,8 +181,7 @@ class NestNetwork(nn.Module):
             num_frames = num_subsampled(num_frames, encoder.subsampling_factor, is_causal=encoder.causal_downsampling)
         generator = torch.Generator().manual_seed(self.seed_for(mask_purpose, batch))
         masks = self._with_scored_rows(self.mask_processor.draw(lens, num_frames, generator))
-        has_keys = self.training and self.config.encoder.dropout_source == "position"
-        keys = self.encoder.draw_keys(self.seed_for("dropout", batch)) if has_keys else None
+        keys = self.encoder.draw_keys(self.seed_for("dropout", batch)) if self.training else None
         context = self.encoder.draw_context(self.seed_for("attention context", batch)) if self.training else None
         return replace(masks, dropout_keys=keys, att_context=context)
 

@@ -75,13 +75,6 @@ class NestDataModule(pl.LightningDataModule):
         return self.train_dataset.corpus.sampling_rate
 
     @property
-    def remote_patience_s(self) -> float | None:
-        """Seconds for which loading may wait for an object store; None if no audio is in one."""
-        datasets = (self.train_dataset, self.val_dataset)
-        is_remote = any(dataset is not None and dataset.remote is not None for dataset in datasets)
-        return self.config.remote.patience_s if is_remote else None
-
-    @property
     def settings(self) -> Settings:
         """Everything that decides which batches are trained on, by dotted name; stored in every checkpoint."""
         plan, noise = self.train_dataset.plan, self.noise.corpus

@@ -59,7 +59,6 @@ model:
       dropout_pre_encoder: 0.2
       dropout_att: 0.2
       dropout_emb: 0.2
-      dropout_source: generator
       xscaling: false
       use_bias: false
       conv_norm: layer_norm

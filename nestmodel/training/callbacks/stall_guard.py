@@ -12,7 +12,7 @@ import traceback
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytorch_lightning as pl
 import torch
@@ -105,9 +105,6 @@ _MONITOR_EXIT_S = 3.0
 _REPORT_S = 60.0
 """Time between a limit and the end of the last rank, in seconds: more than a report takes on a slow machine."""
 
-_LAST_TRY_S = 30.0
-"""Seconds that the last request to an object store may take after the patience has ended."""
-
 _starts = itertools.count()
 
 
@@ -168,11 +165,8 @@ class StallGuard(pl.Callback):
             )
         elif timeout_s is not None and timeout_s < needed_s:
             rank_zero_warn(
-                f"the process group times out after {timeout_s:g} s, but a rank may wait in a collective for up to "
-                f"{needed_s:g} s before the stall guard reports the cause: for the largest limit "
-                f"({needed_s - _REPORT_S - limits.exempt_s:g} s), for a validation or checkpoint before it "
-                f"({limits.exempt_s:g} s), and for the report ({_REPORT_S:g} s). Give the strategy a timeout of at "
-                f"least {needed_s:g} s, or lower the limits."
+                f"the process group times out after {timeout_s:g} s, before the stall guard reports a rank that waits "
+                f"for {needed_s:g} s. Give the strategy a timeout of at least as much, or lower guard.limits."
             )
 
     def _start_watching(self, trainer: pl.Trainer, identity: nestguard.Identity) -> None:
@@ -204,23 +198,10 @@ class StallGuard(pl.Callback):
             token = trainer.strategy.broadcast(nestguard.new_token())
             if self._monitor is not None:
                 self._monitor.set_token(token)
-        self._check_patience(trainer)
         new_event = new_event_of(trainer)
         self._marks_backward = new_event is not None and not self._is_only_rank
         if new_event is not None:
             self._heartbeat.watch_device(new_event, read_collectives)
-
-    def _check_patience(self, trainer: pl.Trainer) -> None:
-        """Warns if the guard would end the run before a loader has given up waiting for its object store."""
-        patience_s = getattr(cast(Any, trainer).datamodule, "remote_patience_s", None)
-        shortest_s = min(self.limits.step_s, self.limits.validation_s)
-        if patience_s is not None and patience_s + _LAST_TRY_S > shortest_s and trainer.is_global_zero:
-            warnings.warn(
-                f"data.remote.patience_s is {patience_s:g} s, but the stall guard ends the run after {shortest_s:g} s "
-                f"in loading. Lower it to {shortest_s - _LAST_TRY_S:g} s, or raise guard.limits.step_s and "
-                f"validation_s to {patience_s + _LAST_TRY_S:g} s.",
-                stacklevel=1,
-            )
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:  # noqa: ARG002
         """Writes a heartbeat: the rank loads the first batch."""

@@ -67,8 +67,6 @@ def test_graphs_are_not_used_where_a_capture_cannot_follow_or_does_not_fit(
 ) -> None:
     recomputed = form(tmp_path, tiny_config(checkpoint_activations=True))
     assert recomputed.why_plain_blocks == recomputed.why_no_graphs == "checkpoint_activations is on"
-    generator = form(tmp_path, tiny_config(dropout_source="generator"))
-    assert (generator.why_plain_blocks, generator.why_no_graphs) == ("dropout_source is generator", "")
     contexts = form(tmp_path, tiny_config(att_context_size=((8, 1), (8, 0)), att_context_style="chunked_limited"))
     assert contexts.why_no_graphs == "there are several attention contexts"
     small = NestConfig.preset("small")
@@ -78,7 +76,7 @@ def test_graphs_are_not_used_where_a_capture_cannot_follow_or_does_not_fit(
     assert form(tmp_path, small, 240.0).why_no_graphs == ""
 
 
-@pytest.mark.parametrize("encoder", [{}, {"checkpoint_activations": True}, {"dropout_source": "generator"}])
+@pytest.mark.parametrize("encoder", [{}, {"checkpoint_activations": True}])
 def test_a_network_takes_each_form_and_returns_to_the_plain_one(encoder: dict[str, Any]) -> None:
     network = NestNetwork(replace(tiny_config(**encoder)))
     for num_shapes, expected in ((None, "varying shapes"), (2, "fixed shapes")):
