@@ -92,7 +92,7 @@ def fit(config: RunConfig) -> pl.Trainer:
     with _ends_its_ranks(run.trainer):
         _guard(run.trainer).start(run.trainer)  # before the ranks connect to each other
         run.trainer.fit(run.model, run.data, ckpt_path=run.ckpt_path, weights_only=True)
-    print_results(run.trainer, time.monotonic() - started_s, first_step)
+    print_results(run.trainer, time.monotonic() - started_s)
     return run.trainer
 
 

@@ -13,14 +13,8 @@ from torch import Tensor
 
 from nestmodel.nn.network import NestOutput
 
-METRIC_NAMES = (
-    *("loss", "accuracy", "codebook_use", "token_entropy", "token_perplexity"),
-    *("prediction_entropy", "prediction_perplexity"),
-)
-"""Names of the metrics of training and validation, without the prefix `train_` or `val_`."""
-
 CONTEXT_METRICS = ("loss", "accuracy")
-"""Those that validation reports for each attention context."""
+"""Metrics that validation reports for each attention context."""
 
 NO_TOKEN = -100
 """Stands for the target of a row that is not scored; the default `ignore_index` of torch's cross entropy."""
@@ -109,7 +103,7 @@ class LossStats:
         return torch.cat([heads, self.token_counts.flatten(), self.predicted_counts.flatten()])
 
     def metrics(self, counts: Float[Tensor, "2 codebooks classes"]) -> dict[str, Tensor]:
-        """Returns the logged metrics by name, in the order of `METRIC_NAMES`.
+        """Returns the logged metrics by name, without the prefix `train_` or `val_`.
 
         Args:
             counts: Class counts of the target tokens and of the predictions, for the entropies and codebook use. They

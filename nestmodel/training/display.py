@@ -21,39 +21,6 @@ from nestmodel.training.starting.run_summary import format_summary, left_out_row
 from nestmodel.training.step_limits import num_steps_of_run
 from nestmodel.training.step_stats import StopRequests
 
-
-def end_reason(trainer: pl.Trainer, requests: StopRequests, steps_per_epoch: int, first_step: int) -> str | None:
-    """Returns which limit has ended a run; None if it has made the last of its steps.
-
-    Args:
-        trainer: Of the run, after `fit`.
-        requests: Of its model.
-        steps_per_epoch: Steps of an epoch of the plan.
-        first_step: Optimizer steps made before this start.
-    """
-    has_trained = trainer.global_step > first_step
-    num_steps = num_steps_of_run(trainer, steps_per_epoch)
-    if num_steps is not None and trainer.global_step >= num_steps:
-        return None if has_trained else _without_steps(trainer, num_steps)
-    callbacks = cast(Any, trainer).callbacks
-    if requests.must_finish:
-        return "trainer.max_time has passed"
-    if not trainer.should_stop:
-        return None
-    reasons = [callback.stopping_reason_message for callback in callbacks if isinstance(callback, EarlyStopping)]
-    reason = next((reason for reason in reasons if reason), "a callback has set trainer.should_stop")
-    return reason if has_trained else f"no step was made: {reason}"
-
-
-def _without_steps(trainer: pl.Trainer, num_steps: int) -> str:
-    """Returns why a run had no step left to make, and what would let it make more."""
-    if num_steps == 0:
-        limits = ("max_epochs", "limit_train_batches")
-        return f"no step was made: trainer.{next(name for name in limits if not getattr(trainer, name))} is 0"
-    limit = "max_steps" if num_steps == trainer.max_steps else "max_epochs"
-    return f"trainer.{limit} of {getattr(trainer, limit):,} was reached by earlier starts: raise it to train longer"
-
-
 if TYPE_CHECKING:
     from nestmodel.run import Run
 
@@ -120,21 +87,20 @@ def print_left_out(run: "Run") -> None:
             print(f"{name}: {text}", file=sys.stderr)
 
 
-def print_results(trainer: pl.Trainer, seconds: float, first_step: int) -> None:
+def print_results(trainer: pl.Trainer, seconds: float) -> None:
     """Prints the last metrics of a run, what has ended it, where its output is, and what may come next, to stdout.
 
     Args:
         trainer: Of the run, after `fit`.
         seconds: Duration of this start.
-        first_step: Optimizer steps made before this start.
     """
     directory = trainer.log_dir
     if not trainer.is_global_zero or directory is None or cast(Any, trainer).fast_dev_run:
         return
-    print(redacted("\n".join(_result_lines(trainer, Path(directory), seconds, first_step))))
+    print(redacted("\n".join(_result_lines(trainer, Path(directory), seconds))))
 
 
-def _result_lines(trainer: pl.Trainer, directory: Path, seconds: float, first_step: int) -> list[str]:
+def _result_lines(trainer: pl.Trainer, directory: Path, seconds: float) -> list[str]:
     metrics = {name: float(value) for name, value in trainer.callback_metrics.items()}
     steps_per_epoch = cast(Any, trainer).datamodule.train_dataset.plan.steps_per_epoch
     num_steps = num_steps_of_run(trainer, steps_per_epoch)
@@ -148,7 +114,7 @@ def _result_lines(trainer: pl.Trainer, directory: Path, seconds: float, first_st
     outputs = {name: directory / path for name, path in _OUTPUTS.items()}
     lines = [f"{'finished' if is_finished else 'stopped before its end'}: {', '.join(parts)}"]
     requests = cast(Any, trainer).lightning_module.stop_requests
-    if (reason := end_reason(trainer, requests, steps_per_epoch, first_step)) is not None:
+    if not is_finished and (reason := end_reason(trainer, requests)) is not None:
         lines.append(f"reason: {reason}")
     lines += [f"{name}: {path}" for name, path in outputs.items() if path.exists()]
     last = directory / "checkpoints" / "last.ckpt"
@@ -160,3 +126,19 @@ def _result_lines(trainer: pl.Trainer, directory: Path, seconds: float, first_st
             f"  or: nestmodel export {model} --to {'onnx-streaming' if is_live else 'huggingface'}",
         ]
     return lines
+
+
+def end_reason(trainer: pl.Trainer, requests: StopRequests) -> str | None:
+    """Returns what has ended a run before its last step; None if no request and no callback has.
+
+    Args:
+        trainer: Of the run, after `fit`.
+        requests: Of its model.
+    """
+    if requests.must_finish:
+        return "trainer.max_time has passed"
+    if not trainer.should_stop:
+        return None
+    callbacks = cast(Any, trainer).callbacks
+    reasons = [callback.stopping_reason_message for callback in callbacks if isinstance(callback, EarlyStopping)]
+    return next((reason for reason in reasons if reason), "a callback has set trainer.should_stop")

@@ -1,4 +1,3 @@
-import subprocess
 import sys
 import tarfile
 from collections import Counter
@@ -99,16 +98,3 @@ def test_starting_from_a_file_does_not_reopen_it(kind: str, num_opened: int, tmp
     finally:
         active = False
     assert opened[str(path)] == num_opened
-
-
-def test_loading_a_network_needs_no_trainer(tmp_path: Path) -> None:
-    _, path = checkpoint(tmp_path)
-    program = """
-import sys
-from nestmodel import load_network
-print(load_network(sys.argv[1]).config.encoder.d_model)
-assert not [name for name in sys.modules if name.startswith(("pytorch_lightning", "lightning", "nestmodel.training"))]
-"""
-    run = subprocess.run([sys.executable, "-c", program, str(path)], capture_output=True, text=True, timeout=120)
-    assert run.returncode == 0, run.stderr
-    assert run.stdout == "16\n"

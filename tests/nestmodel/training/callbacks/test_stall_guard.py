@@ -160,10 +160,6 @@ def test_the_timeout_of_a_process_group_that_exists_is_kept_with_a_warning(
     assert timeout_after_check(tmp_path, StallLimits()) == 1800  # Lightning's default suits the default limits
 
 
-def test_a_run_without_a_process_group_has_no_timeout_to_check(tmp_path: Path) -> None:
-    StallGuard(GuardConfig(StallLimits(step_s=10_000))).check_timeout(trainer(tmp_path))
-
-
 @pytest.mark.parametrize("accelerator", ["cpu", pytest.param("gpu", marks=pytest.mark.gpu)])
 def test_the_device_of_a_rank_is_observed_until_training_ends(
     messy_corpora: MessyCorpora, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, accelerator: str
@@ -188,19 +184,6 @@ def test_the_device_of_a_rank_is_observed_until_training_ends(
     assert "nestguard-device" not in {thread.name for thread in threading.enumerate()}
 
 
-def test_without_a_gpu_there_is_no_device_to_observe(messy_corpora: MessyCorpora, tmp_path: Path) -> None:
-    threads: list[str] = []
-    look = AtStep(1, lambda: threads.extend(thread.name for thread in threading.enumerate()))
-    fit(messy_corpora, tmp_path, max_steps=2, callbacks=[StallGuard(), look])
-    assert threads
-    assert "nestguard-device" not in threads
-
-
 def position(path: Path) -> DevicePosition | None:
     reading = nestguard.read_heartbeat(path)
     return None if reading is None else reading.device
-
-
-def test_an_invalid_port_is_rejected() -> None:
-    with pytest.raises(ConfigError, match=r"guard\.port is 0: expected a port from 1 to 65535"):
-        StallGuard(GuardConfig(port=0))

@@ -10,7 +10,7 @@ import pytorch_lightning as pl
 import torch
 
 from nestdata import AudioNoiseBatch
-from nestmodel import CheckpointConfig, Checkpoints, ConfigError, NestModel, PreemptionHandler, newest_checkpoint
+from nestmodel import CheckpointConfig, Checkpoints, NestModel, PreemptionHandler, newest_checkpoint
 from nestmodel.training.saving.checkpoint_files import find_checkpoints, write_checkpoint
 from nestmodel.training.saving.checkpoints import NotSaved
 from nestmodel.training.stopping.exit_codes import EXIT_NOT_SAVED
@@ -199,9 +199,3 @@ def test_an_error_that_is_not_of_the_disk_ends_training(messy_corpora: MessyCorp
     with pytest.raises(RuntimeError, match="view the same data as different types"):
         fit(messy_corpora, tmp_path, max_steps=2, callbacks=callbacks, enable_checkpointing=True)
     assert names(tmp_path / "saved") == []
-
-
-@pytest.mark.parametrize("setting", [{"every_n_steps": 0}, {"keep": 0}, {"keep_every_n_steps": 0}])
-def test_numbers_below_one_are_rejected(setting: dict[str, int]) -> None:
-    with pytest.raises(ConfigError, match=rf"checkpoints\.{next(iter(setting))} is 0: expected 1 or more"):
-        CheckpointConfig(**setting)

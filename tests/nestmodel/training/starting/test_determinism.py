@@ -9,7 +9,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from nestmodel import CheckpointConfig, Checkpoints, ConfigError, NestNetwork, loss_stats, prepare_deterministic
 from nestmodel.preflight.trial import noise_batch
 from nestmodel.training.saving.checkpoint_files import find_checkpoints
-from nestmodel.training.starting.run_form import determinism
 from tests.conftest import MessyCorpora
 from tests.training import fit, tiny_config
 
@@ -65,14 +64,6 @@ def test_no_operation_of_a_step_lacks_a_deterministic_kernel_on_cuda() -> None:
         name.replace("index_put_", "index_put").replace("_unsafe_index_put", "index_put") for name in seen.names
     }
     assert not seen.names & WITHOUT_DETERMINISTIC_KERNEL
-
-
-def test_the_mode_of_torch_is_told() -> None:
-    assert determinism() is False
-    torch.use_deterministic_algorithms(True)
-    assert determinism() is True
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    assert determinism() == "warn"
 
 
 def test_a_run_is_resumed_in_its_own_mode_only(messy_corpora: MessyCorpora, tmp_path: Path) -> None:
