@@ -243,8 +243,6 @@ def check_disk(model: NestModel, trainer: pl.Trainer) -> CheckResult:
     directory = (config.directory or Path(trainer.default_root_dir)).absolute()
     existing = next(path for path in (directory, *directory.parents) if path.exists())
     each = _BYTES_PER_PARAMETER * sum(p.numel() for p in model.parameters())
-    keep_every = config.keep_every_n_steps
-    num_permanent = max(trainer.max_steps, 0) // keep_every if keep_every else 0
     # The newest checkpoint is written before the oldest one is removed.
     free, needed = shutil.disk_usage(existing).free, (keep + 1) * each
     value = f"{gigabytes(free)} free, {keep + 1} checkpoints of {gigabytes(each)}"
@@ -253,10 +251,6 @@ def check_disk(model: NestModel, trainer: pl.Trainer) -> CheckResult:
         advice = f"{existing} is not writable. Give --output a directory that is."
     elif free < needed:
         advice = f"{existing} has no space for {gigabytes(needed)}. Free some, or give another --output."
-    elif free < needed + num_permanent * each:
-        total = gigabytes(needed + num_permanent * each)
-        advice = f"{existing} has no space for the {total} that keep_every_n_steps needs by the end. Free some in time."
-        return CheckResult(status="warning", value=value, advice=advice, figures=figures)
     else:
         return CheckResult(status="ok", value=value, figures=figures)
     return CheckResult(status="failed", value=value, advice=advice, figures=figures)

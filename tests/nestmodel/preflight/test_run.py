@@ -124,19 +124,6 @@ def test_a_full_disk_fails_with_its_size(
     assert [results_of(report)[name].status for name in ("step", "audio")] == ["ok"] * 2
 
 
-def test_permanent_checkpoints_that_will_not_fit_are_a_warning(
-    messy_corpora: MessyCorpora, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    each = 12 * sum(parameter.numel() for parameter in NestModel(tiny_config()).parameters())
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(0, 0, 10 * each))
-    callback = Checkpoints(CheckpointConfig(keep=2, keep_every_n_steps=10))
-    runner = trainer(tmp_path / "new" / "run", [callback], enable_checkpointing=True, max_steps=100)
-    data = readable_data(messy_corpora)
-    disk = results_of(run_preflight(NestModel(tiny_config()), data, runner))["disk"]
-    assert disk.status == "warning"
-    assert "keep_every_n_steps" in disk.advice
-
-
 def test_an_unreadable_corpus_fails_its_check_and_the_other_checks_continue(tmp_path: Path) -> None:
     corpus = folder_corpus(tmp_path / "speech", {f"{i}.wav": hiss(16000, i) for i in range(4)})
     for path in (tmp_path / "speech").glob("*.wav"):
