@@ -17,9 +17,6 @@ from .config import (
     FeatureType as FeatureType,
 )
 from .config import (
-    FileFormat as FileFormat,
-)
-from .config import (
     MaskConfig as MaskConfig,
 )
 from .config import (
@@ -263,7 +260,6 @@ __all__ = [
     "ExtractReport",
     "FeatureConfig",
     "FeatureType",
-    "FileFormat",
     "GuardConfig",
     "HiddenStates",
     "LossStats",

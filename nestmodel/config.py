@@ -34,9 +34,6 @@ ExportFormat = Literal["nemo", "huggingface", "safetensors", "onnx", "onnx-strea
 WeightParts = Literal["all", "encoder"]
 """Parts of a model whose weights are loaded or written."""
 
-FileFormat = Literal["npy", "safetensors"]
-"""File format of extracted features."""
-
 FeatureType = Literal["float32", "float16"]
 """Number type of extracted features."""
 

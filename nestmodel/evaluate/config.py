@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from nestdata.config_checks import require
 from nestdata.field_docs import with_field_docs
-from nestmodel.config import FeatureType, FileFormat
+from nestmodel.config import FeatureType
 from nestmodel.errors import ConfigError
 
 Layers = Literal["all", "last"] | Sequence[int]
@@ -30,9 +30,6 @@ class ExtractConfig:
 
     layers: Layers = "last"
     """Layers to keep: all, last, or numbers such as 0,4,16, where 0 is the input of the first block."""
-
-    format: FileFormat = "npy"
-    """Format of the feature files."""
 
     dtype: FeatureType = "float32"
     """Precision of the feature files.

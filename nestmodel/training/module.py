@@ -27,7 +27,7 @@ from nestmodel.attention_context import context_name
 from nestmodel.config import Kernels, NestConfig, WeightParts
 from nestmodel.errors import ConfigError
 from nestmodel.formats.safetensors import CONFIG_KEY, RECORD_KEY, SETTINGS_KEY
-from nestmodel.formats.weights import build_network, load_weights
+from nestmodel.formats.weights import load_weights
 from nestmodel.nn.batch_norm import StepBatchNorm, update_running_stats
 from nestmodel.nn.gpu import devices
 from nestmodel.nn.gpu.step_graph import Capture, CudaCapture, StepGraphs
@@ -98,15 +98,6 @@ class NestModel(NestNetwork, pl.LightningModule):
         self._val_stats: Tensor | None = None
         self._train_counts = DecayedCounts()
         self._record = {} if init_from is None else {"started with the weights of": init_from.name}
-
-    @classmethod
-    def from_checkpoint(cls, path: str | Path) -> "NestModel":
-        """Builds a model with its weights from one file: a checkpoint of `nestmodel fit`, NeMo's, or safetensors.
-
-        Raises:
-            WeightsError: The file cannot be read, or does not contain a whole model.
-        """
-        return build_network(cls, path)
 
     def use_graphs(self, num_shapes: int, capture: Capture | None) -> None:
         """Makes training run forward and backward pass of a microbatch as CUDA graphs; see `StepGraphs`.

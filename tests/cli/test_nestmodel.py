@@ -8,7 +8,7 @@ import torch
 import yaml
 
 from nestcli.nestmodel import main
-from nestmodel import NestModel, NestNetwork, RunConfig, fit
+from nestmodel import NestNetwork, RunConfig, fit, load_network
 from nestmodel.formats.nemo_archive import write_nemo
 from nestmodel.training.callbacks.curves import read_metrics
 from nestmodel.training.saving.resume import stored_step
@@ -80,7 +80,7 @@ def test_fit_writes_checkpoints_metrics_and_curves_and_prints_their_paths(
     assert len(metrics["val_loss"][0]) == 2
     assert {"lr", "grad_norm", "train_accuracy", "val_token_entropy", "audio_s_per_s", "data_wait"} <= metrics.keys()
     checkpoint = directory / "checkpoints" / "last.ckpt"
-    assert NestModel.from_checkpoint(checkpoint).config.encoder.d_model == 16
+    assert load_network(checkpoint).config.encoder.d_model == 16
     stored = yaml.safe_load((directory / "config.yaml").read_text())
     assert stored == torch.load(checkpoint, weights_only=True)["nest_run"]
     assert stored["data"]["augment"]["speech"] == ["PolarityInversion", {"Gain": {"p": 1.0}}]
@@ -166,7 +166,7 @@ def test_a_command_its_stored_settings_and_python_train_the_same_weights(
     trained = fit(config)
     assert trained.global_step == 4
     checkpoints = sorted((tmp_path / "run").glob("version_*/checkpoints/last.ckpt"))
-    first, *others = [NestModel.from_checkpoint(path).state_dict() for path in checkpoints]
+    first, *others = [load_network(path).state_dict() for path in checkpoints]
     assert len(others) == 2
     for other in others:
         assert all(torch.equal(weights, other[name]) for name, weights in first.items())

@@ -12,7 +12,7 @@ import torch
 from pytorch_lightning.callbacks import ModelCheckpoint
 
 from nestdata import PlanConfig, PrepareConfig, derive_key
-from nestmodel import ConfigError, DataConfig, MaskConfig, NestConfig, NestDataModule, NestModel
+from nestmodel import ConfigError, DataConfig, MaskConfig, NestConfig, NestDataModule, NestModel, load_network
 from nestmodel.attention_context import Context, draw_context
 from nestmodel.nn.attention import Frames
 from nestmodel.nn.encoder import ConformerEncoder
@@ -271,7 +271,7 @@ def test_validation_reports_each_attention_context(messy_corpora: MessyCorpora, 
 def test_a_model_is_rebuilt_from_its_checkpoint_alone(messy_corpora: MessyCorpora, tmp_path: Path) -> None:
     saver = ModelCheckpoint(dirpath=tmp_path, every_n_train_steps=1, filename="model")
     model, _ = fit(messy_corpora, tmp_path, max_steps=1, callbacks=[saver], enable_checkpointing=True)
-    rebuilt = NestModel.from_checkpoint(tmp_path / "model.ckpt")
+    rebuilt = load_network(tmp_path / "model.ckpt")
     assert rebuilt.config == model.config
     assert all(torch.equal(a, b) for a, b in zip(rebuilt.parameters(), model.parameters(), strict=True))
 
