@@ -8,10 +8,6 @@ class ExtractError(NestError):
     """The features of an utterance cannot be computed or written."""
 
 
-class LaunchError(ConfigError):
-    """A run cannot compute with the ranks that a launcher has started. Every rank finds it; rank 0 prints it."""
-
-
 class ProbeError(NestError):
     """The labels or texts of a corpus do not suffice for a probe, or training and test utterances share audio."""
 

@@ -32,7 +32,7 @@ from nestmodel.training.display import print_left_out, print_results, print_summ
 from nestmodel.training.lightning_private import finds_launcher, launched_processes
 from nestmodel.training.module import NestModel, check_precision
 from nestmodel.training.saving.checkpoints import Checkpoints, NotSaved
-from nestmodel.training.saving.resume import find_resumed, stored_step
+from nestmodel.training.saving.resume import find_resumed, read_run
 from nestmodel.training.starting.launcher import check_main_address
 from nestmodel.training.starting.ranks import check_start, find_launch, take_ranks
 from nestmodel.training.starting.run_checks import check_outputs, check_run
@@ -76,7 +76,7 @@ def fit(config: RunConfig) -> pl.Trainer:
         SystemExit: A signal or a full disk has ended the run, with its exit code.
     """
     run = build_run(config, "fit")
-    first_step = 0 if run.ckpt_path is None else stored_step(run.ckpt_path)
+    first_step = 0 if run.ckpt_path is None else read_run(run.ckpt_path).step
     if first_step >= run.config.trainer.max_steps > 0:
         if run.trainer.is_global_zero:
             print(

@@ -20,13 +20,13 @@ from nestdata import (
     StartMethod,
     start_fork_server,
 )
-from nestmodel.errors import ConfigError, LaunchError
+from nestmodel.errors import ConfigError
 from nestmodel.run_config import DataConfig
 from nestmodel.training.copy_ahead import Loader, copied_ahead
 from nestmodel.training.lightning_private import finds_launcher, uses_distributed_sampler
 from nestmodel.training.open_data import open_training_data, open_validation_data
 from nestmodel.training.saving.resume import STAGE_PREFIX, Settings, flatten_settings
-from nestmodel.training.starting.ranks import check_ranks, find_launch
+from nestmodel.training.starting.ranks import check_ranks
 from nestmodel.training.step_limits import convert_training_limits, convert_validation_limit
 
 
@@ -201,7 +201,7 @@ def num_ranks(trainer: pl.Trainer) -> int:
     """Returns the number of ranks of a run.
 
     Raises:
-        LaunchError: A launcher that Lightning has found by itself has started others.
+        ConfigError: A launcher that Lightning has found by itself has started others.
     """
     if finds_launcher(trainer):
         check_ranks(os.environ, trainer.num_devices, trainer.num_nodes)
@@ -214,17 +214,7 @@ def check_share(trainer: pl.Trainer, plan: BatchPlan) -> int:
     Raises:
         ConfigError: The ranks cannot share a step equally, or are not those that a launcher has started.
     """
-    world_size = num_ranks(trainer)
-    try:
-        return len(plan.microbatches_of(0, world_size))
-    except ConfigError as error:
-        launch = find_launch(os.environ)
-        if launch is None:
-            raise
-        raise LaunchError(
-            f"{error} The number of ranks is {launch.source}, and --devices {trainer.num_devices} x --num-nodes "
-            f"{trainer.num_nodes}."
-        ) from None
+    return len(plan.microbatches_of(0, num_ranks(trainer)))
 
 
 def check_accumulation(trainer: pl.Trainer, plan: BatchPlan) -> int:

@@ -11,7 +11,7 @@ from nestcli.nestmodel import main
 from nestmodel import NestNetwork, RunConfig, fit, load_network
 from nestmodel.formats.nemo_archive import write_nemo
 from nestmodel.training.callbacks.curves import read_metrics
-from nestmodel.training.saving.resume import stored_step
+from nestmodel.training.saving.resume import read_run
 from tests.cli.commands import error_of, run
 from tests.conftest import MessyCorpora
 from tests.synthesis import folder_corpus, hiss
@@ -149,7 +149,7 @@ def test_the_longest_time_counts_this_start_and_what_ended_a_run_is_said(
     for resume in ([], ["--resume"]):
         assert main([*command, *resume]) == 0
         assert "trainer.max_time has passed" in capsys.readouterr().out
-        steps.append(stored_step(max((tmp_path / "run").rglob("*.ckpt"), key=lambda path: path.stat().st_mtime)))
+        steps.append(read_run(max((tmp_path / "run").rglob("*.ckpt"), key=lambda path: path.stat().st_mtime)).step)
     assert steps == [1, 2]
 
 

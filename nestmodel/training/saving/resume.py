@@ -1,14 +1,15 @@
 """The settings of a run, and the checks before it is resumed from a checkpoint.
 
 A checkpoint stores the settings that decide what is learned: data, model, precision, gradient clipping, and whether
-steps are deterministic. A run may be resumed only with equal settings. The numbers of ranks,
-loader processes and steps are not included and may change, and so may mixture stages that start at a later step.
+steps are deterministic. A run may be resumed only with equal settings. The numbers of ranks, loader processes and steps
+are not included and may change, and so may mixture stages that start at a later step.
 """
 
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict, is_dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import pytorch_lightning as pl
 import torch
@@ -86,32 +87,30 @@ def check_checkpoint(path: Path) -> None:
         file.read_config()
 
 
-def stored_settings(path: Path) -> Settings | None:
-    """Returns the settings that a checkpoint holds; None for one from before they were stored.
+class StoredRun(NamedTuple):
+    """What a checkpoint says about its run."""
+
+    step: int
+    """Optimizer steps that it has made."""
+
+    settings: Settings | None
+    """None for the checkpoint of a network that was saved without a run."""
+
+
+def read_run(path: Path) -> StoredRun:
+    """Returns what a checkpoint says about its run.
 
     Raises:
-        WeightsError: The file cannot be read, or its settings are damaged.
+        WeightsError: The file cannot be read, or its step or settings are damaged.
     """
     with open_model_file(path) as file:
-        settings = file.entry(SETTINGS_KEY)
-    if settings is None:
-        return None
-    if not isinstance(settings, dict) or not all(isinstance(text, str) for item in settings.items() for text in item):
-        raise WeightsError(f"{path}: its {SETTINGS_KEY} is not a mapping of names to texts. Use another checkpoint.")
-    return settings
-
-
-def stored_step(path: Path) -> int:
-    """Returns the number of optimizer steps that the run of a checkpoint has made.
-
-    Raises:
-        WeightsError: The file cannot be read, or its step is damaged.
-    """
-    with open_model_file(path) as file:
-        step = file.entry("global_step")
-    if not isinstance(step, int) or step < 0:
-        raise WeightsError(f"{path}: its global_step is not a number of steps. Use another checkpoint.")
-    return step
+        step, settings = file.entry("global_step"), file.entry(SETTINGS_KEY)
+    is_text = settings is None or (
+        isinstance(settings, dict) and all(isinstance(text, str) for item in settings.items() for text in item)
+    )
+    if not isinstance(step, int) or step < 0 or not is_text:
+        raise WeightsError(f"{path}: its global_step or {SETTINGS_KEY} is damaged. Use another checkpoint.")
+    return StoredRun(step, settings)
 
 
 def flatten_settings(value: object, name: str) -> Settings:
@@ -147,7 +146,7 @@ def run_settings(
         **flatten_settings(config, "model.config"),
         **({"trainer.max_steps": repr(trainer.max_steps)} if ends_with_run else {}),
         **getattr(data, "settings", {}),
-        **({"model.kernels": repr(kernels)} if determinism() is True else {}),
+        **({"model.kernels": repr(kernels)} if determinism() else {}),
         "trainer.deterministic": repr(determinism()),
         "trainer.gradient_clip_val": repr(trainer.gradient_clip_val),
         "trainer.precision": repr(trainer.precision),

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
-from nestmodel.errors import LaunchError
+from nestmodel.errors import ConfigError
 
 STARTER = "NESTMODEL_STARTER"
 """Environment variable with the process id of the process that starts the other ranks through Lightning. Remove it from
@@ -98,7 +98,7 @@ def find_launch(environment: Environment) -> Launch | None:
     None if Lightning starts the ranks of this node itself, or if their number is unknown.
 
     Raises:
-        LaunchError: A variable that has to be a number is none.
+        ConfigError: A variable that has to be a number is none.
     """
     return _by_torchrun(environment) or _by_slurm(environment) or _by_hand(environment)
 
@@ -113,13 +113,13 @@ def take_ranks(devices: Any, num_nodes: int) -> tuple[Any, int]:
         num_nodes: As the user has given it; 1 is the default, which the launcher replaces.
 
     Raises:
-        LaunchError: No run can use the ranks of the launcher.
+        ConfigError: No run can use the ranks of the launcher.
     """
     launch = find_launch(os.environ)
     if launch is None:
         return devices, num_nodes
     if launch.problem:
-        raise LaunchError(launch.problem)
+        raise ConfigError(launch.problem)
     os.environ.update(launch.for_lightning)
     if devices != "auto" or launch.num_nodes is None:
         return devices, num_nodes
@@ -135,19 +135,19 @@ def check_ranks(environment: Environment, devices: int, num_nodes: int) -> None:
         num_nodes: Nodes with which the run computes.
 
     Raises:
-        LaunchError: It computes with others.
+        ConfigError: It computes with others.
     """
     launch = find_launch(environment)
     if launch is None:
         return
     if launch.problem:
-        raise LaunchError(launch.problem)
+        raise ConfigError(launch.problem)
     num_ranks = devices * num_nodes
     if launch.num_ranks == num_ranks and launch.num_nodes in (None, num_nodes):
         return
     on_nodes = f" on {_counted(launch.num_nodes, 'node')}" if launch.num_nodes is not None else ""
     start = launch.command.format(devices=devices, nodes=num_nodes, ranks=num_ranks)
-    raise LaunchError(
+    raise ConfigError(
         f"{launch.source} is {launch.num_ranks}{on_nodes}, but --devices {devices} x --num-nodes {num_nodes} is "
         f"{_counted(num_ranks, 'rank')}. Leave out trainer.devices and trainer.num_nodes to run on "
         f"{_counted(launch.num_ranks, 'rank')}, or {start}."
@@ -160,19 +160,19 @@ def check_start(environment: Environment, devices: int, num_nodes: int) -> None:
     Call it before Lightning has started ranks, which changes the environment.
 
     Raises:
-        LaunchError: The run computes with other ranks, or would wait for ranks that nobody starts.
+        ConfigError: The run computes with other ranks, or would wait for ranks that nobody starts.
     """
     check_ranks(environment, devices, num_nodes)
     if find_launch(environment) is not None:
         return
     if "LOCAL_RANK" in environment:
         if devices * num_nodes > 1:
-            raise LaunchError(
+            raise ConfigError(
                 f"LOCAL_RANK is {environment['LOCAL_RANK']}, so that the run starts no ranks itself, but WORLD_SIZE is "
                 f"not set: set it to {devices * num_nodes} if as many ranks are started, or unset LOCAL_RANK."
             )
     elif num_nodes > 1 and {"NODE_RANK", "GROUP_RANK"}.isdisjoint(environment):
-        raise LaunchError(
+        raise ConfigError(
             f"--num-nodes is {num_nodes}, but no launcher has started this process, and NODE_RANK is not set: start it "
             f"by torchrun or srun on {num_nodes} nodes, or set NODE_RANK (0 to {num_nodes - 1}), MASTER_ADDR and "
             "MASTER_PORT on each."
@@ -183,11 +183,11 @@ def check_single_process(command: str) -> None:
     """Checks that no launcher has started several processes of a command that runs as one.
 
     Raises:
-        LaunchError: One has: each process would write the same output.
+        ConfigError: One has: each process would write the same output.
     """
     launch = find_launch(os.environ)
     if launch is not None and launch.num_ranks > 1:
-        raise LaunchError(
+        raise ConfigError(
             f"{launch.source} is {launch.num_ranks}, but {command} runs as 1 process: start it without the launcher."
         )
 
@@ -277,7 +277,7 @@ def _number(environment: Environment, name: str, default: int | None = None) -> 
     if value is None and default is not None:
         return default
     if value is None or not re.fullmatch("[1-9][0-9]{0,8}", value):
-        raise LaunchError(
+        raise ConfigError(
             f"the environment variable {name} is {'not set' if value is None else repr(value)}, and a launcher sets it "
             "to a number from 1: unset the variables of launchers that have not started this process."
         )

@@ -1,10 +1,15 @@
-"""The form of a run's training steps: what computes them, and whether microbatches are CUDA graphs."""
+"""What computes the training steps of a run: deterministic mode, forms, and CUDA graphs.
+
+Lightning's `trainer.deterministic: true` makes torch use deterministic kernels, or raise an error where there is none.
+It does not select the algorithm of NCCL, and it makes torch fill every new tensor, which costs time:
+`prepare_deterministic` does the rest. Environment variables have to be set before CUDA and the process group start;
+ranks that are started from this process inherit them.
+"""
 
 import os
 from collections.abc import Iterator, MutableMapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Literal
 
 import pytorch_lightning as pl
 import torch
@@ -22,8 +27,6 @@ REQUIRED = {_CUBLAS: ":4096:8", _NCCL: "Ring"}
 
 Sources: cuBLAS's documentation of reproducible results, and NCCL's of NCCL_ALGO. With several algorithms allowed, NCCL
 may reduce within switches (NVLS), in an order of its own."""
-
-Determinism = bool | Literal["warn"]
 
 
 def prepare_deterministic(environment: MutableMapping[str, str] | None = None) -> None:
@@ -50,11 +53,9 @@ def prepare_deterministic(environment: MutableMapping[str, str] | None = None) -
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # set by a property
 
 
-def determinism() -> Determinism:
-    """Returns whether torch uses deterministic algorithms; "warn" if it only warns where there is none."""
-    if not torch.are_deterministic_algorithms_enabled():
-        return False
-    return "warn" if torch.is_deterministic_algorithms_warn_only_enabled() else True
+def determinism() -> bool:
+    """Returns whether torch uses deterministic algorithms, and fails where there is none."""
+    return torch.are_deterministic_algorithms_enabled() and not torch.is_deterministic_algorithms_warn_only_enabled()
 
 
 MAX_LAUNCH_BOUND_VALUES = 1e8

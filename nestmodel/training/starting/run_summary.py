@@ -137,7 +137,7 @@ def _switches(trainer: pl.Trainer, data: NestDataModule, config: RunConfig) -> R
     switches = {
         f"checkpoints every {min(checkpoints):,} steps" if checkpoints else "checkpoints": bool(checkpoints),
         "stall guard": config.guard.enabled,
-        "deterministic": determinism() is True,
+        "deterministic": determinism(),
         "augment": bool(augment.speech or augment.noise or augment.mixture),
         f"log to {', '.join(loggers)}" if loggers else "log": bool(loggers),
     }

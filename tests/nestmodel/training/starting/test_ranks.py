@@ -6,7 +6,7 @@ import pytest
 from lightning_fabric.plugins.environments.kubeflow import KubeflowEnvironment
 from pytorch_lightning.strategies import DDPStrategy
 
-from nestmodel.errors import LaunchError
+from nestmodel.errors import ConfigError
 from nestmodel.training.data import num_ranks
 from nestmodel.training.starting.ranks import check_ranks, check_single_process, check_start, find_launch, take_ranks
 from tests.training import trainer
@@ -126,7 +126,7 @@ def test_a_run_starts_only_with_the_ranks_that_were_started(
     if not error:
         check_start(variables, devices, nodes)
         return
-    with pytest.raises(LaunchError) as raised:
+    with pytest.raises(ConfigError) as raised:
         check_start(variables, devices, nodes)
     assert str(raised.value).startswith(error), launcher
     assert "\n" not in str(raised.value)
@@ -196,7 +196,7 @@ def test_lightning_finds_the_tasks_of_srun(
 def test_the_error_names_how_to_start_as_many_ranks(
     variables: Variables, remedy: str, devices: int, nodes: int
 ) -> None:
-    with pytest.raises(LaunchError) as raised:
+    with pytest.raises(ConfigError) as raised:
         check_ranks(variables, devices, nodes)
     assert "Leave out trainer.devices and trainer.num_nodes to run on " in str(raised.value)
     assert remedy in str(raised.value)
@@ -230,7 +230,7 @@ def test_a_command_of_one_process_refuses_several(
     if number == 1:
         check_single_process("features")
         return
-    with pytest.raises(LaunchError, match=f"is {number}, but features runs as 1 process"):
+    with pytest.raises(ConfigError, match=f"is {number}, but features runs as 1 process"):
         check_single_process("features")
 
 
@@ -239,7 +239,7 @@ def test_a_trainer_of_another_number_of_ranks_is_refused(tmp_path: Path, monkeyp
     assert num_ranks(made) == 2
     for name, value in torchrun(4, 4).items():
         monkeypatch.setenv(name, value)
-    with pytest.raises(LaunchError, match="WORLD_SIZE of torchrun is 4 on 1 node, but --devices 2"):
+    with pytest.raises(ConfigError, match="WORLD_SIZE of torchrun is 4 on 1 node, but --devices 2"):
         num_ranks(made)
 
 
