@@ -28,5 +28,6 @@ _MESSAGES = ("out of memory", "allocate memory", "not enough memory", "STATUS_AL
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Returns whether an error reports that the memory of the machine or of a GPU was exhausted."""
-    is_message = isinstance(error, RuntimeError) and any(message in str(error) for message in _MESSAGES)
-    return is_message or isinstance(error, MemoryError)
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":  # torch's own
+        return True
+    return isinstance(error, RuntimeError) and any(message in str(error) for message in _MESSAGES)

@@ -75,7 +75,7 @@ def test_features_refuse_a_launcher_of_several_processes_and_the_first_says_so_f
     assert list(tmp_path.iterdir()) == []
 
 
-def test_microbatches_that_the_ranks_of_a_launcher_cannot_share_name_the_launcher(
+def test_microbatches_that_ranks_cannot_share_are_one_line(
     messy_corpora: MessyCorpora,
     environment: dict[str, str],
     tmp_path: Path,

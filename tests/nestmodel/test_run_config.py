@@ -107,7 +107,7 @@ trainer:
   strategy: {class_path: pytorch_lightning.strategies.DDPStrategy, init_args: {find_unused_parameters: false}}
   callbacks: [{class_path: pytorch_lightning.callbacks.EarlyStopping, init_args: {monitor: val_loss}}]
   lightning: {limit_val_batches: 3}
-checkpoints: {every_n_steps: 5, keep: 3, keep_every_n_steps: 10, directory: kept, monitor: val_loss, mode: max}
+checkpoints: {every_n_steps: 5, keep: 3, keep_every_n_steps: 10, directory: kept, monitor: val_loss}
 guard:
   limits:
     step_s: 1.0

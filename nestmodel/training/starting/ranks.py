@@ -50,11 +50,11 @@ def local_run_id() -> str:
 def is_first_rank() -> bool:
     """Returns whether this process is rank 0, as far as the environment tells before the ranks connect.
 
-    Ranks are numbered by torchrun (RANK), by SLURM, by MPI, or by Lightning within a node.
+    Ranks are numbered by torchrun (RANK), by SLURM, or by Lightning within a node.
     """
     if (rank := os.environ.get("RANK")) is not None:
         return rank == "0"
-    names = ("SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "LOCAL_RANK", "NODE_RANK", "GROUP_RANK")
+    names = ("SLURM_PROCID", "LOCAL_RANK", "NODE_RANK", "GROUP_RANK")
     return all(os.environ.get(name, "0") == "0" for name in names)
 
 

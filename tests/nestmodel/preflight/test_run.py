@@ -212,7 +212,9 @@ def test_a_corpus_at_another_sampling_rate_than_the_model_fails(tmp_path: Path) 
     )
     report = run_preflight(NestModel(tiny_config()), data, trainer(tmp_path))
     (problem,) = report.problems()
-    assert problem.startswith("failed: step, rank 0: the corpus is at 8000 Hz, the model for 16000 Hz")
+    assert problem.startswith(
+        "failed: step, rank 0: the corpus is at 8000 Hz and model.config.features.sampling_rate is 16000"
+    )
 
 
 class Work:

@@ -142,12 +142,8 @@ def test_a_default_timeout_is_raised_above_the_longest_wait(tmp_path: Path) -> N
 
 
 def test_a_chosen_timeout_below_the_longest_wait_is_kept_with_a_warning(tmp_path: Path) -> None:
-    with pytest.warns(UserWarning, match="times out after 600 s, but a rank may wait .* for up to 1800 s") as warned:
+    with pytest.warns(UserWarning, match="times out after 600 s, before .* that waits for 1800 s"):
         assert timeout_after_check(tmp_path, StallLimits(), timedelta(seconds=600)) == 600
-    # Lightning warns of other things, once.
-    (warning,) = [warning for warning in warned if "times out" in str(warning.message)]
-    for part in ("largest limit (870 s)", "checkpoint before it (870 s)", "report (60 s)", "at least 1800 s"):
-        assert part in str(warning.message)
     assert timeout_after_check(tmp_path, StallLimits(), timedelta(seconds=1800)) == 1800
 
 
@@ -155,7 +151,7 @@ def test_the_timeout_of_a_process_group_that_exists_is_kept_with_a_warning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
-    with pytest.warns(UserWarning, match="times out after 1800 s, but a rank may wait"):
+    with pytest.warns(UserWarning, match="times out after 1800 s, before the stall guard reports"):
         assert timeout_after_check(tmp_path, StallLimits(first_step_s=900)) == 1800
     assert timeout_after_check(tmp_path, StallLimits()) == 1800  # Lightning's default suits the default limits
 
