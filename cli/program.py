@@ -172,7 +172,7 @@ def _fail_as_rank(message: str) -> int:
     Every rank finds the same mistakes, and rank 0 prints them: launchers end all ranks when one has failed. A rank that
     is still there after a while alone has the mistake.
     """
-    from nestmodel.training.starting.origin import is_first_rank
+    from nestmodel.training.starting.ranks import is_first_rank
 
     if not is_first_rank():
         time.sleep(_WAIT_FOR_RANK_0_S)

@@ -8,7 +8,13 @@ from .config import (
     EncoderConfig as EncoderConfig,
 )
 from .config import (
+    ExportFormat as ExportFormat,
+)
+from .config import (
     FeatureConfig as FeatureConfig,
+)
+from .config import (
+    FeatureType as FeatureType,
 )
 from .config import (
     MaskConfig as MaskConfig,
@@ -21,6 +27,9 @@ from .config import (
 )
 from .config import (
     QuantizerConfig as QuantizerConfig,
+)
+from .config import (
+    WeightParts as WeightParts,
 )
 from .config import (
     preset_names as preset_names,
@@ -160,18 +169,6 @@ from .nn.network_input import (
     NetworkInput as NetworkInput,
 )
 from .nn.streaming import StreamingEncoder as StreamingEncoder
-from .options import (
-    ExportFormat as ExportFormat,
-)
-from .options import (
-    FeatureType as FeatureType,
-)
-from .options import (
-    FileFormat as FileFormat,
-)
-from .options import (
-    WeightParts as WeightParts,
-)
 from .preflight.budget import (
     BudgetReport as BudgetReport,
 )
@@ -220,21 +217,15 @@ from .run_config import (
     TrainerConfig as TrainerConfig,
 )
 from .training.callbacks.curves import Curves as Curves
-from .training.callbacks.health import (
-    Health as Health,
-)
-from .training.callbacks.health import (
-    UnhealthyTrainingWarning as UnhealthyTrainingWarning,
-)
 from .training.callbacks.progress import Progress as Progress
 from .training.callbacks.stall_guard import StallGuard as StallGuard
 from .training.callbacks.throughput import Throughput as Throughput
 from .training.data import NestDataModule as NestDataModule
 from .training.module import NestModel as NestModel
-from .training.nonfinite import SkippedStepWarning as SkippedStepWarning
 from .training.saving.checkpoint_files import newest_checkpoint as newest_checkpoint
 from .training.saving.checkpoints import Checkpoints as Checkpoints
-from .training.starting.determinism import prepare_deterministic as prepare_deterministic
+from .training.starting.run_form import prepare_deterministic as prepare_deterministic
+from .training.step_stats import SkippedStepWarning as SkippedStepWarning
 from .training.stopping.preemption import (
     Preempted as Preempted,
 )
@@ -269,9 +260,7 @@ __all__ = [
     "ExtractReport",
     "FeatureConfig",
     "FeatureType",
-    "FileFormat",
     "GuardConfig",
-    "Health",
     "HiddenStates",
     "LossStats",
     "MaskConfig",
@@ -302,7 +291,6 @@ __all__ = [
     "Throughput",
     "TrainerConfig",
     "TrainingError",
-    "UnhealthyTrainingWarning",
     "Utterance",
     "WeightParts",
     "WeightReport",

@@ -27,7 +27,22 @@ from nestmodel.attention_context import (
 )
 from nestmodel.errors import ConfigError
 from nestmodel.plain_values import build
-from nestmodel.representation import changed_fields
+
+ExportFormat = Literal["nemo", "huggingface", "safetensors", "onnx", "onnx-streaming"]
+"""File format of `export_model`."""
+
+WeightParts = Literal["all", "encoder"]
+"""Parts of a model whose weights are loaded or written."""
+
+FeatureType = Literal["float32", "float16"]
+"""Number type of extracted features."""
+
+Kernels = Literal["auto", "torch"]
+"""The setting `model.kernels`: `auto` is `default_forms` of the device, `torch` is operations of PyTorch."""
+
+TrackerName = Literal["csv", "tensorboard", "wandb", "mlflow"]
+"""Where `fit` logs metrics."""
+
 
 _PRESETS = Path(__file__).parent / "presets"
 
@@ -97,8 +112,6 @@ class FeatureConfig:
     as they are, so that a frame does not depend on later audio. Tokens are then computed from such frames as well, as
     in NeMo, unless `quantizer.normalize` is set: their mean dominates the projection, and few classes are used."""
 
-    __repr__ = changed_fields
-
     def __post_init__(self) -> None:
         require_at_least(
             1, "features", self, "sampling_rate", "n_fft", "window_length", "hop_length", "num_mels", "pad_to"
@@ -132,8 +145,6 @@ class QuantizerConfig:
     """Normalisation of the feature frames that tokens are computed from: that of the features, as in NeMo; or
     `per_feature`, so that an encoder whose features are not normalised learns the tokens of one whose features are."""
 
-    __repr__ = changed_fields
-
     def __post_init__(self) -> None:
         require_at_least(2, "quantizer", self, "num_classes")
         require_at_least(1, "quantizer", self, "num_codebooks", "code_dim")
@@ -160,8 +171,6 @@ class MaskConfig:
     target_shift: int = 0
     """Number of encoder frames after a token at which it is predicted. With `causal_downsampling`, an encoder frame
     reads the first of the feature frames of its own token only, and all of the one before it."""
-
-    __repr__ = changed_fields
 
     def __post_init__(self) -> None:
         require_at_least(1, "masking", self, "block_size")
@@ -208,10 +217,6 @@ class EncoderConfig:
     dropout_emb: float = 0.0
     """Dropout probability of the relative position encodings, in [0, 1)."""
 
-    dropout_source: Literal["position", "generator"] = "position"
-    """What decides about dropout: a hash of seed, step, microbatch, layer and position, the same on every device; or
-    torch's generator of the device."""
-
     xscaling: bool = True
     """Whether to multiply the first block's input by the square root of `d_model`."""
 
@@ -243,8 +248,6 @@ class EncoderConfig:
     checkpoint_activations: bool = False
     """Whether blocks keep only their input for the backward pass and recompute the rest: less memory, a third more
     time, the same results."""
-
-    __repr__ = changed_fields
 
     def __post_init__(self) -> None:
         require_at_least(1, "encoder", self, "num_heads", "num_layers", "subsampling_channels", "ff_expansion")
@@ -326,8 +329,6 @@ class OptimizerConfig:
     max_skipped_steps: int = 10
     """Maximum number of consecutive steps skipped for a non-finite loss or gradient; one more ends the run."""
 
-    __repr__ = changed_fields
-
     def __post_init__(self) -> None:
         require(self.lr > 0.0, "optimizer.lr", self.lr, "a positive number")
         expected = f"a learning rate of at most {_MAX_RATE:g} with schedule {self.schedule}, such as 1e-3"
@@ -360,8 +361,6 @@ class NestConfig:
 
     seed: int = 0
     """Seed of all random numbers of the model: initial weights, masks, dropout."""
-
-    __repr__ = changed_fields
 
     def __post_init__(self) -> None:
         # A token stacks the feature frames of one encoder frame, so an incomplete stack would have no target.

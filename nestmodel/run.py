@@ -20,26 +20,23 @@ from pytorch_lightning.callbacks import EarlyStopping
 from nestdata import redacted
 from nestdata.config_checks import nearest_name_hint, require
 from nestdata.output import output_file
-from nestmodel.durations import parse_duration
 from nestmodel.errors import ConfigError
 from nestmodel.plain_values import build
-from nestmodel.run_config import LAST, ClassConfig, RunConfig
+from nestmodel.run_config import LAST, ClassConfig, RunConfig, parse_duration
 from nestmodel.training.callbacks.curves import Curves
-from nestmodel.training.callbacks.health import Health
 from nestmodel.training.callbacks.progress import Progress
 from nestmodel.training.callbacks.stall_guard import StallGuard
 from nestmodel.training.callbacks.throughput import Throughput
 from nestmodel.training.data import NestDataModule
 from nestmodel.training.display import print_left_out, print_results, print_summary, renderer, silence_libraries
 from nestmodel.training.lightning_private import finds_launcher, launched_processes
-from nestmodel.training.module import NestModel
+from nestmodel.training.module import NestModel, check_precision
 from nestmodel.training.saving.checkpoints import Checkpoints, NotSaved
-from nestmodel.training.saving.resume import find_resumed, stored_step
-from nestmodel.training.starting.before_start import check_outputs, check_run
-from nestmodel.training.starting.determinism import prepare_deterministic
+from nestmodel.training.saving.resume import find_resumed, read_run
 from nestmodel.training.starting.launcher import check_main_address
 from nestmodel.training.starting.ranks import check_start, find_launch, take_ranks
-from nestmodel.training.starting.run_checks import check_precision
+from nestmodel.training.starting.run_checks import check_outputs, check_run
+from nestmodel.training.starting.run_form import prepare_deterministic
 from nestmodel.training.stopping.preemption import Preempted, PreemptionHandler
 from nestmodel.training.trackers import open_loggers, start_trackers
 
@@ -79,7 +76,7 @@ def fit(config: RunConfig) -> pl.Trainer:
         SystemExit: A signal or a full disk has ended the run, with its exit code.
     """
     run = build_run(config, "fit")
-    first_step = 0 if run.ckpt_path is None else stored_step(run.ckpt_path)
+    first_step = 0 if run.ckpt_path is None else read_run(run.ckpt_path).step
     if first_step >= run.config.trainer.max_steps > 0:
         if run.trainer.is_global_zero:
             print(
@@ -95,7 +92,7 @@ def fit(config: RunConfig) -> pl.Trainer:
     with _ends_its_ranks(run.trainer):
         _guard(run.trainer).start(run.trainer)  # before the ranks connect to each other
         run.trainer.fit(run.model, run.data, ckpt_path=run.ckpt_path, weights_only=True)
-    print_results(run.trainer, time.monotonic() - started_s, first_step)
+    print_results(run.trainer, time.monotonic() - started_s)
     return run.trainer
 
 
@@ -203,9 +200,8 @@ def _own_callbacks(config: RunConfig, stage: str) -> list[pl.Callback]:
         raise ConfigError("trainer.early_stop needs validations: give --val-corpus, or leave it out.")
     limit_s = None if max_time is None else parse_duration("trainer.max_time", max_time)
     return [
-        StallGuard(config.guard),  # first: after an error, it waits for the checkpoint that is being written
+        StallGuard(config.guard),
         Throughput(),
-        Health(),
         Curves(),
         PreemptionHandler(limit_s),
         *([] if config.quiet else [Progress(renderer())]),
@@ -261,14 +257,12 @@ def _check_hardware(config: RunConfig) -> None:
 def _start_trackers(run: Run) -> None:
     if not run.trainer.is_global_zero:
         return
-    is_new = bool(run.config.log) and run.ckpt_path is None
     environment = getattr(run.trainer.strategy, "cluster_environment", None)
     # Ranks that torchrun or SLURM has started would wait for a first rank that failed.
     has_others = environment is not None and environment.creates_processes_externally
     start_trackers(
         run.trainer.loggers,
         run.config.stored(),
-        run.data.train_dataset if is_new else None,
         must_open=run.ckpt_path is None and not has_others,
     )
 

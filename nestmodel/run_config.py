@@ -4,6 +4,7 @@
 holds, and what a checkpoint stores. Nothing here imports torch, so that help and mistakes need not wait for it.
 """
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import reduce
@@ -25,11 +26,34 @@ from nestdata import (
 from nestdata.config_checks import require, require_at_least
 from nestdata.field_docs import with_field_docs
 from nestguard import StallLimits
-from nestmodel.config import LIVE_PRESETS, NestConfig, preset_names, preset_path
-from nestmodel.durations import parse_duration
+from nestmodel.config import LIVE_PRESETS, Kernels, NestConfig, TrackerName, WeightParts, preset_names, preset_path
 from nestmodel.errors import ConfigError
-from nestmodel.options import Kernels, TrackerName, WeightParts
 from nestmodel.plain_values import build, to_plain
+
+_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+
+
+def parse_duration(setting: str, text: str) -> float:
+    """Returns a duration in seconds.
+
+    Args:
+        setting: Name of the setting, for the message.
+        text: A number with a unit (s, m, h or d), hours:minutes:seconds, or days:hours:minutes:seconds.
+
+    Raises:
+        ConfigError: The text is no duration, or is none of more than 0 s.
+    """
+    seconds = 0.0
+    if found := re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smhd])", text):
+        seconds = float(found[1]) * _SECONDS[found[2]]
+    elif re.fullmatch(r"(\d+:)?\d+:\d\d:\d\d", text):
+        units = (86400, 3600, 60, 1)
+        parts = text.split(":")
+        seconds += sum(unit * int(part) for unit, part in zip(units[-len(parts) :], parts, strict=True))
+    if not seconds:
+        raise ConfigError(f"{setting} is {text!r}: give it with its unit, such as 30m, 12h or 1d, or as 11:30:00.")
+    return seconds
+
 
 LAST = "last"
 """Value of `ckpt_path`: the newest checkpoint in the output folder, or the start of a new run before the first one."""
@@ -196,11 +220,8 @@ class CheckpointConfig:
     directory: Path | None = None
     """Where checkpoints are written; by default `checkpoints` in the log directory of the run."""
 
-    monitor: str | None = None
-    """Name of the metric by which `best.ckpt` is kept, such as `val_loss`; None keeps none."""
-
-    mode: Literal["min", "max"] = "min"
-    """Whether small or large values of that metric are better."""
+    monitor: Literal["val_loss"] | None = None
+    """`val_loss` keeps `best.ckpt`, the checkpoint with the lowest validation loss; None keeps none."""
 
     def __post_init__(self) -> None:
         require_at_least(1, "checkpoints", self, "every_n_steps", "keep", "keep_every_n_steps")

@@ -29,7 +29,6 @@ ALLOWED = {
     "_distributed_c10d": "the part of `torch._C` with the flight recorder",
     "_execution_engine": "torch's autograd engine, which has no public way to run code at the end of a backward pass",
     "_foreach_copy_": "torch's copy of many tensors in one call, which has no public name",
-    "_host_emptyCache": "torch returns unused page-locked memory only by this function",
     "_sleep": "torch's only kernel that runs for a given time",
     "_foreach_norm": "the norms of many tensors in one call, which have no public name",
     "_sequence_nr": "the order in which torch's engine calls the nodes of a graph, for benchmarks/counts/fake_gpu.py",

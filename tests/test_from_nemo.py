@@ -25,7 +25,6 @@ OTHER_VALUES = {
     "encoder.conv_context_size": "causal",
     "encoder.conv_kernel_size": 7,
     "encoder.conv_norm": "layer_norm",
-    "encoder.dropout_source": "generator",
     "optimizer.schedule": "cosine",
     "features.normalize": "NA",
     "features.window_length": 320,

@@ -176,8 +176,8 @@ def step(preset: str, cuts: int | None = None, num_layers: int | None = None) ->
         num_layers: Number of blocks; by default that of the preset.
     """
     from nestmodel import NestNetwork, loss_stats
-    from nestmodel.training.gradient_sums import GradientSums
     from nestmodel.training.schedule import build_optimizer
+    from nestmodel.training.step_stats import GradientSums
 
     config = _config(preset)
     if num_layers is not None:

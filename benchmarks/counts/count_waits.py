@@ -44,7 +44,6 @@ from benchmarks.harness.report import Report
 from nestdata import AudioNoiseBatch, MicrobatchKey, Mix
 from nestmodel import (
     EncoderConfig,
-    Health,
     MaskConfig,
     NestConfig,
     NestDataModule,
@@ -385,7 +384,7 @@ def count_waits(
             accumulate_grad_batches=microbatches,
             log_every_n_steps=log_every,
             logger=CSVLogger(directory),
-            callbacks=[Throughput(), Health(), Progress(PlainLines(seconds_between_lines))],
+            callbacks=[Throughput(), Progress(PlainLines(seconds_between_lines))],
             enable_checkpointing=False,
             enable_progress_bar=False,
             enable_model_summary=False,

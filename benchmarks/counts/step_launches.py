@@ -99,8 +99,7 @@ def _stats_of_graph(network: "NestNetwork", batch: "NetworkInput", log: Operatio
 def _end_step(network: "NestNetwork", batch: "NetworkInput", stats: "LossStats") -> None:
     """Computes the statistics of a step as NestModel does."""
     from nestmodel.nn.batch_norm import StepBatchNorm, update_running_stats
-    from nestmodel.training.step_stats import DecayedCounts, StepStats
-    from nestmodel.training.stopping.stop_requests import StopRequests
+    from nestmodel.training.step_stats import DecayedCounts, StepStats, StopRequests
 
     norms = [module for module in network.modules() if isinstance(module, StepBatchNorm)]
     loss = stats.nll_sum * 1 * 1 / 1

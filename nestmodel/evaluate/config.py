@@ -6,8 +6,8 @@ from typing import Any, Literal
 
 from nestdata.config_checks import require
 from nestdata.field_docs import with_field_docs
+from nestmodel.config import FeatureType
 from nestmodel.errors import ConfigError
-from nestmodel.options import FeatureType, FileFormat
 
 Layers = Literal["all", "last"] | Sequence[int]
 """Outputs of an encoder by number: 0 is the input of the first block, i the output of the i-th block."""
@@ -30,9 +30,6 @@ class ExtractConfig:
 
     layers: Layers = "last"
     """Layers to keep: all, last, or numbers such as 0,4,16, where 0 is the input of the first block."""
-
-    format: FileFormat = "npy"
-    """Format of the feature files."""
 
     dtype: FeatureType = "float32"
     """Precision of the feature files.

@@ -174,9 +174,6 @@ class TrainedHead(NamedTuple):
     held_out_error: float
     """Character error rate of the held-out utterances after the best epoch."""
 
-    best_epoch: int
-    """Number of the best epoch, from 1."""
-
 
 def fit_head(cache: FeatureCache, task: HeadTask, *, learning_rate: float, max_epochs: int, seed: int) -> TrainedHead:
     """Trains a head, and loads the weights of the epoch with the lowest error rate of the held-out utterances.
@@ -194,7 +191,7 @@ def fit_head(cache: FeatureCache, task: HeadTask, *, learning_rate: float, max_e
     num_steps = max_epochs * math.ceil(len(training) / UTTERANCES_PER_STEP)
     optimizer = torch.optim.Adam(head.parameters(), lr=learning_rate)
     schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, num_steps)
-    lowest, best_epoch, best = math.inf, 0, head.state_dict()
+    lowest, best = math.inf, head.state_dict()
     for epoch in range(1, max_epochs + 1):
         for batch in _shuffled_batches(cache, training, seed, epoch):
             loss = _ctc_loss(head, cache, [task.alphabet.encode(task.texts[row]) for row in batch], batch)
@@ -206,10 +203,10 @@ def fit_head(cache: FeatureCache, task: HeadTask, *, learning_rate: float, max_e
         counts = count_errors(references, transcribe(head, cache, task.alphabet, held_out), "characters")
         error = float(counts.errors.sum() / counts.num_reference.sum())
         if error < lowest:
-            lowest, best_epoch = error, epoch
+            lowest = error
             best = {name: values.clone() for name, values in head.state_dict().items()}
     head.load_state_dict(best)
-    return TrainedHead(head.eval(), lowest, best_epoch)
+    return TrainedHead(head.eval(), lowest)
 
 
 @torch.no_grad()

@@ -19,12 +19,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from nestdata import AudioError, AudioInputs, Corpus, load_audio
-from nestmodel.errors import ConfigError, ExtractError
+from nestmodel.errors import ConfigError, ExtractError, is_out_of_memory
 from nestmodel.evaluate.config import Layers, check_batch_seconds
 from nestmodel.evaluate.inputs import RejectedUtterance, audio_path, check_rate, open_inputs
 from nestmodel.formats.weights import load_network
 from nestmodel.nn.network import NestNetwork
-from nestmodel.out_of_memory import is_out_of_memory
 
 Model = NestNetwork | str | Path
 """A network, or a file that `load_network` reads."""
@@ -51,13 +50,8 @@ class Utterance(NamedTuple):
     values: NDArray[np.float32]
     """Valid frames only, shape (layers, enc_frames, dim); the layers are in the requested order."""
 
-    def __repr__(self) -> str:
-        return (
-            f"Utterance(row={self.row}, id={self.line.get('id')!r}, values: {' x '.join(map(str, self.values.shape))})"
-        )
 
-
-@dataclass(frozen=True, slots=True, eq=False, repr=False)
+@dataclass(frozen=True, slots=True, eq=False)
 class AudioFeatures:
     """Encoder features of one piece of audio, on the CPU."""
 
@@ -66,10 +60,6 @@ class AudioFeatures:
 
     frame_rate_hz: float
     """Number of encoder frames per second."""
-
-    def __repr__(self) -> str:
-        shape = " x ".join(map(str, self.values.shape))
-        return f"AudioFeatures(values: {shape}, frame_rate_hz: {self.frame_rate_hz:g})"
 
 
 @overload

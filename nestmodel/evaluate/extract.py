@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from nestdata import AudioInputs, Corpus, output_directory
 from nestdata.output import has_json_kind
-from nestmodel.errors import ConfigError, ExtractError
+from nestmodel.errors import ExtractError
 from nestmodel.evaluate.config import ExtractConfig
 from nestmodel.evaluate.encode import (
     Model,
@@ -35,7 +35,6 @@ from nestmodel.evaluate.encode import (
 )
 from nestmodel.evaluate.inputs import OnProgress, RejectedUtterance, RejectLog, audio_path, cut_labels, open_inputs
 from nestmodel.nn.network import NestNetwork
-from nestmodel.options import FileFormat
 
 FORMAT_VERSION = 1
 _MAX_READABLE_CHARACTERS = 80
@@ -88,7 +87,6 @@ def extract_features(
     output = Path(output).resolve()
     resolve_layers(config.layers, model.config.encoder.num_layers)
     resolve_device(config.device)
-    _check_format(config.format)
     rate = model.config.features.sampling_rate
     with (
         output_directory(
@@ -136,8 +134,8 @@ def _write_features(
                 detail = f"values up to {np.abs(utterance.values).max():.3g} do not fit into {config.dtype}"
                 rejects.add(RejectedUtterance(audio_path(utterance.line) or "", cut_id, "overflow", detail))
                 continue
-            file = f"features/{file_stem(cut_id)}.{config.format}"
-            (directory / file).write_bytes(_encode_file(values[0] if len(values) == 1 else values, config.format))
+            file = f"features/{file_stem(cut_id)}.npy"
+            (directory / file).write_bytes(_encode_file(values[0] if len(values) == 1 else values))
             index.write(json.dumps(_index_row(utterance, file, corpus)) + "\n")
             num_utterances += 1
             num_frames += values.shape[1]
@@ -186,7 +184,6 @@ def _meta(corpus: Corpus, report: ExtractReport, config: ExtractConfig, model_na
         "kind": "features",
         "model": model_name,
         **{key: value for key, value in asdict(report).items() if key != "path"},
-        "format": config.format,
         "dtype": config.dtype,
         "sampling_rate": corpus.sampling_rate,
         "inputs": corpus.meta["manifests"],
@@ -194,23 +191,8 @@ def _meta(corpus: Corpus, report: ExtractReport, config: ExtractConfig, model_na
     }
 
 
-def _encode_file(values: NDArray[Any], file_format: FileFormat) -> bytes:
-    values = np.ascontiguousarray(values)
-    if file_format == "safetensors":
-        from safetensors.numpy import save
-
-        return bytes(save({"features": values}))
+def _encode_file(values: NDArray[Any]) -> bytes:
     # The array is serialised in memory: an error of np.save on a file does not say that the disk is full.
     buffer = io.BytesIO()
-    np.save(buffer, values, allow_pickle=False)
+    np.save(buffer, np.ascontiguousarray(values), allow_pickle=False)
     return buffer.getvalue()
-
-
-def _check_format(file_format: FileFormat) -> None:
-    if file_format == "safetensors":
-        try:
-            import safetensors.numpy  # noqa: F401
-        except ImportError as error:
-            raise ConfigError(
-                "format is safetensors, which is not installed: pip install 'nest-pretrain[safetensors]', or use npy."
-            ) from error

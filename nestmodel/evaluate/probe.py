@@ -64,7 +64,6 @@ from nestmodel.evaluate.report import (
     Difference,
     ProbeReport,
     ProbeScore,
-    SeedScore,
     write_report,
 )
 from nestmodel.evaluate.text import Alphabet
@@ -277,12 +276,10 @@ def run_ctc_probe(
         finish_head = partial(work.finish, len(training))
         found = {name: _recognise(name, caches[name], task, scored, config, finish_head) for name in contestants}
         (directory / "hypotheses.jsonl").write_text(_hypothesis_lines(scored, found, config), encoding="utf-8")
-        known_texts = {utterance.target for utterance in training}
         report = CtcProbeReport(
             config=config,
             model=model_name,
             alphabet=task.alphabet.characters,
-            unknown_characters=task.alphabet.count_unknown(utterance.target for utterance in scored),
             frame_rate_hz=frame_rate_hz(network),
             labels_per_frame=labels_per_frame,
             num_training=len(task.rows.training),
@@ -290,7 +287,6 @@ def run_ctc_probe(
             num_test=len(scored),
             intervals_over=interval_name((utterance.group for utterance in scored), config.group_by),
             num_too_fast={"training": len(usable) - len(learned), "test": num_fast},
-            num_known_texts=sum(utterance.target in known_texts for utterance in scored),
             contestants=[recognition.score for recognition in found.values()],
             differences=[
                 Difference(
@@ -426,29 +422,17 @@ def _recognise(
     references, groups = [utterance.target for utterance in test], [utterance.group for utterance in test]
     characters = [count_errors(references, texts, "characters").by_group(groups) for texts in hypotheses]
     words = [count_errors(references, texts, "words").by_group(groups) for texts in hypotheses]
+    all_characters, all_words = reduce(add, characters), reduce(add, words)
     score = ContestantScore(
         name=name,
         learning_rate=learning_rate,
-        held_out_error_rates=held_out,
-        seeds=[
-            SeedScore(
-                seed=seed,
-                held_out_error_rate=trained.held_out_error,
-                best_epoch=trained.best_epoch,
-                layer_weights=trained.head.layer_weights.tolist(),
-                characters=error_rate(character_errors, config.seed),
-                words=error_rate(word_errors, config.seed),
-            )
-            for seed, trained, character_errors, word_errors in zip(
-                config.probe_seeds, heads, characters, words, strict=True
-            )
-        ],
-        characters=error_rate(reduce(add, characters), config.seed),
-        words=error_rate(reduce(add, words), config.seed),
+        by_seed={
+            seed: error_rate(errors, config.seed) for seed, errors in zip(config.probe_seeds, characters, strict=True)
+        },
+        characters=error_rate(all_characters, config.seed),
+        words=error_rate(all_words, config.seed),
     )
-    return _Recognition(
-        score=score, hypotheses=hypotheses, characters=reduce(add, characters), words=reduce(add, words)
-    )
+    return _Recognition(score=score, hypotheses=hypotheses, characters=all_characters, words=all_words)
 
 
 def _hypothesis_lines(

@@ -90,31 +90,14 @@ class ProbeReport:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class SeedScore:
-    """Result of one head: how it was trained, and its errors on the test utterances."""
-
-    seed: int
-    held_out_error_rate: float
-    """Character error rate of the held-out utterances after the best epoch."""
-
-    best_epoch: int
-    layer_weights: list[float]
-    """Learned weights of the layers, which add up to 1; layer 0 is the input of the first block."""
-
-    characters: ErrorRate
-    words: ErrorRate
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class ContestantScore:
     """Result of one feature set."""
 
     name: Contestant
     learning_rate: float
-    held_out_error_rates: dict[float, float]
-    """Held-out character error rate by learning rate, the mean over the seeds."""
+    by_seed: dict[int, ErrorRate]
+    """Character error rate over the test utterances of each head."""
 
-    seeds: list[SeedScore]
     characters: ErrorRate
     """Error rate over the test utterances, with the errors of all seeds added up."""
 
@@ -139,9 +122,6 @@ class CtcProbeReport:
     alphabet: str
     """Characters of the training texts."""
 
-    unknown_characters: dict[str, int]
-    """Characters of the test texts that are not in the alphabet; each occurrence is an error."""
-
     frame_rate_hz: float
     labels_per_frame: int
     """Number of labels that heads predict from each encoder frame."""
@@ -155,9 +135,6 @@ class CtcProbeReport:
     num_too_fast: dict[str, int]
     """Utterances with more characters than label frames: of the training corpus, which are left out; of the test
     corpus, which are scored."""
-
-    num_known_texts: int
-    """Number of test utterances whose text is also the text of a training utterance."""
 
     contestants: list[ContestantScore]
     differences: list[Difference]
@@ -174,7 +151,7 @@ class CtcProbeReport:
 
     def to_markdown(self) -> str:
         """Returns the content of `report.md`."""
-        return "\n".join([*_ctc_results(self), *_ctc_training(self), *_ctc_texts(self)]) + "\n"
+        return "\n".join(_ctc_lines(self)) + "\n"
 
 
 def write_report(report: ProbeReport | CtcProbeReport, directory: Path) -> None:
@@ -208,82 +185,55 @@ def _label_lines(report: ProbeReport) -> Iterator[str]:
     yield f"- unusable utterances: {_counts(report.left_out)}"
 
 
-def _ctc_results(report: CtcProbeReport) -> Iterator[str]:
+def _ctc_lines(report: CtcProbeReport) -> Iterator[str]:
+    config = report.config
     yield f"# Content probe of {report.model or 'a model'}"
     yield ""
     yield (
         "A linear CTC head on frozen features, with learned weights of the layers and greedy decoding. Error rates on "
         f"{report.num_test} test utterances in %, with 95 % bootstrap intervals over {report.intervals_over}. The "
-        f"errors of all heads are added up; their seeds: {', '.join(map(str, report.config.probe_seeds))}."
+        f"errors of all heads are added up; their seeds: {', '.join(map(str, config.probe_seeds))}."
     )
     yield ""
-    columns = "features | CER | WER | insertions | deletions | substitutions | CER by seed"
+    columns = "features | CER | WER | insertions | deletions | substitutions | CER by seed | learning rate"
     yield from _table(columns, map(_error_row, report.contestants))
     yield "Insertions, deletions and substitutions are of characters, in % of the characters of the references."
     yield ""
-    if not report.differences:
-        return
-    yield "Trained minus baseline, in percentage points (paired bootstrap); below 0 the trained encoder is better:"
-    yield ""
-    rows = (
-        f"{_shown(found.baseline)} | {percent(found.characters)} | {percent(found.words)}"
-        for found in report.differences
-    )
-    yield from _table("baseline | CER | WER", rows)
-    rates = report.config.learning_rates
-    at_an_edge = [score.name for score in report.contestants if score.learning_rate in (min(rates), max(rates))]
-    if at_an_edge:
-        yield (
-            "**The learning rate may explain a part of these differences**: the lowest or the highest one was best for "
-            f"{', '.join(map(_shown, at_an_edge))}. Give rates beyond it with `--learning-rates`."
-        )
+    if report.differences:
+        yield "Trained minus baseline, in percentage points (paired bootstrap); below 0 the trained encoder is better:"
         yield ""
-
-
-def _ctc_training(report: CtcProbeReport) -> Iterator[str]:
-    config = report.config
-    split = "in whole recordings" if config.group_by is None else f"in whole groups of `{config.group_by}`"
-    yield "## Training of the heads"
-    yield ""
+        rows = (
+            f"{_shown(found.baseline)} | {percent(found.characters)} | {percent(found.words)}"
+            for found in report.differences
+        )
+        yield from _table("baseline | CER | WER", rows)
+        rates = config.learning_rates
+        at_an_edge = [score.name for score in report.contestants if score.learning_rate in (min(rates), max(rates))]
+        if at_an_edge:
+            yield (
+                "**The learning rate may explain a part of these differences**: the lowest or the highest one was best "
+                f"for {', '.join(map(_shown, at_an_edge))}. Give rates beyond it with `--learning-rates`."
+            )
+            yield ""
     yield (
-        f"{report.num_training} utterances for training; {report.num_held_out} held out, {split}, which select the "
-        f"learning rate and the epoch of {config.max_epochs} by their character error rate. Labels per frame of "
-        f"{1000 / report.frame_rate_hz:.0f} ms: {report.labels_per_frame}. Utterances with more characters than label "
-        f"frames: {report.num_too_fast['training']} of the training corpus, left out; {report.num_too_fast['test']} of "
-        f"the test corpus, scored. Seed of the split, the untrained encoder and the bootstrap: {config.seed}."
+        f"- {report.num_training} utterances for training, and {report.num_held_out} held out, which select learning "
+        f"rate and epoch of {config.max_epochs}; seed {config.seed}"
     )
-    yield ""
-    yield from _table(
-        "features | learning rate | held-out CER by learning rate | best epoch by seed",
-        map(_training_row, report.contestants),
-    )
-
-
-def _ctc_texts(report: CtcProbeReport) -> Iterator[str]:
-    yield "## Texts"
-    yield ""
-    yield from (f"- {rule}" for rule in NORMALISATION)
-    yield ""
-    yield f"Alphabet, from the training texts: {len(report.alphabet)} characters, `{report.alphabet}`."
-    unknown = ", ".join(f"`{character}` {count}" for character, count in report.unknown_characters.items())
-    yield f"Characters of the test texts outside the alphabet, each an error: {unknown or 'none'}."
-    yield f"Test utterances whose text is also in the training corpus: {report.num_known_texts}."
-    for side, reasons in report.left_out.items():
-        yield f"Unusable utterances, {side}: {_counts(reasons)}."
+    yield f"- labels per frame of {1000 / report.frame_rate_hz:.0f} ms: {report.labels_per_frame}"
+    fast = report.num_too_fast
+    yield f"- too many characters for their frames: {fast['training']} left out of training, {fast['test']} scored"
+    yield f"- alphabet, from the training texts: `{report.alphabet}`"
+    yield from (f"- unusable utterances, {side}: {_counts(reasons)}" for side, reasons in report.left_out.items())
+    yield f"- texts: {'; '.join(NORMALISATION)}"
 
 
 def _error_row(score: ContestantScore) -> str:
     found = score.characters
     counts = (found.insertions, found.deletions, found.substitutions)
     shares = " | ".join(f"{100 * count / found.num_reference:.1f}" for count in counts)
-    by_seed = ", ".join(f"{100 * seed.characters.rate:.1f}" for seed in score.seeds)
-    return f"{_shown(score.name)} | {percent(found)} | {percent(score.words)} | {shares} | {by_seed}"
-
-
-def _training_row(score: ContestantScore) -> str:
-    rates = ", ".join(f"{rate:g}: {100 * value:.1f}" for rate, value in score.held_out_error_rates.items())
-    epochs = ", ".join(str(seed.best_epoch) for seed in score.seeds)
-    return f"{_shown(score.name)} | {score.learning_rate:g} | {rates} | {epochs}"
+    by_seed = ", ".join(f"{100 * of_seed.rate:.1f}" for of_seed in score.by_seed.values())
+    rates = f"{percent(found)} | {percent(score.words)}"
+    return f"{_shown(score.name)} | {rates} | {shares} | {by_seed} | {score.learning_rate:g}"
 
 
 def _shown(name: Contestant) -> str:

@@ -5,7 +5,6 @@ error rates under different rules cannot be compared.
 """
 
 import unicodedata
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -77,11 +76,6 @@ class Alphabet:
         changes = [label for i, label in enumerate(labels) if i == 0 or label != labels[i - 1]]
         text = "".join(self.characters[label - 1] for label in changes if label != BLANK)
         return " ".join(text.split())  # blanks between two spaces would leave both of them
-
-    def count_unknown(self, texts: Iterable[str]) -> dict[str, int]:
-        """Counts the characters of texts that are not in the alphabet. A recogniser makes an error for each of them."""
-        counts = Counter(character for text in texts for character in text if character not in self.characters)
-        return dict(sorted(counts.items()))
 
 
 def _keep(character: str) -> str:

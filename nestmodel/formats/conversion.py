@@ -17,20 +17,18 @@ from torch import Tensor
 
 from nestdata import OutputError, output_directory, output_file
 from nestmodel.attention_context import Context
-from nestmodel.config import MaskConfig, NestConfig, QuantizerConfig
+from nestmodel.config import ExportFormat, MaskConfig, NestConfig, QuantizerConfig, WeightParts
 from nestmodel.errors import ConfigError, WeightsError
 from nestmodel.formats.hub import HUB, is_on_hub, parse_hub_name
 from nestmodel.formats.huggingface import check_huggingface, is_huggingface, write_huggingface
-from nestmodel.formats.model_card import model_card
+from nestmodel.formats.model_card import Training, model_card
 from nestmodel.formats.model_file import open_model_file
 from nestmodel.formats.nemo_archive import write_nemo
 from nestmodel.formats.onnx import write_onnx, write_onnx_chunk
 from nestmodel.formats.safetensors import CONFIG_KEY, write_tensors
-from nestmodel.formats.training_record import record_of
 from nestmodel.formats.weights import ENCODER_PREFIX, load_network
 from nestmodel.nn.network import NestNetwork
 from nestmodel.nn.streaming import streaming_context
-from nestmodel.options import ExportFormat, WeightParts
 
 CARD_FILE = "README.md"
 
@@ -185,11 +183,11 @@ def export_model(
         output = _stem(source) + _SUFFIXES[to]
     output = Path(output)
     if isinstance(source, NestNetwork):
-        network, record = source, None
+        network, known = source, Training()
     else:
         network = load_network(source)
         with open_model_file(source) as file:
-            record = record_of(file.entry)
+            known = Training.of(file.entry)
     if to == "onnx-streaming":
         context = streaming_context(network.config, context)
     elif to == "onnx" and context is None:
@@ -200,7 +198,7 @@ def export_model(
         network.use_context(context)
     if to == "nemo":
         _warn_of_lost_targets(network.config)
-    card = model_card(output.name, network.config, record, to=to, parts=parts, source=_name(network.source))
+    card = model_card(output.name, network.config, known, to=to, parts=parts, source=_name(network.source))
     if to == "huggingface":
         _write_directory(output, network, card, overwrite)
         return output

@@ -1,12 +1,11 @@
 """Model files of repositories on the Hugging Face hub: `hf://owner/name`, `hf://owner/name@revision/file`.
 
 The package `huggingface_hub`, an optional extra, finds and downloads one file, which stays in its cache. This module
-checks the name before it is used, chooses the file, and explains what went wrong.
+checks the name before it is used, and chooses the file.
 """
 
 import re
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -80,23 +79,43 @@ def fetch_from_hub(model: HubModel) -> tuple[Path, HubModel]:
 
     Raises:
         ConfigError: `huggingface_hub` is not installed.
-        WeightsError: There is no such repository, revision or file, more than one file could be meant, access is
-            restricted, or the hub cannot be reached.
+        WeightsError: It cannot be downloaded, or more than one file could be meant.
     """
     try:
         import huggingface_hub as hub
     except ImportError as error:
         raise ConfigError("hf:// names need huggingface_hub: pip install 'nest-pretrain[hub]'.") from error
-    with _explained(model):
+    where: dict[str, Any] = {"repo_id": model.repository, "revision": model.revision}
+    try:
         try:
-            info = hub.HfApi().model_info(model.repository, revision=model.revision, timeout=20)
-        except _no_connection() as error:
-            return _cached(model, error), model
-        found = replace(model, revision=info.sha or model.revision)
-        names = [sibling.rfilename for sibling in info.siblings or ()]
-        file = model.file or _the_model_file(names, model)
-        path = hub.hf_hub_download(model.repository, file, revision=found.revision)
-    return Path(path), replace(found, file=file)
+            found = hub.HfApi().model_info(**where, timeout=20)
+            names = [sibling.rfilename for sibling in found.siblings or ()]
+        except Exception as error:  # of the client, or of its transport, which depends on the release
+            folder = _folder_in_cache(error, **where)
+            names = [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
+            file = model.file or _the_model_file(names, model)
+            return Path(hub.hf_hub_download(**where, filename=file, local_files_only=True)), model
+        file, commit = model.file or _the_model_file(names, model), found.sha or model.revision
+        path = hub.hf_hub_download(model.repository, file, revision=commit)
+    except WeightsError:
+        raise
+    except Exception as error:
+        reason = " ".join(str(error).split())[:200].rstrip(".") or type(error).__name__
+        raise WeightsError(
+            f"{model}: cannot be downloaded, and is not in the cache ({reason}). Check the name and the network; for a "
+            "private or restricted model, accept its terms on its page and log in with `hf auth login`."
+        ) from error
+    return Path(path), replace(model, revision=commit, file=file)
+
+
+def _folder_in_cache(error: Exception, **where: Any) -> Path:
+    """Returns the files of a repository in the cache; raises the error if there are none."""
+    import huggingface_hub as hub
+
+    try:
+        return Path(hub.snapshot_download(**where, local_files_only=True))
+    except Exception:
+        raise error from None
 
 
 def _the_model_file(names: Iterable[str], model: HubModel) -> str:
@@ -113,60 +132,3 @@ def _the_model_file(names: Iterable[str], model: HubModel) -> str:
                 f"hf://OWNER/NAME/{found[0]} with this owner and name."
             )
     raise WeightsError(f"{model}: has no {', '.join(_SUFFIXES)} file. Give a repository with a NEST model.")
-
-
-def _cached(model: HubModel, error: Exception) -> Path:
-    """Returns the model file of a repository from the cache, or raises WeightsError."""
-    import huggingface_hub as hub
-
-    try:
-        if model.file:
-            return Path(
-                hub.hf_hub_download(model.repository, model.file, revision=model.revision, local_files_only=True)
-            )
-        folder = Path(hub.snapshot_download(model.repository, revision=model.revision, local_files_only=True))
-    except hub.errors.LocalEntryNotFoundError:
-        reason = " ".join(str(error).split())[:200].rstrip(".") or type(error).__name__
-        raise WeightsError(
-            f"{model}: cannot be reached ({reason}), and is not in the cache. Check the network, or copy the file to "
-            "this machine and give its path."
-        ) from error
-    names = (path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
-    return folder / _the_model_file(names, model)
-
-
-def _no_connection() -> tuple[type[Exception], ...]:
-    """Returns the errors of a client that gets no answer; its transport package depends on the release."""
-    from huggingface_hub import errors
-
-    transport: Any = errors.HfHubHTTPError.__bases__[0]  # the root of all errors of the package
-    kinds = (kind for kind in transport.__subclasses__() if kind.__name__ == "RequestError")
-    not_answered = next(kinds, errors.HfHubHTTPError)
-    return (not_answered, errors.OfflineModeIsEnabled)
-
-
-@contextmanager
-def _explained(model: HubModel) -> Iterator[None]:
-    """Turns the errors of `huggingface_hub` into WeightsError with the remedy."""
-    from huggingface_hub import errors
-
-    failures: tuple[type[Exception], ...] = (ValueError, OSError, *_no_connection())  # the client's own are among these
-    try:
-        yield
-    except errors.GatedRepoError as error:
-        raise WeightsError(
-            f"{model}: access is restricted. Accept its terms on its page, and log in with `hf auth login`."
-        ) from error
-    except errors.RevisionNotFoundError as error:
-        raise WeightsError(f"{model}: has no such revision. Give a branch, a tag or a commit.") from error
-    except errors.RepositoryNotFoundError as error:
-        raise WeightsError(
-            f"{model}: does not exist, or is private. Check the name, and log in with `hf auth login` if it is private."
-        ) from error
-    except errors.EntryNotFoundError as error:
-        raise WeightsError(f"{model}: has no file {model.file!r}. Check its name.") from error
-    except failures as error:
-        reason = " ".join(str(error).split())[:200].rstrip(".") or type(error).__name__
-        raise WeightsError(
-            f"{model}: cannot be downloaded ({reason}). Try again later, or download it yourself."
-        ) from error

@@ -6,16 +6,16 @@ All text of checkpoints is escaped, so that it cannot become markup, a link or a
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
+from typing import Any
 
 import yaml
 
 from nestdata import redacted
-from nestmodel.config import NestConfig
-from nestmodel.formats.training_record import CorpusRecord, TrainingRecord
-from nestmodel.options import ExportFormat, WeightParts
+from nestmodel.config import ExportFormat, NestConfig, WeightParts
+from nestmodel.formats.safetensors import RECORD_KEY, SETTINGS_KEY
 
 UNKNOWN = "unknown"
 _DISTRIBUTION = "nest-pretrain"
@@ -42,10 +42,24 @@ _MAX_ROWS = 100
 _MARKUP = re.compile(r"([\\`*_{}\[\]()#!|~:@$^=])|(?<=www)(\.)", re.IGNORECASE)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Training:
+    """What a file says about the training of its weights; nothing but for checkpoints of a run."""
+
+    facts: Mapping[str, str] = field(default_factory=dict)
+    settings: Mapping[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, entry: Callable[[str], Any]) -> "Training":
+        """Reads what a checkpoint holds under a key, which may have any type, since files come from anywhere."""
+        facts, settings = _texts(entry(RECORD_KEY)), _texts(entry(SETTINGS_KEY))
+        return cls(facts={"optimizer steps": str(entry("global_step")), **facts} if settings else {}, settings=settings)
+
+
 def model_card(
     title: str,
     config: NestConfig,
-    record: TrainingRecord | None,
+    training: Training,
     *,
     to: ExportFormat,
     parts: WeightParts,
@@ -56,12 +70,11 @@ def model_card(
     Args:
         title: Name of the model.
         config: Its configuration.
-        record: What is known about its training; None if nothing is.
+        training: What is known about its training.
         to: The format of the export.
         parts: The exported parts.
         source: Where the weights are from; None if unknown.
     """
-    known = record or TrainingRecord()
     encoder, features = config.encoder, config.features
     facts = {
         "parts": _PARTS[parts],
@@ -71,29 +84,20 @@ def model_card(
         "exported from": UNKNOWN if source is None else source,
         "exported by": f"{_DISTRIBUTION} {version(_DISTRIBUTION)}",
     }
-    run = {
-        "optimizer steps": UNKNOWN if known.steps is None else f"{known.steps:,}",
-        "hours of speech": _hours(known.corpora),
-        **({} if known.started_from is None else {"started with the weights of": known.started_from}),
-        "trained by": UNKNOWN if known.version is None else f"{_DISTRIBUTION} {known.version}",
-    }
-    settings = {k: v for k, v in known.settings.items() if not k.startswith("model.config") and v != "None"}
+    settings = {k: v for k, v in training.settings.items() if not k.startswith("model.config") and v != "None"}
     sections = [
         _header(to),
         f"# {escaped(title)}",
         "A speech encoder, pretrained on unlabelled speech with NEST "
         "([arXiv:2408.13106](https://arxiv.org/abs/2408.13106)).",
-        _table(("", ""), facts.items()),
+        _table(("", ""), facts),
         _use(title, to, parts),
         "## Licence\n\nThe publisher of the model fills this in, here and in the header of this file.",
-        "## Training data",
-        _corpora("Speech", known.corpora),
-        _corpora("Noise", known.noise),
         "## Training",
-        _table(("", ""), run.items()),
-        _metrics(known),
+        _table(("", ""), training.facts) if training.facts else f"Data, steps and metrics: {UNKNOWN}.",
+        "A loss below the entropy of the tokens shows that something was learned." if training.facts else "",
         "## Settings",
-        _table(("setting", "value"), list(settings.items())[:_MAX_ROWS]) if settings else f"Of the run: {UNKNOWN}.",
+        _table(("setting", "value"), settings) if settings else f"Of the run: {UNKNOWN}.",
         f"Of the model:\n\n```json\n{json.dumps(asdict(config), indent=2)}\n```",
     ]
     return "\n\n".join(section for section in sections if section) + "\n"
@@ -125,40 +129,10 @@ def _use(name: str, to: ExportFormat, parts: WeightParts) -> str:
     return f"## Use\n\n```python\n{code}\n```"
 
 
-def _corpora(title: str, corpora: Sequence[CorpusRecord]) -> str:
-    if not corpora:
-        return f"{title}: {UNKNOWN}."
-    rows = (
-        (corpus.name, f"{corpus.hours:.2f}", f"{corpus.num_cuts:,}", corpus.fingerprint)
-        for corpus in corpora[:_MAX_ROWS]
-    )
-    return f"{title}:\n\n{_table(('corpus', 'hours', 'cuts', 'fingerprint'), rows)}"
+def _texts(value: object) -> dict[str, str]:
+    return {str(name): str(text) for name, text in value.items()} if isinstance(value, Mapping) else {}
 
 
-def _hours(corpora: Sequence[CorpusRecord]) -> str:
-    return f"{sum(corpus.hours for corpus in corpora):.2f}" if corpora else UNKNOWN
-
-
-def _metrics(record: TrainingRecord) -> str:
-    """Returns a table of the last validation and the last step, without what is unknown."""
-    validated = "validation" if record.val_step is None else f"validation after step {record.val_step:,}"
-    rows = [
-        (name, _metric(metrics, "loss"), _metric(metrics, "token_entropy"), _metric(metrics, "accuracy"))
-        for name, metrics in ((validated, record.val_metrics), ("last training step", record.train_metrics))
-        if metrics
-    ]
-    if not rows:
-        return f"Loss and accuracy: {UNKNOWN}."
-    names = ("", "loss, nats", "entropy of the tokens, nats", "masked accuracy")
-    below = "A loss below the entropy of the tokens shows that something was learned."
-    return f"{_table(names, rows)}\n\n{below}"
-
-
-def _metric(metrics: Mapping[str, float], name: str) -> str:
-    return f"{metrics[name]:.4g}" if name in metrics else UNKNOWN
-
-
-def _table(names: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines: list[Sequence[str]] = [names, ["---"] * len(names)]
-    lines += [[escaped(cell) for cell in row] for row in rows]
+def _table(names: tuple[str, str], rows: Mapping[str, str]) -> str:
+    lines = [*names], ["---", "---"], *([escaped(name), escaped(text)] for name, text in list(rows.items())[:_MAX_ROWS])
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)

@@ -153,13 +153,9 @@ def _open(path: Path, stack: ExitStack) -> tuple[BinaryIO, ModelFileKind]:
         ) from error
     except OSError as error:
         raise WeightsError(f"{path}: cannot be read ({error.strerror}). Give a file that exists.") from error
-    if path.suffix == ".onnx":
-        raise WeightsError(
-            f"{path}: an ONNX file, whose weights are not read back. Give the checkpoint that it was exported from."
-        )
     raise WeightsError(
         f"{path}: neither a .nemo file, a checkpoint of nestmodel nor safetensors, or damaged. "
-        "Give one of these, and check that it was copied completely."
+        "Give one of these, and check that it was copied completely; ONNX files are not read back."
     )
 
 

@@ -242,7 +242,7 @@ def config_to_nemo(config: NestConfig) -> dict[str, Any]:
     """Returns the `model` section of a NeMo configuration that builds the same model.
 
     The section is complete for NeMo's `restore_from`, and `config_from_nemo` reads it back. NeMo has no fields for
-    `seed`, `encoder.dropout_source`, `encoder.checkpoint_activations`, `quantizer.normalize` and
+    `seed`, `encoder.checkpoint_activations`, `quantizer.normalize` and
     `masking.target_shift`, so they are lost. If encoder frames are masked, the section has the values of NeMo's own
     YAML files: NeMo divides the block size, and overwrites other fields, when it builds the model.
 

@@ -16,6 +16,12 @@ from nestmodel.errors import ConfigError
 CONFIG_KEY = "nest_config"
 """Key of our configuration in a checkpoint and in the metadata of a safetensors file, where it is JSON."""
 
+RECORD_KEY = "nest_training"
+"""Key of what a checkpoint says about its training, for the model card: texts by name."""
+
+SETTINGS_KEY = "nest_settings"
+"""Key of the settings of the run in a checkpoint: texts by dotted name."""
+
 
 class TensorFile:
     """An open safetensors file."""

@@ -4,23 +4,18 @@ A report lists the weights that were loaded, unused, missing or of another shape
 files that can be read.
 """
 
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from nestmodel.attention_context import Context
-from nestmodel.config import NestConfig
+from nestmodel.config import NestConfig, WeightParts
 from nestmodel.errors import WeightsError
 from nestmodel.formats.model_file import open_model_file
 from nestmodel.nn.network import NestNetwork
-from nestmodel.options import WeightParts
-
-NetworkT = TypeVar("NetworkT", bound=NestNetwork)
 
 ENCODER_PREFIX = "encoder."
 _MAX_NAMES_SHOWN = 4
@@ -30,7 +25,7 @@ _IGNORED_PREFIXES = ("decoder_ssl.",)
 # Settings that do not change what the weights compute, or whose difference is visible in names and shapes of weights.
 _IGNORED_SETTINGS = (
     *("dither", "pad_to", "dropout", "dropout_pre_encoder", "dropout_att", "dropout_emb"),
-    *("dropout_source", "checkpoint_activations", "att_context_probs"),
+    *("checkpoint_activations", "att_context_probs"),
     *("num_layers", "d_model", "subsampling_channels", "ff_expansion", "conv_kernel_size"),
 )
 
@@ -80,18 +75,6 @@ def load_network(path: str | Path, context: Context | None = None) -> NestNetwor
             context.
         WeightsError: The file cannot be read, or does not hold a whole model.
     """
-    network = build_network(NestNetwork, path).eval()
-    if context is not None:
-        network.use_context(context)
-    return network
-
-
-def build_network(build: Callable[[NestConfig], NetworkT], path: str | Path) -> NetworkT:
-    """Builds a network of any class from the configuration in a model file, and loads all its weights.
-
-    Raises:
-        WeightsError: The file cannot be read, or does not hold a whole model.
-    """
     with open_model_file(path) as file:
         config, state = file.read_config(), file.read_state()
         # A configuration may claim a size for which there is no memory, so the weights are compared with a network that
@@ -102,9 +85,11 @@ def build_network(build: Callable[[NestConfig], NetworkT], path: str | Path) -> 
         except (OverflowError, RuntimeError, TypeError) as error:  # numbers or products of more than 63 bits
             raise WeightsError(f"{path}: its configuration has impossible sizes ({error}). Export it again.") from error
         _check_complete(_compare(shapes, state, file.path))
-        network = build(config)
+        network = NestNetwork(config).eval()
         _copy_weights(network, state, file.path, "all")
         network.source = file.source
+    if context is not None:
+        network.use_context(context)
     return network
 
 
@@ -142,12 +127,8 @@ def differing_settings(config: NestConfig, file_config: NestConfig) -> tuple[str
     )
 
 
-def abbreviate_names(names: Iterable[str]) -> str:
-    """Joins names with commas; if there are many, counts them by module: `decoder.* 2, encoder.layers.16.* 39`."""
-    names = list(names)
-    if len(names) > _MAX_NAMES_SHOWN:
-        modules = Counter(_module_of(name) for name in names)
-        names = [f"{module}.* {number}" for module, number in modules.items()]
+def abbreviate_names(names: Sequence[str]) -> str:
+    """Joins the first names with commas, and counts the others."""
     num_more = len(names) - _MAX_NAMES_SHOWN
     return ", ".join(names[:_MAX_NAMES_SHOWN]) + (f" and {num_more} more" if num_more > 0 else "")
 
@@ -194,12 +175,6 @@ def _check_complete(report: WeightReport) -> None:
         )
     if problems:
         raise WeightsError(f"{report.summary()}. The weights do not match the configuration in the file.")
-
-
-def _module_of(name: str) -> str:
-    parts = name.split(".")
-    depth = 3 if parts[:2] == ["encoder", "layers"] else 2 if parts[0] == "encoder" else 1
-    return ".".join(parts[:depth])
 
 
 def _shape(value: Tensor) -> str:

@@ -68,19 +68,6 @@ class StepBatchNorm(nn.BatchNorm1d):
             self.num_batches_tracked.copy_(num_batches)
 
 
-def collected_statistics(norms: Sequence[StepBatchNorm]) -> list[Float[Tensor, "2 features"]]:
-    """Returns what norms have collected, as copies by one operation."""
-    collected = [norm._collected for norm in norms if norm._collected is not None]
-    return list(torch.stack(collected).unbind()) if collected else []
-
-
-def restore_collected(norms: Sequence[StepBatchNorm], statistics: Sequence[Float[Tensor, "2 features"]]) -> None:
-    """Makes norms continue from what `collected_statistics` returned."""
-    for norm, earlier in zip((norm for norm in norms if norm._collected is not None), statistics, strict=True):
-        assert norm._collected is not None
-        norm._collected.copy_(earlier)
-
-
 def update_running_stats(norms: Sequence[StepBatchNorm], statistics: Sequence[Float[Tensor, "2 features"]]) -> None:
     """Updates running means and variances with those of a step, weighted by the momentum, by one operation for all.
 

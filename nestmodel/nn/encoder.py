@@ -30,7 +30,6 @@ from nestmodel.nn.gpu.dropout import AcceleratedDropout
 from nestmodel.nn.gpu.fused_attention import GpuFrames, describe_gpu_frames
 from nestmodel.nn.gpu.subsampling import AcceleratedConvSubsampling
 from nestmodel.nn.precision import is_autocast
-from nestmodel.representation import shapes
 
 DropoutKeys = Int32[Tensor, "blocks_and_input 7 2"]
 """Keys of all dropout of an encoder. The first row, of which two are used, is for the blocks' input and positions."""
@@ -44,9 +43,6 @@ class EncoderOutput(NamedTuple):
 
     lens: Int[Tensor, " batch"]
     """Number of valid encoder frames of each utterance."""
-
-    def __repr__(self) -> str:
-        return shapes(self)
 
 
 class HiddenStates(NamedTuple):
@@ -244,12 +240,10 @@ class ConformerEncoder(nn.Module):
 def why_not_compiled(config: EncoderConfig) -> str:
     """Returns why the blocks of an encoder are not compiled; empty if they can be.
 
-    Compiled code draws other numbers than torch's generator. A recomputation of activations would compile in the
-    backward pass, where an error cannot end in the plain form, because ranks may have begun to exchange gradients.
+    A recomputation of activations would compile in the backward pass, where an error would leave ranks waiting that
+    have begun to exchange gradients.
     """
-    if config.checkpoint_activations:
-        return "checkpoint_activations is on"
-    return "dropout_source is generator" if config.dropout_source == "generator" else ""
+    return "checkpoint_activations is on" if config.checkpoint_activations else ""
 
 
 def _recompute_contexts(

@@ -12,16 +12,9 @@ from jaxtyping import Bool, Float, Int, Real
 from torch import Tensor
 
 from nestmodel.nn.network import NestOutput
-from nestmodel.representation import shapes
-
-METRIC_NAMES = (
-    *("loss", "accuracy", "codebook_use", "token_entropy", "token_perplexity"),
-    *("prediction_entropy", "prediction_perplexity"),
-)
-"""Names of the metrics of training and validation, without the prefix `train_` or `val_`."""
 
 CONTEXT_METRICS = ("loss", "accuracy")
-"""Those that validation reports for each attention context."""
+"""Metrics that validation reports for each attention context."""
 
 NO_TOKEN = -100
 """Stands for the target of a row that is not scored; the default `ignore_index` of torch's cross entropy."""
@@ -99,8 +92,6 @@ class LossStats:
     predicted_counts: Float[Tensor, "codebooks classes"]
     """Occurrences of each class among the most likely classes."""
 
-    __repr__ = shapes
-
     @property
     def loss(self) -> Float[Tensor, ""]:
         """Mean negative log-likelihood per scored encoder frame, in nats; 0 if no frame is scored."""
@@ -112,7 +103,7 @@ class LossStats:
         return torch.cat([heads, self.token_counts.flatten(), self.predicted_counts.flatten()])
 
     def metrics(self, counts: Float[Tensor, "2 codebooks classes"]) -> dict[str, Tensor]:
-        """Returns the logged metrics by name, in the order of `METRIC_NAMES`.
+        """Returns the logged metrics by name, without the prefix `train_` or `val_`.
 
         Args:
             counts: Class counts of the target tokens and of the predictions, for the entropies and codebook use. They

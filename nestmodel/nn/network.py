@@ -22,7 +22,6 @@ from nestmodel.nn.masking import BlockMask, scored_token_mask
 from nestmodel.nn.network_input import Masks, NetworkInput
 from nestmodel.nn.quantizer import RandomProjectionQuantizer
 from nestmodel.nn.subsampling import num_subsampled
-from nestmodel.representation import shapes
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +45,6 @@ class NestOutput:
 
     enc_lens: Int[Tensor, " batch"]
     """Number of valid encoder frames of each utterance."""
-
-    __repr__ = shapes
 
 
 class MultiSoftmaxDecoder(nn.Module):
@@ -144,18 +141,6 @@ class NestNetwork(nn.Module):
         self.encoder.config = self.config.encoder.with_context(context)
         self.config = replace(self.config, encoder=self.encoder.config)
 
-    def __repr__(self) -> str:
-        """Returns the sizes in one line; a part such as `encoder` shows its modules."""
-        encoder = self.config.encoder
-        num_parameters, num_in_encoder = (
-            sum(parameter.numel() for parameter in module.parameters()) for module in (self, self.encoder)
-        )
-        return (
-            f"{type(self).__name__}({encoder.num_layers} layers of dim {encoder.d_model}, frames of "
-            f"{1000 * self.config.frame_s:g} ms; {num_parameters:,} parameters, {num_in_encoder:,} of them in the "
-            f"encoder; weights {f'from {self.source}' if self.source else 'of this program'})"
-        )
-
     def use_forms(self, forms: Forms) -> None:
         """Sets the form of a training step, which may be changed at any time."""
         self.forms = forms
@@ -171,7 +156,7 @@ class NestNetwork(nn.Module):
         """Predicts the masked tokens of a microbatch.
 
         Masks and dropout are determined by `seed_for`. Torch's global generator draws dither; on a GPU, dropout of
-        attention weights; and all dropout if `encoder.dropout_source` is `generator`. If the batch is on a GPU, the CPU
+        attention weights. If the batch is on a GPU, the CPU
         waits for its lengths; `draw_masks` before `NetworkInput.of` copies it, and `forward_masked` after it, do not.
 
         Args:
@@ -196,8 +181,7 @@ class NestNetwork(nn.Module):
             num_frames = num_subsampled(num_frames, encoder.subsampling_factor, is_causal=encoder.causal_downsampling)
         generator = torch.Generator().manual_seed(self.seed_for(mask_purpose, batch))
         masks = self._with_scored_rows(self.mask_processor.draw(lens, num_frames, generator))
-        has_keys = self.training and self.config.encoder.dropout_source == "position"
-        keys = self.encoder.draw_keys(self.seed_for("dropout", batch)) if has_keys else None
+        keys = self.encoder.draw_keys(self.seed_for("dropout", batch)) if self.training else None
         context = self.encoder.draw_context(self.seed_for("attention context", batch)) if self.training else None
         return replace(masks, dropout_keys=keys, att_context=context)
 

@@ -14,10 +14,9 @@ from torch import Tensor
 from nestdata import AudioNoiseBatch, Microbatch
 from nestmodel.attention_context import Context
 from nestmodel.nn.encoder import DropoutKeys
-from nestmodel.representation import shapes
 
 
-@dataclass(frozen=True, kw_only=True, repr=False)
+@dataclass(frozen=True, kw_only=True)
 class Masks:
     """What is drawn for a microbatch: masked frames and scored tokens, keys of dropout, and the attention context."""
 
@@ -36,10 +35,8 @@ class Masks:
     att_context: Context | None = None
     """Attention context; None for the first one of the encoder."""
 
-    __repr__ = shapes
 
-
-@dataclass(frozen=True, kw_only=True, repr=False)
+@dataclass(frozen=True, kw_only=True)
 class NetworkInput(Microbatch, Masks):
     """What the network reads of a microbatch, on the device of the network."""
 

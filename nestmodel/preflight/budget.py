@@ -16,7 +16,7 @@ from nestmodel.preflight.memory import available_bytes, gigabytes
 from nestmodel.preflight.trial import Shape, TrialResult, describe_shapes, largest_shapes
 from nestmodel.preflight.trial_child import TrialChild, TrialSettings
 from nestmodel.training.data import NestDataModule
-from nestmodel.training.module import NestModel
+from nestmodel.training.module import NestModel, check_sampling_rate
 
 _RESOLUTION_S = 5
 """Budgets are counted in units of this length."""
@@ -92,8 +92,8 @@ def find_budget(
     """
     _check(model, data, trainer, config)
     plan_config, rate = data.train_dataset.plan.config, data.sampling_rate
-    longest = _longest_cut(data)
-    lowest = math.ceil(longest.budget_seconds / _RESOLUTION_S)
+    source, longest_s, budget_s = _longest_cut(data)
+    lowest = math.ceil(budget_s / _RESOLUTION_S)
     highest = max(lowest, _highest_units(data.train_dataset))
     show = on_line or (lambda _: None)
     trials: dict[int, BudgetTrial] = {}
@@ -128,8 +128,8 @@ def find_budget(
     if largest is None:
         raise TrainingError(
             f"a batch of {trials[lowest].too_large} does not fit into {gigabytes(allowed)}, and max_batch_seconds "
-            f"cannot be below {lowest * _RESOLUTION_S} s, because the longest cut of {longest.source} lasts "
-            f"{longest.seconds:.1f} s. Prepare it with a lower --max-seconds, or set data.plan.max_cuts or "
+            f"cannot be below {lowest * _RESOLUTION_S} s, because the longest cut of {source} lasts "
+            f"{longest_s:.1f} s. Prepare it with a lower --max-seconds, or set data.plan.max_cuts or "
             "model.config.encoder.checkpoint_activations."
         )
     return BudgetReport(
@@ -159,43 +159,23 @@ def largest_fitting(fits: Callable[[int], bool], *, start: int, lowest: int, hig
     return low
 
 
-def wrong_sampling_rate(model: NestModel, data: NestDataModule) -> str:
-    """Returns what to do if the corpus and the model are for different sampling rates; empty if they are not."""
-    rate, expected = data.sampling_rate, model.config.features.sampling_rate
-    if rate == expected:
-        return ""
-    return f"the corpus is at {rate} Hz, the model for {expected} Hz. Prepare it with --sampling-rate {expected}."
-
-
 def _check(model: NestModel, data: NestDataModule, trainer: pl.Trainer, config: BudgetConfig) -> None:
     if trainer.world_size > 1:
         raise ConfigError(
             f"a budget is searched by one process, and the trainer has {trainer.world_size} ranks. Add "
             "--trainer.devices 1 --trainer.num_nodes 1, and start it without torchrun or srun."
         )
-    if problem := wrong_sampling_rate(model, data):
-        raise ConfigError(problem)
-    device = trainer.strategy.root_device.type
-    if device not in ("cpu", "cuda"):
-        raise ConfigError(f"a budget cannot be searched on {device}: use --trainer.accelerator gpu or cpu.")
-    if device == "cpu":
-        _check_limit_of_cpu(config.memory_limit)
+    check_sampling_rate(model.config, data.sampling_rate)
+    available, limit = available_bytes(), config.memory_limit
+    if trainer.strategy.root_device.type == "cpu" and (limit is None or _bytes(limit) > available):
+        raise ConfigError(
+            f"on a CPU, give the memory that one rank may use, at most the {gigabytes(available)} that are available "
+            f"here: --memory_limit 8GiB, for example. It is {limit or 'not set'}."
+        )
 
 
-def _check_limit_of_cpu(memory_limit: str | None) -> None:
-    available = available_bytes()
-    if not available:
-        raise ConfigError("a budget for a CPU can be searched on Linux only, because the search reads /proc.")
-    if memory_limit is None:
-        raise ConfigError(
-            "on a CPU, say how much memory one rank may use: --memory_limit 8GiB, for example. "
-            f"{gigabytes(available)} are available here."
-        )
-    if parse_bytes(memory_limit, "preflight.memory_limit") > available:
-        raise ConfigError(
-            f"preflight.memory_limit is {memory_limit}, but only {gigabytes(available)} are available here. Lower it, "
-            "or end other processes."
-        )
+def _bytes(limit: str) -> int:
+    return parse_bytes(limit, "preflight.memory_limit")
 
 
 def _trial_settings(model: NestModel, trainer: pl.Trainer, config: BudgetConfig) -> TrialSettings:
@@ -206,34 +186,23 @@ def _trial_settings(model: NestModel, trainer: pl.Trainer, config: BudgetConfig)
         precision=str(trainer.precision),
         device=str(trainer.strategy.root_device),
         num_threads=torch.get_num_threads(),
-        limit_bytes=None if limit is None else parse_bytes(limit, "preflight.memory_limit"),
+        limit_bytes=None if limit is None else _bytes(limit),
         margin=config.memory_margin,
         timeout_s=config.timeout_s,
     )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _LongestCut:
-    """The longest cut of training and validation, which sets the smallest budget."""
+def _longest_cut(data: NestDataModule) -> tuple[str, float, float]:
+    """Returns the key of the corpus with the longest cut, its seconds, and the budget that it needs in seconds.
 
-    source: str
-    """Key of the corpus in the configuration."""
-
-    seconds: float
-    """Its length, which is at least `min_audio_seconds`."""
-
-    budget_seconds: float
-    """The budget that it needs, which is more than its length with `quadratic_seconds`."""
-
-
-def _longest_cut(data: NestDataModule) -> _LongestCut:
+    The budget is more than the length with `quadratic_seconds`.
+    """
     cuts = []
     for source, dataset in (("data.corpus", data.train_dataset), ("data.val_corpus", data.val_dataset)):
         if dataset is not None:
             longest, rate = _longest_samples(dataset), dataset.plan.sampling_rate
-            budget_s = dataset.plan.budget.cost(longest) / rate
-            cuts.append(_LongestCut(source=source, seconds=longest / rate, budget_seconds=budget_s))
-    return max(cuts, key=lambda cut: cut.seconds)
+            cuts.append((source, longest / rate, dataset.plan.budget.cost(longest) / rate))
+    return max(cuts, key=lambda cut: cut[1])
 
 
 def _highest_units(dataset: AudioNoiseDataset) -> int:

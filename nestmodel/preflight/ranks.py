@@ -10,29 +10,25 @@ import torch.distributed as dist
 
 from nestmodel.errors import TrainingError
 from nestmodel.preflight.report import CheckResult
-from nestmodel.source_digest import source_digest
 from nestmodel.training.data import NestDataModule
 from nestmodel.training.module import NestModel
 from nestmodel.training.saving.resume import Settings, changed_settings, flatten_settings
-from nestmodel.training.starting.determinism import determinism
+from nestmodel.training.starting.run_form import determinism
 
 _NUM_SUMMED = 1_000_000
 """Size of the tensor: large enough that its packets are as long as those of gradients."""
 
 _POLL_S = 0.001
 
-_PACKAGES = ("nestdata", "nestguard", "nestmodel")
+_PACKAGES = ("nest-pretrain", "torch", "pytorch-lightning", "lhotse")
 _MAX_SHOWN = 5
 
 
 def rank_settings(model: NestModel, data: NestDataModule, trainer: pl.Trainer) -> Settings:
-    """Returns the settings that must be equal on all ranks: code, versions, data, model and trainer."""
+    """Returns the settings that must be equal on all ranks: versions, data, model and trainer."""
     val = data.val_dataset
     return {
-        **{f"code of {package}": source_digest(package) for package in _PACKAGES},
-        "version of torch": torch.__version__,
-        "version of pytorch-lightning": importlib.metadata.version("pytorch-lightning"),
-        "version of lhotse": importlib.metadata.version("lhotse"),
+        **{f"version of {package}": importlib.metadata.version(package) for package in _PACKAGES},
         **flatten_settings(model.config, "model.config"),
         **data.settings,
         "data.val_corpus": repr(val.plan.fingerprint if val else None),

@@ -20,7 +20,6 @@ import torch
 
 from nestdata import BadCut, last_error_line, microbatches
 from nestmodel.errors import TrainingError
-from nestmodel.preflight.budget import wrong_sampling_rate
 from nestmodel.preflight.config import MEMORY_MARGIN, PreflightConfig
 from nestmodel.preflight.exchange import StoreExchange
 from nestmodel.preflight.memory import gigabytes, usable_bytes
@@ -31,7 +30,7 @@ from nestmodel.preflight.trial import clean_up, describe_shapes, largest_shapes,
 from nestmodel.run_config import CheckpointConfig
 from nestmodel.training.data import NestDataModule
 from nestmodel.training.lightning_private import launched_processes, set_process_group_timeout
-from nestmodel.training.module import NestModel
+from nestmodel.training.module import NestModel, check_sampling_rate
 from nestmodel.training.saving.checkpoints import Checkpoints
 
 _BYTES_PER_PARAMETER = 12  # a weight and the two moments of AdamW in float32
@@ -150,8 +149,7 @@ def check_step(model: NestModel, data: NestDataModule, trainer: pl.Trainer) -> C
 
     Gradients are kept from step to step, as a run keeps them from microbatch to microbatch.
     """
-    if problem := wrong_sampling_rate(model, data):
-        return CheckResult(status="failed", value=f"{data.sampling_rate} Hz", advice=problem)
+    check_sampling_rate(model.config, data.sampling_rate)
     plan, device = data.train_dataset.plan, trainer.strategy.root_device
     shapes, rate = largest_shapes(plan), data.sampling_rate
     total = usable_bytes(device, max(1, trainer.world_size // trainer.num_nodes))
@@ -245,8 +243,6 @@ def check_disk(model: NestModel, trainer: pl.Trainer) -> CheckResult:
     directory = (config.directory or Path(trainer.default_root_dir)).absolute()
     existing = next(path for path in (directory, *directory.parents) if path.exists())
     each = _BYTES_PER_PARAMETER * sum(p.numel() for p in model.parameters())
-    keep_every = config.keep_every_n_steps
-    num_permanent = max(trainer.max_steps, 0) // keep_every if keep_every else 0
     # The newest checkpoint is written before the oldest one is removed.
     free, needed = shutil.disk_usage(existing).free, (keep + 1) * each
     value = f"{gigabytes(free)} free, {keep + 1} checkpoints of {gigabytes(each)}"
@@ -255,10 +251,6 @@ def check_disk(model: NestModel, trainer: pl.Trainer) -> CheckResult:
         advice = f"{existing} is not writable. Give --output a directory that is."
     elif free < needed:
         advice = f"{existing} has no space for {gigabytes(needed)}. Free some, or give another --output."
-    elif free < needed + num_permanent * each:
-        total = gigabytes(needed + num_permanent * each)
-        advice = f"{existing} has no space for the {total} that keep_every_n_steps needs by the end. Free some in time."
-        return CheckResult(status="warning", value=value, advice=advice, figures=figures)
     else:
         return CheckResult(status="ok", value=value, figures=figures)
     return CheckResult(status="failed", value=value, advice=advice, figures=figures)

@@ -14,12 +14,10 @@ import pytorch_lightning as pl
 import torch
 
 from nestdata import AudioNoiseBatch, BatchPlan, MicrobatchKey, Mix, PlanConfig
-from nestmodel.config import NestConfig
-from nestmodel.errors import TrainingError
+from nestmodel.config import Kernels, NestConfig
+from nestmodel.errors import TrainingError, is_out_of_memory
 from nestmodel.nn.gpu.forms import PLAIN, Forms
 from nestmodel.nn.gpu.step_graph import Capture, CudaCapture
-from nestmodel.options import Kernels
-from nestmodel.out_of_memory import is_out_of_memory
 from nestmodel.preflight.memory import PeakMemory
 from nestmodel.training.module import NestModel
 from nestmodel.training.starting.run_form import run_form
@@ -55,7 +53,7 @@ class TrialStep:
     Args:
         config: Sizes and settings of the model.
         trainer: The trainer, configured as for the run.
-        forms: The form of the step. The first step compares it with the plain form.
+        forms: The form of the step.
         capture: Captures microbatches as graphs: the first step of a shape warms up, and the second one captures it.
             None for no graphs.
         num_shapes: Number of shapes of which graphs are captured.
@@ -74,7 +72,7 @@ class TrialStep:
         model = cast(NestModel, self._precision.convert_module(NestModel(_without_end(config))))
         self._model = model.to(self._device).train()
         self._model.trainer = trainer
-        self._model.use_checked_forms(forms)
+        self._model.use_forms(forms)
         self._model.use_graphs(num_shapes, capture)
         self._model.prepare_steps()
         self._optimizer = self._model.configure_optimizers()["optimizer"]

@@ -28,9 +28,8 @@ import torch
 from lightning_fabric.plugins.environments.lightning import LightningEnvironment
 
 from nestdata import PlanConfig, last_error_line
-from nestmodel.config import NestConfig
+from nestmodel.config import Kernels, NestConfig
 from nestmodel.errors import TrainingError
-from nestmodel.options import Kernels
 from nestmodel.preflight.memory import resident_bytes
 from nestmodel.preflight.trial import Shape, TrialResult, clean_up, run_shapes, trial_step_of
 

@@ -4,13 +4,12 @@ Loaders resume at `trainer.global_step`: at the start of every epoch a loader re
 and yields the batches of the next one. There is therefore no loader state to save.
 """
 
+import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import pytorch_lightning as pl
-import torch
 from torch.utils.data import Sampler
 
 from nestdata import (
@@ -18,16 +17,16 @@ from nestdata import (
     BatchLoader,
     BatchPlan,
     Corpus,
-    Microbatch,
     StartMethod,
     start_fork_server,
 )
-from nestmodel.formats.training_record import CorpusRecord, TrainingRecord
+from nestmodel.errors import ConfigError
 from nestmodel.run_config import DataConfig
 from nestmodel.training.copy_ahead import Loader, copied_ahead
+from nestmodel.training.lightning_private import finds_launcher, uses_distributed_sampler
 from nestmodel.training.open_data import open_training_data, open_validation_data
 from nestmodel.training.saving.resume import STAGE_PREFIX, Settings, flatten_settings
-from nestmodel.training.starting.run_checks import check_accumulation
+from nestmodel.training.starting.ranks import check_ranks
 from nestmodel.training.step_limits import convert_training_limits, convert_validation_limit
 
 
@@ -76,13 +75,6 @@ class NestDataModule(pl.LightningDataModule):
         return self.train_dataset.corpus.sampling_rate
 
     @property
-    def remote_patience_s(self) -> float | None:
-        """Seconds for which loading may wait for an object store; None if no audio is in one."""
-        datasets = (self.train_dataset, self.val_dataset)
-        is_remote = any(dataset is not None and dataset.remote is not None for dataset in datasets)
-        return self.config.remote.patience_s if is_remote else None
-
-    @property
     def settings(self) -> Settings:
         """Everything that decides which batches are trained on, by dotted name; stored in every checkpoint."""
         plan, noise = self.train_dataset.plan, self.noise.corpus
@@ -101,15 +93,16 @@ class NestDataModule(pl.LightningDataModule):
             **flatten_settings(self.train_dataset.augment, "data.augment"),
         }
 
-    def with_corpora(self, record: TrainingRecord) -> TrainingRecord:
-        """Returns a record of training with the corpora of this data module."""
+    @property
+    def record(self) -> dict[str, str]:
+        """The corpora with their hours and fingerprints, for the model card; stored in every checkpoint."""
         val, noise = self.val_dataset, self.noise.corpus
-        return replace(
-            record,
-            corpora=_records(self.train_dataset.corpus.corpora),
-            noise=_records([noise] if noise else []),
-            val_corpora=_records(val.corpus.corpora if val else []),
-        )
+        corpora = {
+            "speech": self.train_dataset.corpus.corpora,
+            "noise": [noise] if noise else [],
+            "validation": val.corpus.corpora if val else [],
+        }
+        return {name: ", ".join(map(_described, found)) for name, found in corpora.items() if found}
 
     def train_dataloader(self) -> Loader:
         """Returns the training loader of this rank, which starts every epoch at the next optimizer step."""
@@ -119,15 +112,6 @@ class NestDataModule(pl.LightningDataModule):
     def val_dataloader(self) -> "BatchLoader | list[Any]":
         """Returns the validation loader of this rank, or an empty list without a validation corpus."""
         return [] if self.val_dataset is None else self._loader(self.val_dataset, lambda: 0)
-
-    def transfer_batch_to_device(
-        self,
-        batch: Microbatch,
-        device: torch.device,
-        dataloader_idx: int,  # noqa: ARG002
-    ) -> Microbatch:
-        """Copies a batch to the device while the device still computes. A `NestModel` has copied its input before."""
-        return batch.to(device, non_blocking=True)
 
     def loader_of(
         self,
@@ -182,13 +166,8 @@ class NestDataModule(pl.LightningDataModule):
         return self.trainer
 
 
-def _records(corpora: Iterable[Corpus]) -> tuple[CorpusRecord, ...]:
-    return tuple(
-        CorpusRecord(
-            name=corpus.path.resolve().name, hours=corpus.hours, num_cuts=len(corpus), fingerprint=corpus.fingerprint
-        )
-        for corpus in corpora
-    )
+def _described(corpus: Corpus) -> str:
+    return f"{corpus.path.resolve().name} ({corpus.hours:.2f} h, {len(corpus):,} cuts, {corpus.fingerprint})"
 
 
 class _EpochSampler(Sampler[tuple[int, int]]):
@@ -216,3 +195,52 @@ class _EpochSampler(Sampler[tuple[int, int]]):
 
     def __len__(self) -> int:
         return self.plan.steps_per_epoch * len(self.microbatches)
+
+
+def num_ranks(trainer: pl.Trainer) -> int:
+    """Returns the number of ranks of a run.
+
+    Raises:
+        ConfigError: A launcher that Lightning has found by itself has started others.
+    """
+    if finds_launcher(trainer):
+        check_ranks(os.environ, trainer.num_devices, trainer.num_nodes)
+    return trainer.num_devices * trainer.num_nodes
+
+
+def check_share(trainer: pl.Trainer, plan: BatchPlan) -> int:
+    """Returns how many microbatches of a step each rank processes.
+
+    Raises:
+        ConfigError: The ranks cannot share a step equally, or are not those that a launcher has started.
+    """
+    return len(plan.microbatches_of(0, num_ranks(trainer)))
+
+
+def check_accumulation(trainer: pl.Trainer, plan: BatchPlan) -> int:
+    """Checks that the trainer leaves the microbatches of a step to the plan, and that the ranks can share them.
+
+    Returns:
+        Number of microbatches that each rank processes per step.
+
+    Raises:
+        ConfigError: A setting of the trainer conflicts with the plan, or the ranks cannot share a step equally.
+    """
+    world_size = num_ranks(trainer)
+    microbatches_per_rank = check_share(trainer, plan)
+    if trainer.accumulate_grad_batches not in (1, microbatches_per_rank):
+        raise ConfigError(
+            f"trainer.accumulate_grad_batches is {trainer.accumulate_grad_batches}, but it is computed from "
+            f"data.plan.microbatches_per_step and the number of ranks ({microbatches_per_rank} here). Leave it out."
+        )
+    if world_size > 1 and uses_distributed_sampler(trainer):
+        raise ConfigError(
+            "trainer.use_distributed_sampler is on, but the loader of each rank already yields only the "
+            "microbatches of that rank. Turn it off."
+        )
+    if overfit_batches := cast(Any, trainer).overfit_batches:
+        raise ConfigError(
+            f"trainer.overfit_batches is {overfit_batches}, which the loader does not support because it has a "
+            "sampler of its own. Leave it out, and prepare a corpus of a few utterances instead."
+        )
+    return microbatches_per_rank

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import pytorch_lightning as pl
+from pytorch_lightning.callbacks import EarlyStopping
 
 import nestmodel
 from nestdata import redacted
@@ -18,7 +19,7 @@ from nestmodel.training.callbacks.progress import PlainLines, Renderer
 from nestmodel.training.run_state import format_duration
 from nestmodel.training.starting.run_summary import format_summary, left_out_rows, summarise_run
 from nestmodel.training.step_limits import num_steps_of_run
-from nestmodel.training.stopping.end_reason import end_reason
+from nestmodel.training.step_stats import StopRequests
 
 if TYPE_CHECKING:
     from nestmodel.run import Run
@@ -86,21 +87,20 @@ def print_left_out(run: "Run") -> None:
             print(f"{name}: {text}", file=sys.stderr)
 
 
-def print_results(trainer: pl.Trainer, seconds: float, first_step: int) -> None:
+def print_results(trainer: pl.Trainer, seconds: float) -> None:
     """Prints the last metrics of a run, what has ended it, where its output is, and what may come next, to stdout.
 
     Args:
         trainer: Of the run, after `fit`.
         seconds: Duration of this start.
-        first_step: Optimizer steps made before this start.
     """
     directory = trainer.log_dir
     if not trainer.is_global_zero or directory is None or cast(Any, trainer).fast_dev_run:
         return
-    print(redacted("\n".join(_result_lines(trainer, Path(directory), seconds, first_step))))
+    print(redacted("\n".join(_result_lines(trainer, Path(directory), seconds))))
 
 
-def _result_lines(trainer: pl.Trainer, directory: Path, seconds: float, first_step: int) -> list[str]:
+def _result_lines(trainer: pl.Trainer, directory: Path, seconds: float) -> list[str]:
     metrics = {name: float(value) for name, value in trainer.callback_metrics.items()}
     steps_per_epoch = cast(Any, trainer).datamodule.train_dataset.plan.steps_per_epoch
     num_steps = num_steps_of_run(trainer, steps_per_epoch)
@@ -114,7 +114,7 @@ def _result_lines(trainer: pl.Trainer, directory: Path, seconds: float, first_st
     outputs = {name: directory / path for name, path in _OUTPUTS.items()}
     lines = [f"{'finished' if is_finished else 'stopped before its end'}: {', '.join(parts)}"]
     requests = cast(Any, trainer).lightning_module.stop_requests
-    if (reason := end_reason(trainer, requests, steps_per_epoch, first_step)) is not None:
+    if not is_finished and (reason := end_reason(trainer, requests)) is not None:
         lines.append(f"reason: {reason}")
     lines += [f"{name}: {path}" for name, path in outputs.items() if path.exists()]
     last = directory / "checkpoints" / "last.ckpt"
@@ -126,3 +126,19 @@ def _result_lines(trainer: pl.Trainer, directory: Path, seconds: float, first_st
             f"  or: nestmodel export {model} --to {'onnx-streaming' if is_live else 'huggingface'}",
         ]
     return lines
+
+
+def end_reason(trainer: pl.Trainer, requests: StopRequests) -> str | None:
+    """Returns what has ended a run before its last step; None if no request and no callback has.
+
+    Args:
+        trainer: Of the run, after `fit`.
+        requests: Of its model.
+    """
+    if requests.must_finish:
+        return "trainer.max_time has passed"
+    if not trainer.should_stop:
+        return None
+    callbacks = cast(Any, trainer).callbacks
+    reasons = [callback.stopping_reason_message for callback in callbacks if isinstance(callback, EarlyStopping)]
+    return next((reason for reason in reasons if reason), "a callback has set trainer.should_stop")

@@ -10,8 +10,7 @@ accumulated, and the gradients are divided by the number of tokens once, before 
 import math
 import warnings
 from collections.abc import Mapping
-from dataclasses import asdict, replace
-from importlib.metadata import PackageNotFoundError, version
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, cast
 
@@ -25,43 +24,33 @@ from torch.nn.parallel import DistributedDataParallel
 import nestguard
 from nestdata import AudioNoiseBatch
 from nestmodel.attention_context import context_name
-from nestmodel.config import NestConfig
-from nestmodel.formats.safetensors import CONFIG_KEY
-from nestmodel.formats.training_record import METRICS, RECORD_KEY, SETTINGS_KEY, TrainingRecord, record_of
-from nestmodel.formats.weights import build_network, load_weights
+from nestmodel.config import Kernels, NestConfig, WeightParts
+from nestmodel.errors import ConfigError
+from nestmodel.formats.safetensors import CONFIG_KEY, RECORD_KEY, SETTINGS_KEY
+from nestmodel.formats.weights import load_weights
 from nestmodel.nn.batch_norm import StepBatchNorm, update_running_stats
 from nestmodel.nn.gpu import devices
-from nestmodel.nn.gpu.forms import Forms
 from nestmodel.nn.gpu.step_graph import Capture, CudaCapture, StepGraphs
 from nestmodel.nn.loss import CONTEXT_METRICS, LossStats, loss_stats
 from nestmodel.nn.network import NestNetwork
 from nestmodel.nn.network_input import NetworkInput
-from nestmodel.options import Kernels, WeightParts
 from nestmodel.training.data import NestDataModule
-from nestmodel.training.form_guard import FormGuard, seed_generators
-from nestmodel.training.gradient_sums import GradientSums
 from nestmodel.training.lightning_private import (
     fix_gradient_buckets,
     log_by_global_step,
     scale_loop_progress,
     set_global_step,
 )
-from nestmodel.training.nonfinite import SkippedSteps
-from nestmodel.training.saving.resume import (
-    check_same_step,
-    check_unchanged,
-    run_settings,
-    stored_form,
-)
+from nestmodel.training.saving.resume import check_same_step, check_unchanged, run_settings
 from nestmodel.training.schedule import build_optimizer, divides_gradients
-from nestmodel.training.starting.ddp_advice import suppress_unused_parameter_advice
 from nestmodel.training.starting.launcher import destroy_process_group_at_exit
-from nestmodel.training.starting.run_checks import check_precision, check_sampling_rate
-from nestmodel.training.starting.run_form import RunForm, run_form
-from nestmodel.training.step_stats import DecayedCounts, StepStats, fetch
-from nestmodel.training.stopping.stop_requests import StopRequests
+from nestmodel.training.starting.run_form import naming_kernels, run_form
+from nestmodel.training.step_stats import DecayedCounts, GradientSums, SkippedSteps, StepStats, StopRequests, fetch
 
 _PROGRESS_KEY = "nest_progress"
+
+_PRECISIONS = ("32-true", "bf16-mixed", "16-mixed", "32", "bf16", "16")
+"""Precisions with weights in float32; the last three are older names of the first three."""
 
 
 class NestModel(NestNetwork, pl.LightningModule):
@@ -97,9 +86,6 @@ class NestModel(NestNetwork, pl.LightningModule):
                 rank_zero_warn(f"{init_from}: {setting}, so its weights may have another meaning.")
         self.kernels = kernels
         """What computes a training step, as given."""
-        self._stored_form: str | None = None
-        self._guard = FormGuard(self)
-
         self.stop_requests = StopRequests()
         """Requests to end the run early, on which all ranks agree at every optimizer step."""
 
@@ -111,23 +97,7 @@ class NestModel(NestNetwork, pl.LightningModule):
         self._skipped = SkippedSteps()
         self._val_stats: Tensor | None = None
         self._train_counts = DecayedCounts()
-        self._record = TrainingRecord(started_from=None if init_from is None else init_from.name)
-        self._own_step: int | None = None
-        """The trainer's step before `validate` replaced it by the checkpoint's; None otherwise."""
-
-    @classmethod
-    def from_checkpoint(cls, path: str | Path) -> "NestModel":
-        """Builds a model with its weights from one file: a checkpoint of `nestmodel fit`, NeMo's, or safetensors.
-
-        Raises:
-            WeightsError: The file cannot be read, or does not contain a whole model.
-        """
-        return build_network(cls, path)
-
-    def use_checked_forms(self, forms: Forms) -> None:
-        """Sets the form of a training step, which the next microbatch compares with the plain form."""
-        self.use_forms(forms)
-        self._guard.start()
+        self._record = {} if init_from is None else {"started with the weights of": init_from.name}
 
     def use_graphs(self, num_shapes: int, capture: Capture | None) -> None:
         """Makes training run forward and backward pass of a microbatch as CUDA graphs; see `StepGraphs`.
@@ -152,7 +122,6 @@ class NestModel(NestNetwork, pl.LightningModule):
         # Lightning warns because the hook is one of this model and not of its data module, which is intended.
         warnings.filterwarnings("ignore", message="You have overridden `on_before_batch_transfer` in `LightningModule`")
         fix_gradient_buckets(self.trainer)
-        self._stored_form = None
 
     def configure_optimizers(self) -> Any:
         """Returns AdamW with its schedule, which advances once per optimizer step."""
@@ -168,28 +137,23 @@ class NestModel(NestNetwork, pl.LightningModule):
         Raises:
             ConfigError: Data or settings differ.
         """
-        if not self._is_fitting():
-            if self._is_attached():
-                self._own_step = self.trainer.global_step
-                set_global_step(self.trainer, checkpoint["global_step"])
+        if self.trainer.state.fn != TrainerFn.FITTING:
+            set_global_step(self.trainer, checkpoint["global_step"])
             return
         if SETTINGS_KEY in checkpoint:
-            settings = checkpoint[SETTINGS_KEY]
-            self._stored_form = stored_form(settings)
-            now = run_settings(self.config, self.trainer, form=self._planned_form().forms)
-            check_unchanged(settings, now, step=checkpoint["global_step"])
-        self._record = record_of(checkpoint.get) or self._record
+            now = run_settings(self.config, self.kernels, self.trainer)
+            check_unchanged(checkpoint[SETTINGS_KEY], now, step=checkpoint["global_step"])
+        self._record = dict(checkpoint.get(RECORD_KEY, self._record))
         scale_loop_progress(checkpoint, self.trainer.accumulate_grad_batches)
         if progress := dict(checkpoint.get(_PROGRESS_KEY, {})):
             self._train_counts.counts = progress.pop("faded_counts")
             self._skipped = SkippedSteps(**progress)
 
     def on_fit_start(self) -> None:
-        """Sets the form of the run, prepares optimizer steps, and suppresses a warning of DDP."""
-        if self.trainer.world_size > 1:
-            suppress_unused_parameter_advice(self.device)
-        form = self._planned_form()
-        self.use_checked_forms(form.forms)
+        """Sets the form of the run, and prepares optimizer steps."""
+        plan = getattr(getattr(getattr(self.trainer, "datamodule", None), "train_dataset", None), "plan", None)
+        form = run_form(self.config, self.kernels, self.trainer, None if plan is None else plan.config)
+        self.use_forms(form.forms)
         # All ranks sum gradients in the same way, even if their GPUs have different memory.
         if form.forms.num_shapes is not None and not self.trainer.strategy.broadcast(form.why_no_graphs):
             self.use_graphs(form.forms.num_shapes, CudaCapture())
@@ -246,9 +210,9 @@ class NestModel(NestNetwork, pl.LightningModule):
         """Returns the summed loss of a microbatch; `on_before_optimizer_step` divides its gradients."""
         if self._step is None:
             self._step = StepStats(self._norms, self.config.quantizer.num_codebooks)
-        self._guard.check(batch)
         seed_generators(self, batch)
-        stats = self._guard.run(self._loss_stats, batch)
+        with naming_kernels(self.forms):
+            stats = self._loss_stats(batch)
         self._step.add(stats, batch)
         # Compensates for the means that Lightning takes over microbatches and DDP takes over ranks.
         return stats.nll_sum * self.trainer.accumulate_grad_batches * self.trainer.world_size
@@ -301,7 +265,7 @@ class NestModel(NestNetwork, pl.LightningModule):
             self._skipped.in_a_row = 0
             update_running_stats(self._norms, totals.norm_statistics)
             self._train_counts.counts = class_counts
-            self._record = replace(self._record, train_metrics={name: float(metrics[name]) for name in METRICS})
+            self._record["last training step"] = _metrics_text(metrics)
             self._log_metrics("train", metrics)
             self.log_numbers({"lr": optimizer.param_groups[0]["lr"]})
             self.log("grad_norm", grad_norm, batch_size=1)
@@ -318,7 +282,8 @@ class NestModel(NestNetwork, pl.LightningModule):
 
     def validation_step(self, batch: NetworkInput, batch_idx: int) -> None:  # noqa: ARG002 - Lightning's signature
         """Accumulates the statistics of a microbatch in each attention context of the encoder."""
-        values = self._guard.run(self._context_values, batch)
+        with naming_kernels(self.forms):
+            values = torch.stack([loss_stats(output).flatten() for output in self.forward_contexts(batch)])
         self._val_stats = values if self._val_stats is None else self._val_stats + values
 
     def on_validation_epoch_end(self) -> None:
@@ -339,15 +304,15 @@ class NestModel(NestNetwork, pl.LightningModule):
         # Waits for the GPU before the heartbeat, which until then reports the collective.
         metrics = fetch(metrics)
         nestguard.current().beat(nestguard.Phase.VALIDATION, self.trainer.global_step - 1)
-        recorded = {name: float(metrics[name]) for name in METRICS}
-        self._record = replace(self._record, val_metrics=recorded, val_step=self.trainer.global_step)
+        self._record["last validation"] = f"after step {self.trainer.global_step:,}: {_metrics_text(metrics)}"
         self._log_metrics("val", metrics, prog_bar=True)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Adds the configuration of the model, the settings of the run, the skipped steps and the class counts."""
         checkpoint[CONFIG_KEY] = asdict(self.config)
-        checkpoint[RECORD_KEY] = self._current_record().stored()
-        checkpoint[SETTINGS_KEY] = run_settings(self.config, self.trainer, form=self.forms)
+        data = getattr(self.trainer, "datamodule", None)
+        checkpoint[RECORD_KEY] = {**(data.record if isinstance(data, NestDataModule) else {}), **self._record}
+        checkpoint[SETTINGS_KEY] = run_settings(self.config, self.kernels, self.trainer)
         checkpoint[_PROGRESS_KEY] = {**vars(self._skipped), "faded_counts": self._train_counts.counts}
 
     def teardown(self, stage: str) -> None:  # noqa: ARG002 - Lightning's signature
@@ -356,9 +321,6 @@ class NestModel(NestNetwork, pl.LightningModule):
         Lightning does not call it after an error.
         """
         destroy_process_group_at_exit()
-        if self._own_step is not None:
-            set_global_step(self.trainer, self._own_step)
-            self._own_step = None
         for norm in self._norms:
             norm.stop_collecting()
         self._norms = []
@@ -409,10 +371,6 @@ class NestModel(NestNetwork, pl.LightningModule):
         for parameter in parameters:
             parameter.grad = None  # the optimizer ignores parameters without a gradient
 
-    def _context_values(self, batch: NetworkInput) -> Tensor:
-        """Returns the flattened sums over the scored tokens of a microbatch, for each attention context."""
-        return torch.stack([loss_stats(output).flatten() for output in self.forward_contexts(batch)])
-
     def _sum_over_ranks(self, values: Tensor) -> Tensor:
         """Sums over all ranks in place; CUDA work may still be in flight."""
         nestguard.current().beat_collective(self.trainer.global_step)
@@ -426,24 +384,37 @@ class NestModel(NestNetwork, pl.LightningModule):
         self.log(f"{stage}_token_entropy", metrics.pop("token_entropy"), prog_bar=prog_bar, batch_size=1)
         self.log_dict({f"{stage}_{name}": value for name, value in metrics.items()}, batch_size=1)
 
-    def _planned_form(self) -> RunForm:
-        plan = getattr(getattr(getattr(self.trainer, "datamodule", None), "train_dataset", None), "plan", None)
-        settings = None if plan is None else plan.config
-        return run_form(self.config, self.kernels, self.trainer, settings, stored=self._stored_form)
 
-    def _current_record(self) -> TrainingRecord:
-        data = getattr(self.trainer, "datamodule", None)
-        record = data.with_corpora(self._record) if isinstance(data, NestDataModule) else self._record
-        try:
-            return replace(record, version=version("nest-pretrain"))
-        except PackageNotFoundError:  # a checkout that is not installed, or is being installed again
-            return record
+def seed_generators(network: NestNetwork, batch: NetworkInput) -> None:
+    """Seeds torch's generators, from which dither and some dropout are drawn, for a microbatch.
 
-    def _is_fitting(self) -> bool:
-        return self._is_attached() and self.trainer.state.fn == TrainerFn.FITTING
+    Those of the CPU and of the current GPU; `torch.manual_seed` seeds those of all visible GPUs.
+    """
+    seed = network.seed_for("dropout", batch)
+    torch.default_generator.manual_seed(seed)
+    if batch.audio.device.type == "cuda":
+        torch.cuda.manual_seed(seed)
 
-    def _is_attached(self) -> bool:
-        try:
-            return self.trainer is not None
-        except RuntimeError:  # the model has no trainer
-            return False
+
+def check_precision(precision: str | int | None) -> None:
+    """Raises ConfigError if a precision of Lightning changes the type of the weights; None is Lightning's default."""
+    if precision is not None and str(precision) not in _PRECISIONS:
+        raise ConfigError(
+            f"trainer.precision is {precision}, which trains with weights of another type than float32. Set it to "
+            "bf16-mixed or 16-mixed, which compute in 16 bits with weights in float32, or to 32-true."
+        )
+
+
+def check_sampling_rate(config: NestConfig, rate: int | None) -> None:
+    """Raises ConfigError if the corpus has another sampling rate than the features; None is an unknown rate."""
+    if rate not in (None, config.features.sampling_rate):
+        raise ConfigError(
+            f"the corpus is at {rate} Hz and model.config.features.sampling_rate is {config.features.sampling_rate}. "
+            "Prepare the corpus with --sampling-rate, or change the model."
+        )
+
+
+def _metrics_text(metrics: Mapping[str, Tensor]) -> str:
+    """Returns what a model card says about a step."""
+    loss, entropy, accuracy = (float(metrics[name]) for name in ("loss", "token_entropy", "accuracy"))
+    return f"loss {loss:.4g} nats, token entropy {entropy:.4g} nats, masked accuracy {accuracy:.4g}"

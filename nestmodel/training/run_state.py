@@ -14,7 +14,6 @@ from typing import Any, Literal, cast
 import pytorch_lightning as pl
 import torch
 
-from nestmodel.training.saving.checkpoints import Checkpoints
 from nestmodel.training.step_limits import num_steps_of_run
 
 Activity = Literal["starting", "training", "validating", "writing a checkpoint", "finished"]
@@ -184,13 +183,8 @@ def read_state(
     """
     metrics = {name: float(value) for name, value in trainer.callback_metrics.items()}
     step, num_steps = trainer.global_step, num_steps_of_run(trainer)
-    callbacks: list[pl.Callback] = cast(Any, trainer).callbacks
     requests = cast(Any, trainer).lightning_module.stop_requests
     left = [clock.seconds_left(step, num_steps), requests.seconds_left]
-    if activity == "training" and any(
-        isinstance(callback, Checkpoints) and callback.is_writing for callback in callbacks
-    ):
-        activity = "writing a checkpoint"
     return RunState(
         step=step,
         num_steps=num_steps,

@@ -1,17 +1,130 @@
-"""Sums over the microbatches and ranks of an optimizer step, exchanged in one all-reduce."""
+"""What adds up over the microbatches and ranks of an optimizer step: gradients, statistics, requests to stop.
 
-from collections.abc import Mapping, Sequence
+A rank that gets a signal, or whose time is over, sets a flag. The flags are part of the vector that all ranks
+all-reduce at every step, so that all of them make the same decision after the same step.
+"""
+
+import time
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
 from nestdata import Microbatch, MicrobatchKey
 from nestmodel.errors import TrainingError
 from nestmodel.nn.batch_norm import StepBatchNorm
 from nestmodel.nn.loss import LossStats
-from nestmodel.training.stopping.stop_requests import StopRequests
+
+
+@dataclass
+class StopRequests:
+    """The flags of one rank. `agree` sets `must_exit` and `must_finish`, which are equal on all ranks."""
+
+    preempted_here: bool = False
+    """This rank received a signal to write a checkpoint and exit, or Ctrl-C."""
+
+    interrupted_here: bool = False
+    """This rank received Ctrl-C, which decides the exit code of all ranks."""
+
+    deadline_s: float | None = None
+    """When `trainer.max_time` has passed, by this rank's monotonic clock; None without a limit."""
+
+    must_exit: bool = False
+    """At the last optimizer step, some rank had received a signal to write a checkpoint and exit."""
+
+    must_finish: bool = False
+    """At the last optimizer step, `trainer.max_time` had passed by the clock of some rank."""
+
+    @property
+    def seconds_left(self) -> float | None:
+        """Seconds until the deadline, not below 0; None without one."""
+        return None if self.deadline_s is None else max(0.0, self.deadline_s - time.monotonic())
+
+    @property
+    def out_of_time_here(self) -> bool:
+        """Whether `trainer.max_time` has passed by the clock of this rank."""
+        return self.seconds_left == 0.0
+
+    def agree(self, num_preempted: float, num_out_of_time: float) -> None:
+        """Sets the shared flags from the number of ranks with each request. Call it with equal values on all ranks."""
+        self.must_exit, self.must_finish = num_preempted > 0, num_out_of_time > 0
+
+
+_SCALER_STEPS = 24
+"""A gradient scaler starts at 2**16 and halves at every step that overflows, until no step does."""
+
+
+class SkippedStepWarning(UserWarning):
+    """An optimizer step was skipped because the loss or the gradients are not finite."""
+
+
+@dataclass
+class SkippedSteps:
+    """Counts of skipped optimizer steps. All ranks hold the same counts, because they decide by the same sums."""
+
+    total: int = 0
+    """Skipped steps of the whole run."""
+
+    in_a_row: int = 0
+    """Skipped steps since the last step that was made."""
+
+    def skip(self, what: str, limit: int, has_scaler: bool) -> None:
+        """Counts one more skipped step and issues a `SkippedStepWarning`.
+
+        Args:
+            what: Which step was skipped and why, for the message.
+            limit: Maximum number of consecutive skipped steps.
+            has_scaler: Whether gradients are scaled (float16). The scaler first has to find its scale, so 24 more
+                skipped steps are allowed.
+
+        Raises:
+            TrainingError: More consecutive steps than allowed were skipped.
+        """
+        self.total += 1
+        self.in_a_row += 1
+        limit += _SCALER_STEPS if has_scaler else 0
+        if self.in_a_row > limit:
+            raise TrainingError(
+                f"{self.in_a_row} consecutive steps were not finite, more than optimizer.max_skipped_steps allows "
+                f"({limit}); {what}. Lower optimizer.lr, or resume from an earlier checkpoint."
+            )
+        warnings.warn(f"{what}.", SkippedStepWarning, stacklevel=3)
+
+
+class GradientSums:
+    """Adds up the gradients of microbatches by one operation for all parameters.
+
+    Torch adds each gradient by an operation of its own: on a GPU, 600 launches for a microbatch of `large`. A parameter
+    without a gradient takes over a new one without an operation. So the sums are set aside during a backward pass, and
+    the new gradients are added to them after it. Both need memory at the end of the backward pass, which has usually
+    freed more than that. Until `add`, the parameters have the gradients of one microbatch.
+
+    Args:
+        parameters: Those that are trained.
+    """
+
+    def __init__(self, parameters: Iterable[nn.Parameter]) -> None:
+        self._parameters = list(parameters)
+        self._sums: list[tuple[nn.Parameter, Tensor]] = []
+
+    def set_aside(self) -> None:
+        """Removes the gradients from the parameters, before a backward pass."""
+        self._sums = [(parameter, parameter.grad) for parameter in self._parameters if parameter.grad is not None]
+        for parameter, _ in self._sums:
+            parameter.grad = None
+
+    def add(self) -> None:
+        """Adds the gradients of the parameters to those that were set aside, and gives the parameters the sums."""
+        summed = [(total, parameter.grad) for parameter, total in self._sums if parameter.grad is not None]
+        if summed:
+            torch._foreach_add_([total for total, _ in summed], [new for _, new in summed])
+        for parameter, total in self._sums:
+            parameter.grad = total
+        self._sums = []
+
 
 # One step contains only a few of the classes, so its entropy would be too low. Class counts therefore decay over about
 # 200 steps instead.

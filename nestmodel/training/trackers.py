@@ -17,10 +17,10 @@ from typing import Any, get_args
 from pytorch_lightning.loggers import CSVLogger, Logger, TensorBoardLogger
 from pytorch_lightning.utilities import rank_zero_warn
 
-from nestdata import AudioNoiseDataset, last_error_line, redacted, write_preview
+from nestdata import last_error_line, redacted
 from nestdata.output import output_file
+from nestmodel.config import TrackerName
 from nestmodel.errors import ConfigError, TrainingError
-from nestmodel.options import TrackerName
 
 _PROJECT = "nest-pretrain"
 _IDS = "trackers.json"
@@ -33,7 +33,7 @@ _MLFLOW_LIMITS = {"MLFLOW_HTTP_REQUEST_TIMEOUT": "10", "MLFLOW_HTTP_REQUEST_MAX_
 
 
 class Tracker(Logger):
-    """A logger of Lightning whose errors are warnings, and which takes pictures.
+    """A logger of Lightning whose errors are warnings.
 
     Args:
         name: One of `TrackerName`.
@@ -88,10 +88,6 @@ class Tracker(Logger):
     def log_hyperparams(self, params: Any, *_: Any, **__: Any) -> None:
         """Logs settings."""
         self._try(lambda: self._inner.log_hyperparams(params))
-
-    def log_picture(self, name: str, path: Path, step: int) -> None:
-        """Logs a PNG file under a name."""
-        self._try(lambda: _PICTURES[self.tracker](self._inner, name, path, step))
 
     def save(self) -> None:
         """Writes what is buffered."""
@@ -155,21 +151,17 @@ def open_loggers(names: Sequence[TrackerName] | None, root: Path, ckpt_path: str
     ]
 
 
-def start_trackers(
-    loggers: Sequence[Logger], settings: Mapping[str, Any], dataset: AudioNoiseDataset | None, *, must_open: bool
-) -> None:
-    """Starts the run in the trackers, and logs its settings and a preview of the first batch.
+def start_trackers(loggers: Sequence[Logger], settings: Mapping[str, Any], *, must_open: bool) -> None:
+    """Starts the run in the trackers, and logs its settings.
 
     Args:
         loggers: Those of `open_loggers`, on rank 0.
         settings: Configuration of the run.
-        dataset: Data to preview; None shows none.
         must_open: Whether a tracker that cannot be reached is an error. It should be none where other ranks would wait,
             and where a scheduler has started a run again.
 
     Raises:
         TrainingError: A tracker cannot be reached.
-        NestError: The first batch cannot be loaded.
     """
     trackers = [logger for logger in loggers if isinstance(logger, Tracker)]
     if not trackers:
@@ -189,12 +181,6 @@ def start_trackers(
     }:
         with output_file(directory / _IDS, overwrite=True) as partial_file:
             partial_file.write_text(json.dumps(ids) + "\n")
-    if dataset is not None:
-        preview = directory / "preview"
-        write_preview(dataset[0, 0], dataset.corpus.sampling_rate, preview, max_cuts=2)
-        for tracker in trackers:
-            for picture in sorted(preview.glob("*.png")):
-                tracker.log_picture(f"first batch {picture.stem}", picture, 0)
 
 
 def _flat(value: object, name: str = "") -> dict[str, object]:
@@ -255,27 +241,8 @@ def _run_name(directory: Path) -> str:
     return "/".join(directory.resolve().parts[-2:])
 
 
-def _tensorboard_picture(logger: Any, name: str, path: Path, step: int) -> None:
-    from matplotlib.image import imread
-
-    logger.experiment.add_image(name, imread(path)[..., :3], step, dataformats="HWC")
-
-
-def _wandb_picture(logger: Any, name: str, path: Path, step: int) -> None:
-    logger.log_image(name, [str(path)], step=step)
-
-
-def _mlflow_picture(logger: Any, _name: str, path: Path, _step: int) -> None:
-    logger.experiment.log_artifact(logger.run_id, str(path), "pictures")
-
-
 _OPEN: Mapping[str, Callable[[Path, Path, str | None], Any]] = {
     "tensorboard": _tensorboard,
     "wandb": _wandb,
     "mlflow": _mlflow,
-}
-_PICTURES: Mapping[str, Callable[[Any, str, Path, int], None]] = {
-    "tensorboard": _tensorboard_picture,
-    "wandb": _wandb_picture,
-    "mlflow": _mlflow_picture,
 }

@@ -177,7 +177,6 @@ def test_probe_of_content_prints_error_rates(tmp_path: Path, capsys: pytest.Capt
     [
         (["features", "model.ckpt", "speech"], 2, "--output"),
         (["features", "model.ckpt", "speech", "-o", "f", "--layers", "9"], 2, "layers is '9'"),
-        (["features", "model.ckpt", "speech", "-o", "f", "--format", "mat"], 2, "'mat'"),
         (["features", "model.ckpt", "speech", "-o", "f", "--device", "abacus"], 2, "device is 'abacus'"),
         (["features", "model.ckpt", "speech", "-o", "speech"], 1, "exists already"),
         (["features", "model.ckpt", "speech", "-o", "speech", "--overwrite"], 1, "is not a directory of features"),

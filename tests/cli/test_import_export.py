@@ -8,7 +8,7 @@ import torch
 import yaml
 
 from nestcli.nestmodel import main
-from nestmodel import NestConfig, NestModel
+from nestmodel import NestConfig, NestModel, load_network
 from nestmodel.formats.nemo_archive import write_nemo
 from tests.conftest import MessyCorpora
 from tests.training import tiny_config
@@ -29,7 +29,7 @@ def write_checkpoint(path: Path, config: NestConfig) -> Path:
 
 
 def states_are_equal(first: Path, second: Path) -> bool:
-    one, other = (NestModel.from_checkpoint(path).state_dict() for path in (first, second))
+    one, other = (load_network(path).state_dict() for path in (first, second))
     return one.keys() == other.keys() and all(torch.equal(value, other[name]) for name, value in one.items())
 
 
@@ -137,7 +137,7 @@ def test_fit_starts_from_the_encoder_of_a_nemo_file_and_reports_the_loaded_weigh
     assert "encoder.layers.2.* " in line
     assert " 0 missing" in line
     last = tmp_path / "run/version_0/checkpoints/last.ckpt"
-    trained = NestModel.from_checkpoint(last)
+    trained = load_network(last)
     assert set(torch.load(last, weights_only=True)) >= {"nest_config", "state_dict", "optimizer_states"}
     trained_state = {name: value for name, value in trained.state_dict().items() if "running" not in name}
     for name, value in trained_state.items():

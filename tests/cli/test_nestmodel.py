@@ -8,10 +8,10 @@ import torch
 import yaml
 
 from nestcli.nestmodel import main
-from nestmodel import NestModel, NestNetwork, RunConfig, fit
+from nestmodel import NestNetwork, RunConfig, fit, load_network
 from nestmodel.formats.nemo_archive import write_nemo
 from nestmodel.training.callbacks.curves import read_metrics
-from nestmodel.training.saving.resume import stored_step
+from nestmodel.training.saving.resume import read_run
 from tests.cli.commands import error_of, run
 from tests.conftest import MessyCorpora
 from tests.synthesis import folder_corpus, hiss
@@ -80,7 +80,7 @@ def test_fit_writes_checkpoints_metrics_and_curves_and_prints_their_paths(
     assert len(metrics["val_loss"][0]) == 2
     assert {"lr", "grad_norm", "train_accuracy", "val_token_entropy", "audio_s_per_s", "data_wait"} <= metrics.keys()
     checkpoint = directory / "checkpoints" / "last.ckpt"
-    assert NestModel.from_checkpoint(checkpoint).config.encoder.d_model == 16
+    assert load_network(checkpoint).config.encoder.d_model == 16
     stored = yaml.safe_load((directory / "config.yaml").read_text())
     assert stored == torch.load(checkpoint, weights_only=True)["nest_run"]
     assert stored["data"]["augment"]["speech"] == ["PolarityInversion", {"Gain": {"p": 1.0}}]
@@ -149,7 +149,7 @@ def test_the_longest_time_counts_this_start_and_what_ended_a_run_is_said(
     for resume in ([], ["--resume"]):
         assert main([*command, *resume]) == 0
         assert "trainer.max_time has passed" in capsys.readouterr().out
-        steps.append(stored_step(max((tmp_path / "run").rglob("*.ckpt"), key=lambda path: path.stat().st_mtime)))
+        steps.append(read_run(max((tmp_path / "run").rglob("*.ckpt"), key=lambda path: path.stat().st_mtime)).step)
     assert steps == [1, 2]
 
 
@@ -166,7 +166,7 @@ def test_a_command_its_stored_settings_and_python_train_the_same_weights(
     trained = fit(config)
     assert trained.global_step == 4
     checkpoints = sorted((tmp_path / "run").glob("version_*/checkpoints/last.ckpt"))
-    first, *others = [NestModel.from_checkpoint(path).state_dict() for path in checkpoints]
+    first, *others = [load_network(path).state_dict() for path in checkpoints]
     assert len(others) == 2
     for other in others:
         assert all(torch.equal(weights, other[name]) for name, weights in first.items())

@@ -72,38 +72,31 @@ def test_tensorboard_is_left_out_if_it_is_not_installed(monkeypatch: pytest.Monk
 
 
 @needs("tensorboard", "tensorboard")
-def test_tensorboard_gets_pictures(
-    messy_corpora: MessyCorpora, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_tensorboard_gets_metrics(messy_corpora: MessyCorpora, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     monkeypatch.chdir(tmp_path)
     arguments = [*fit_arguments(messy_corpora, tmp_path), "--val-corpus", str(messy_corpora.speech)]
     assert main([*arguments, "--max-steps", "2", "--log", "tensorboard"]) == 0
-    events = EventAccumulator(str(tmp_path / "run" / "version_0" / "tensorboard"), size_guidance={"images": 0})
+    events = EventAccumulator(str(tmp_path / "run" / "version_0" / "tensorboard"))
     events.Reload()
-    assert {"first batch 00", "curves"} <= set(events.Tags()["images"])
     assert [event.step for event in events.Scalars("val_loss")] == [1]
-    assert (tmp_path / "run" / "version_0" / "preview" / "index.html").exists()
 
 
 @pytest.mark.slow
 @needs("mlflow", "mlflow", "sqlalchemy", "alembic")
 @pytest.mark.filterwarnings("ignore")  # MLflow uses what SQLAlchemy deprecates
-def test_mlflow_gets_metrics_settings_and_pictures_in_one_run_over_resumes(
+def test_mlflow_gets_metrics_and_settings_in_one_run_over_resumes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    picture = tmp_path / "curves.png"
-    picture.write_bytes(b"a picture")
     checkpoint = tmp_path / "run" / "version_0" / "checkpoints" / "last.ckpt"
     for start, ckpt_path in enumerate((None, str(checkpoint))):
         csv, tracker = open_loggers(["mlflow", "csv"], tmp_path / "run", ckpt_path)
         assert isinstance(tracker, Tracker)
         settings = {"trainer": {"max_steps": 2 + start}, "data": {"noise": "s3://user:secret@bucket/noise"}}
-        start_trackers([csv, tracker], settings, None, must_open=True)
+        start_trackers([csv, tracker], settings, must_open=True)
         tracker.log_metrics({"train_loss": 1.5}, step=start)
-        tracker.log_picture("curves", picture, start)
         tracker.finalize("success")
     with sqlite3.connect(tmp_path / "run" / "mlflow.db") as database:
         assert database.execute("select key, value, step from metrics").fetchall() == [
@@ -113,28 +106,22 @@ def test_mlflow_gets_metrics_settings_and_pictures_in_one_run_over_resumes(
         params = dict(database.execute("select key, value from params").fetchall())
         assert database.execute("select name, status from runs").fetchall() == [("run/version_0", "FINISHED")]
     assert params == {"trainer.max_steps": "2", "data.noise": "s3://***@bucket/noise"}
-    (copied,) = (tmp_path / "run" / "mlflow").rglob("curves.png")
-    assert copied.read_bytes() == b"a picture"
 
 
 @pytest.mark.slow
 @needs("wandb", "wandb")
-def test_wandb_gets_metrics_settings_and_pictures_in_one_run_over_resumes(
+def test_wandb_gets_metrics_and_settings_in_one_run_over_resumes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import wandb
-    from matplotlib.figure import Figure
 
     monkeypatch.setenv("WANDB_MODE", "offline")
-    picture = tmp_path / "curves.png"
-    Figure(figsize=(1, 1)).savefig(picture)
     checkpoint = tmp_path / "run" / "version_0" / "checkpoints" / "last.ckpt"
     for start, ckpt_path in enumerate((None, str(checkpoint))):
         csv, tracker = open_loggers(["wandb"], tmp_path / "run", ckpt_path)
         assert isinstance(tracker, Tracker)
-        start_trackers([csv, tracker], {"data": {"noise": "s3://user:secret@bucket/noise"}}, None, must_open=True)
+        start_trackers([csv, tracker], {"data": {"noise": "s3://user:secret@bucket/noise"}}, must_open=True)
         tracker.log_metrics({"train_loss": 1.5}, step=start)
-        tracker.log_picture("curves", picture, start)
         assert wandb.run is not None
         assert wandb.run.summary["train_loss"] == 1.5
         assert wandb.run.config.as_dict() == ({} if start else {"data.noise": "s3://***@bucket/noise"})
@@ -145,7 +132,6 @@ def test_wandb_gets_metrics_settings_and_pictures_in_one_run_over_resumes(
     for folder in folders:
         (run,) = (folder / "wandb").glob("offline-run-*")
         assert run.name.endswith(ids.copy().pop())
-        assert list(run.rglob("curves_*.png"))
 
 
 def test_ids_of_runs_are_checked(tmp_path: Path) -> None:

@@ -68,8 +68,6 @@ class Fault(pl.Callback):
             wait_for_device_in_all_reduce()
         elif self.kind == "slow checkpoint":
             slow_down_checkpoints(float(self.index[0]))
-        elif self.kind == "raise while writing":
-            slow_down_checkpoints(6.0)
 
     def on_train_batch_start(
         self, trainer: pl.Trainer, module: pl.LightningModule, batch: AudioNoiseBatch, _index: int
@@ -83,7 +81,7 @@ class Fault(pl.Callback):
             multiprocessing.active_children()[0].kill()
         elif self.kind == "nan":
             batch.noisy_audio.fill_(torch.nan)
-        elif self.kind in ("raise", "raise while writing"):
+        elif self.kind == "raise":
             raise_for_one_rank(trainer.global_rank)
         elif self.kind == "sleep in the encoder":
             assert isinstance(module, NestModel)
@@ -91,7 +89,7 @@ class Fault(pl.Callback):
         elif self.kind == "hold the GIL":
             hold_the_gil()
         elif self.kind in ("kill while writing", "full disk", "SIGTERM while writing"):
-            disturb_next_checkpoint(self.kind, trainer)
+            disturb_next_checkpoint(self.kind)
         elif self.kind == "clock jump":
             Path(os.environ["CLOCK_JUMPS_WITH"]).touch()
             time.sleep(2)  # so that the monitor checks between two heartbeats of this rank
@@ -227,14 +225,11 @@ def delay_all_reduce_of(model: NestModel, step: int, *, is_signalled: bool) -> N
     model._sum_over_ranks = late_or_signalled  # type: ignore[method-assign]
 
 
-def disturb_next_checkpoint(kind: str, trainer: pl.Trainer) -> None:
-    for callback in trainer.checkpoint_callbacks:
-        assert isinstance(callback, Checkpoints)
-        callback.wait(trainer)  # so that the one before is not disturbed
+def disturb_next_checkpoint(kind: str) -> None:
     if kind == "kill while writing":
-        die_while_writing(trainer)
+        die_while_writing()
     elif kind == "SIGTERM while writing":
-        be_preempted_while_writing(trainer)
+        be_preempted_while_writing()
     else:
         fill_the_disk()
 
@@ -250,35 +245,27 @@ def wait_for_device_in_all_reduce() -> None:
     torch.distributed.all_reduce = wait_and_all_reduce
 
 
-def die_while_writing(trainer: pl.Trainer) -> None:
-    """Makes this process kill itself when half of the next checkpoint is written and one more step is made."""
+def die_while_writing() -> None:
+    """Makes this process kill itself when half of the next checkpoint is written."""
 
     def write_half(checkpoint: dict[str, Any], file: BinaryIO) -> None:
         complete = io.BytesIO()
         save(checkpoint, complete)
         file.write(complete.getvalue()[: complete.tell() // 2])
-        wait_for_step_after(checkpoint, trainer)
         os.kill(os.getpid(), signal.SIGKILL)
 
     save, torch.save = torch.save, write_half
 
 
-def be_preempted_while_writing(trainer: pl.Trainer) -> None:
-    """Makes this process receive SIGTERM while the next checkpoint is written, which goes on for another step."""
+def be_preempted_while_writing() -> None:
+    """Makes this process receive SIGTERM while the next checkpoint is written."""
 
     def signal_and_save(checkpoint: dict[str, Any], file: BinaryIO) -> None:
         torch.save = save
         os.kill(os.getpid(), signal.SIGTERM)
-        wait_for_step_after(checkpoint, trainer)
         save(checkpoint, file)
 
     save, torch.save = torch.save, signal_and_save
-
-
-def wait_for_step_after(checkpoint: dict[str, Any], trainer: pl.Trainer) -> None:
-    deadline = time.monotonic() + HANG_S
-    while trainer.global_step == checkpoint["global_step"] and time.monotonic() < deadline:
-        time.sleep(0.01)
 
 
 def fill_the_disk() -> None:
@@ -289,8 +276,8 @@ def fill_the_disk() -> None:
 def slow_down_checkpoints(seconds: float) -> None:
     write = Checkpoints._write
 
-    def write_slowly(*arguments: Any) -> str | None:
+    def write_slowly(*arguments: Any) -> None:
         time.sleep(seconds)
-        return write(*arguments)
+        write(*arguments)
 
     Checkpoints._write = write_slowly  # type: ignore[method-assign]

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from nestmodel.training.saving.checkpoint_files import find_checkpoints
-from nestmodel.training.starting.origin import STARTER
+from nestmodel.training.starting.ranks import STARTER
 from tests.conftest import MessyCorpora
 from tests.ports import free_port
 from tests.training import messy_data

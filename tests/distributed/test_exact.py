@@ -135,15 +135,14 @@ def test_sigterm_to_any_rank_saves_one_checkpoint_and_exits_with_the_preemption_
 def test_sigterm_while_a_checkpoint_is_written_leaves_it_and_a_newer_one_complete(
     messy_corpora: MessyCorpora, tmp_path: Path
 ) -> None:
-    # The workers of an epoch are forked while the thread writes.
-    sizes: dict[str, Any] = {"max_steps": STEPS, "num_workers": 2, "start_method": "fork"}
+    sizes: dict[str, Any] = {"max_steps": STEPS}
     plain = Run(corpora=messy_corpora, directory=tmp_path / "plain", **sizes)
     assert plain.start() == [0], plain.log(0)
     run = Run(corpora=messy_corpora, directory=tmp_path / "run", every_n_steps=2, **sizes)
     assert run.start(faults={0: ("SIGTERM while writing", 1, 0)}) == [75], run.log(0)
     newest, before = (found.step for found in run.steps())
     assert before == 2
-    assert newest in (3, 4)  # the signal may arrive after the all-reduce of a step has started
+    assert newest == 3
     assert run.checkpoint()["global_step"] == newest
     assert newest_checkpoint(run.directory) == run.steps()[0].path
     assert run.start() == [0], run.log(0)

@@ -55,11 +55,3 @@ def test_two_ranks_replay_all_microbatches_and_sum_gradients_once_as_ddp_does(
         for name, value in replayed[rank]["weights"].items():
             # Sums over padded rows have another order.
             torch.testing.assert_close(value, plain[rank]["weights"][name], rtol=1e-4, atol=1e-5, msg=name)
-
-
-@pytest.mark.multiprocess
-@pytest.mark.slow
-def test_a_rank_gives_up_a_form_that_fails_by_itself(messy_corpora: MessyCorpora, tmp_path: Path) -> None:
-    given_up, plain = (fit(messy_corpora, tmp_path / form, form) for form in ("given up", "plain"))
-    assert [(seen["form"], seen["warnings"]) for seen in given_up] == [("compiled", 0), ("torch", 1)]
-    assert_same_bits(given_up, plain)

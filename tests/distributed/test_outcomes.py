@@ -14,7 +14,7 @@ import torch
 import yaml
 
 from nestmodel.training.saving.checkpoint_files import find_checkpoints
-from nestmodel.training.starting.origin import STARTER
+from nestmodel.training.starting.ranks import STARTER
 from nestmodel.training.stopping.exit_codes import EXIT_INTERRUPTED
 from tests.cli.test_nestmodel import TINY
 from tests.conftest import MessyCorpora

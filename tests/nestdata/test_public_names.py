@@ -13,7 +13,6 @@ TYPE_ALIASES = {
     "CorpusInput",
     "ExportFormat",
     "FeatureType",
-    "FileFormat",
     "InputFormat",
     "PackCodec",
     "ProbeMode",

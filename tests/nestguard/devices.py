@@ -71,7 +71,7 @@ class CudaDevice:
     def __init__(self) -> None:
         import torch
 
-        from nestmodel.training.device_events import CudaEvent
+        from nestmodel.training.callbacks.stall_guard import CudaEvent
 
         self._torch = torch
         self.new_event = CudaEvent

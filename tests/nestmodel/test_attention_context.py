@@ -1,5 +1,3 @@
-import json
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, replace
 
@@ -8,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nestdata import derive_key
-from nestmodel import ConfigError, EncoderConfig, FeatureConfig, NestConfig
+from nestmodel import ConfigError, FeatureConfig, NestConfig
 from nestmodel.attention_context import Style, context_name, draw_context, look_ahead, parse_context
 from tests.training import tiny_config
 
@@ -51,24 +48,6 @@ def _without_annotation_checks() -> Iterator[None]:
     jaxtyping.config.update("jaxtyping_disable", False)
 
 
-@pytest.mark.usefixtures("_without_annotation_checks")
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"att_context_size": (8, 2)}, r"att_context_size is \(8, 2\): expected one or more pairs"),
-        ({"att_context_size": ((8, 2, 1),)}, "expected one or more pairs"),
-        ({"att_context_size": [[8, 2]]}, "expected one or more pairs"),
-        ({"att_context_size": ((8, 2.0),)}, "expected one or more pairs"),
-        ({"att_context_size": ((True, 2),)}, "expected one or more pairs"),
-        ({"conv_context_size": (8,)}, "expected causal, null, or"),
-        ({"conv_context_size": "causa"}, "expected causal, null, or"),
-    ],
-)
-def test_values_of_the_wrong_type_in_python_are_rejected_by_name(settings: dict[str, object], message: str) -> None:
-    with pytest.raises(ConfigError, match=rf"^encoder\..*{message}"):
-        tiny_config(**settings)
-
-
 @pytest.mark.parametrize(
     ("name", "value"),
     [
@@ -87,28 +66,6 @@ def test_values_of_the_wrong_type_in_a_file_are_rejected_by_name(name: str, valu
     values["encoder"][name] = value
     with pytest.raises(ConfigError, match=rf"encoder\.{name} is .*: expected "):
         NestConfig.from_dict(values)
-
-
-def test_the_kinds_of_values_of_a_convolution_context_are_named() -> None:
-    values = asdict(tiny_config())
-    values["encoder"]["conv_context_size"] = [1, 2, 3]
-    expected = r"conv_context_size is \[1, 2, 3\]: expected 'causal' or tuple\[int, int\] or null\."
-    with pytest.raises(ConfigError, match=expected):
-        NestConfig.from_dict(values)
-
-
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {},
-        {"att_context_size": ((8, 2),), "conv_context_size": (5, 3)},
-        {"att_context_size": CONTEXTS, "att_context_style": "chunked_limited", "att_context_probs": (0.5, 0.25, 0.25)},
-        {"conv_context_size": "causal", "causal_downsampling": True},
-    ],
-)
-def test_contexts_are_read_back_from_plain_values(settings: dict[str, object]) -> None:
-    config = tiny_config(**settings)
-    assert NestConfig.from_dict(json.loads(json.dumps(asdict(config)))) == config
 
 
 @pytest.mark.parametrize(("size", "expected"), [(None, (4, 4)), ("causal", (8, 0)), ((5, 3), (5, 3)), ((0, 8), (0, 8))])
@@ -132,23 +89,6 @@ def test_a_context_of_probability_zero_is_never_drawn(seed: int, zero: int) -> N
     assert drawn == draw_context(CONTEXTS, probs, seed)
     assert drawn in CONTEXTS
     assert drawn != CONTEXTS[zero]
-
-
-@pytest.mark.parametrize("probs", [(0.7, 0.2, 0.1), None])
-def test_draws_of_many_microbatches_have_the_probabilities(probs: tuple[float, ...] | None) -> None:
-    number = 20_000
-    keys = (derive_key(0, "attention context", step, 0) >> 1 for step in range(number))
-    counts = Counter(draw_context(CONTEXTS, probs, key) for key in keys)
-    for context, prob in zip(CONTEXTS, probs or (1 / 3,) * 3, strict=True):
-        deviation = (prob * (1 - prob) / number) ** 0.5
-        assert abs(counts[context] / number - prob) < 5 * deviation  # the keys, and so the counts, never change
-
-
-def test_defaults_are_unlimited_and_symmetric() -> None:
-    config = EncoderConfig(d_model=16, num_heads=2, num_layers=1)
-    assert config.att_context_size == ((-1, -1),)
-    assert (config.att_context_probs, config.att_context_style) == (None, "regular")
-    assert (config.conv_context, config.causal_downsampling) == ((4, 4), False)
 
 
 def test_a_context_is_parsed_and_named() -> None:
@@ -212,18 +152,6 @@ def test_the_delay_contains_a_half_of_the_fourier_transform_and_seven_frames_of_
     assert config.look_ahead_s((70, 0)) == 0.0125  # the window is shorter than the transform
 
 
-def test_an_encoder_is_used_in_one_of_its_contexts() -> None:
-    encoder = tiny_config(
-        att_context_size=((-1, -1), (6, 2)), att_context_probs=(0.4, 0.6), att_context_style="chunked_limited"
-    ).encoder
-    chosen = encoder.with_context((6, 2))
-    assert (chosen.att_context_size, chosen.att_context_probs) == (((6, 2),), None)
-    assert chosen.att_context_style == "chunked_limited"
-    assert not encoder.with_context((-1, -1)).is_limited
-    with pytest.raises(ConfigError, match=r"att_context_size has no 4,1: choose one of -1,-1; 6,2\."):
-        encoder.with_context((4, 1))
-
-
 @pytest.mark.parametrize("name", ["streaming", "unified"])
 def test_presets_for_live_speech_are_given_after_a_size(name: str) -> None:
     small, streaming = NestConfig.preset("small"), NestConfig.preset("small", name)
@@ -235,10 +163,3 @@ def test_presets_for_live_speech_are_given_after_a_size(name: str) -> None:
     assert (others[0] is None) == (name == "unified")
     with pytest.raises(ConfigError, match=r"model\.config\.encoder is incomplete: .*d_model"):
         NestConfig.preset(name)
-
-
-def test_the_unified_preset_differs_from_the_streaming_one_in_its_contexts_only() -> None:
-    streaming, unified = NestConfig.preset("small", "streaming"), NestConfig.preset("small", "unified")
-    contexts = {"att_context_size": streaming.encoder.att_context_size, "att_context_probs": None}
-    assert replace(unified, encoder=replace(unified.encoder, **contexts)) == streaming
-    assert unified.encoder.att_context_size == ((-1, -1), *streaming.encoder.att_context_size)

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from nestmodel.out_of_memory import is_out_of_memory
+from nestmodel.errors import is_out_of_memory
 
 
 @pytest.mark.parametrize(

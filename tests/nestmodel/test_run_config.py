@@ -10,8 +10,7 @@ import yaml
 
 from nestmodel import ConfigError, NestConfig, RunConfig, preset_names
 from nestmodel.config import LIVE_PRESETS
-from nestmodel.durations import parse_duration
-from nestmodel.run_config import ModelConfig, read_data
+from nestmodel.run_config import ModelConfig, parse_duration, read_data
 
 CHANGED = """
 data:
@@ -60,7 +59,6 @@ model:
       dropout_pre_encoder: 0.2
       dropout_att: 0.2
       dropout_emb: 0.2
-      dropout_source: generator
       xscaling: false
       use_bias: false
       conv_norm: layer_norm
@@ -109,7 +107,7 @@ trainer:
   strategy: {class_path: pytorch_lightning.strategies.DDPStrategy, init_args: {find_unused_parameters: false}}
   callbacks: [{class_path: pytorch_lightning.callbacks.EarlyStopping, init_args: {monitor: val_loss}}]
   lightning: {limit_val_batches: 3}
-checkpoints: {every_n_steps: 5, keep: 3, keep_every_n_steps: 10, directory: kept, monitor: val_loss, mode: max}
+checkpoints: {every_n_steps: 5, keep: 3, keep_every_n_steps: 10, directory: kept, monitor: val_loss}
 guard:
   limits:
     step_s: 1.0

@@ -10,7 +10,7 @@ from typing import Any
 from benchmarks.harness.report import machine, table_text, versions
 from benchmarks.harness.repository import commit_line
 from benchmarks.learning.parts.manifests import HELD_OUT
-from nestmodel.figures import BLUE, ORANGE, finish_axes, new_figure
+from nestmodel.training.callbacks.curves import BLUE, ORANGE, finish_axes, new_figure
 
 Curve = Mapping[str, Any]
 """A run: when its process started (`started`), its saved weights (`points`), and the digest of its `quantizer`."""

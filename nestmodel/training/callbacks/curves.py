@@ -5,12 +5,10 @@ that checkpoint to `earlier_metrics.csv`, so that it does not depend on earlier 
 """
 
 import csv
-import math
-import time
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import numpy as np
 import pytorch_lightning as pl
@@ -18,59 +16,53 @@ from numpy.typing import NDArray
 from pytorch_lightning.loggers import CSVLogger
 from pytorch_lightning.utilities import rank_zero_warn
 
-from nestmodel.figures import BLUE, GREY, ORANGE, PALE_BLUE, PALE_ORANGE, finish_axes, new_figure
+BLUE = "#2f6f9f"
+ORANGE = "#b5532a"
+GREY = "#4b4b4b"
+PALE_BLUE = "#9db8cc"
+PALE_ORANGE = "#d9b8a6"
+
+
+def new_figure(width: float, height: float) -> Any:
+    """Returns an empty matplotlib figure whose layout fits its labels. matplotlib is imported here.
+
+    The figure is created without pyplot, so that no display is needed and no global state changes.
+
+    Args:
+        width: Width in inches.
+        height: Height in inches.
+    """
+    from matplotlib.figure import Figure
+
+    return Figure(figsize=(width, height), layout="constrained")
+
+
+def finish_axes(axes: Any, title: str, *, has_legend: bool) -> None:
+    """Adds a title, a grid and optionally a legend to axes that are already drawn."""
+    axes.set_title(title, loc="left", fontsize=10)
+    axes.grid(alpha=0.25)
+    if has_legend:
+        axes.legend(fontsize=8)
+
 
 Series = dict[str, tuple[list[int], list[float]]]
 METRICS = "metrics.csv"
 EARLIER = "earlier_metrics.csv"
-_KEY = "nest_metrics"
-_SECONDS_BETWEEN = 60.0
-"""Minimum number of seconds between two drawings during a run."""
-
-
-@runtime_checkable
-class TakesPictures(Protocol):
-    """A logger that shows pictures."""
-
-    def log_picture(self, name: str, path: Path, step: int) -> None:
-        """Logs a PNG file under a name."""
 
 
 class Curves(pl.Callback):
-    """Draws `curves.png` from the logged metrics at the end of a run, also when it ends with an error.
-
-    Loggers that take pictures get it then, and after validations, at most once a minute.
-    """
-
-    def __init__(self) -> None:
-        self._earlier: list[Path] = []
-        self._drawn_s = -math.inf
-
-    def on_save_checkpoint(self, trainer: pl.Trainer, _module: pl.LightningModule, checkpoint: dict[str, Any]) -> None:
-        """Stores the log directories of this start."""
-        checkpoint[_KEY] = [str(directory) for directory in _log_directories(trainer)]
-
-    def on_load_checkpoint(self, trainer: pl.Trainer, _module: pl.LightningModule, checkpoint: dict[str, Any]) -> None:
-        """Stores where the metrics of the previous start may be: beside the checkpoint, or where they were written."""
-        beside = [Path(trainer.ckpt_path).resolve().parent.parent] if trainer.ckpt_path else []
-        self._earlier = beside + [Path(directory) for directory in checkpoint.get(_KEY, [])]
+    """Draws `curves.png` from the logged metrics at the end of a run, also when it ends with an error."""
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:  # noqa: ARG002
         """Copies the metrics that were logged before the checkpoint from which this run resumes."""
-        earlier = next((directory for directory in self._earlier if (directory / METRICS).exists()), None)
-        if earlier is None:
+        if not trainer.ckpt_path:
             return
+        earlier = Path(trainer.ckpt_path).resolve().parent.parent
         for directory in _log_directories(trainer):
             try:
                 copy_earlier_metrics(earlier, directory, trainer.global_step)
             except OSError as error:
                 rank_zero_warn(f"{earlier}: the metrics of the previous start are not copied: {error}.")
-
-    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:  # noqa: ARG002
-        """Draws the curves if a logger takes pictures."""
-        is_due = time.monotonic() - self._drawn_s > _SECONDS_BETWEEN
-        if trainer.training and is_due and any(isinstance(logger, TakesPictures) for logger in trainer.loggers):
-            self._draw(trainer)
 
     def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:  # noqa: ARG002
         """Draws the curves when the run ends normally."""
@@ -89,11 +81,6 @@ class Curves(pl.Callback):
                     draw_curves(directory, directory / "curves.png")
                 except (OSError, ValueError) as error:
                     rank_zero_warn(f"{directory}: the curves cannot be drawn: {error}.")
-                    continue
-                for logger in trainer.loggers:
-                    if isinstance(logger, TakesPictures):
-                        logger.log_picture("curves", directory / "curves.png", trainer.global_step)
-        self._drawn_s = time.monotonic()
 
 
 def copy_earlier_metrics(earlier: Path, directory: Path, step: int) -> None:

@@ -13,8 +13,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from nestmodel.training.callbacks.progress import step_of
-from nestmodel.training.run_state import RunState, Scores, format_duration
+from nestmodel.training.callbacks.progress import score_facts, step_of, time_left, training_facts
+from nestmodel.training.run_state import RunState
 
 _MAX_WIDTH = 78
 """Columns of the panel. Terminals of any larger size show it alike, so that it survives a resize."""
@@ -71,62 +71,30 @@ def panel(state: RunState, width: int) -> Group:
 
     The last line is empty: the cursor waits there for what other processes print.
     """
-    facts = [*_packed(_training_facts(state), width), *_packed(_validation_facts(state), width)]
-    return Group(_step_line(state, width), *facts, Text(""))
+    facts = _packed([state.activity, *training_facts(state)], width)
+    if state.validation is not None:
+        facts += _packed([f"validation at {state.validated_step:,}", *score_facts(state.validation)], width)
+    return Group(_step_line(state, width), *map(Text, facts), Text(""))
 
 
 def _step_line(state: RunState, width: int) -> Table:
     """Returns the step, a bar, and the time that is left."""
-    seconds = None if state.activity == "finished" else state.seconds_left
-    left = "" if seconds is None else f"ETA {format_duration(seconds)}"
     bar = Text("") if state.num_steps is None else ProgressBar(total=max(1, state.num_steps), completed=state.step)
     line = Table.grid(padding=(0, 1))
     line.width = width
     line.add_column(no_wrap=True)
     line.add_column(ratio=1)
     line.add_column(no_wrap=True)
-    line.add_row(Text(step_of(state), style="bold"), bar, Text(left))
+    line.add_row(Text(step_of(state), style="bold"), bar, Text("".join(time_left(state))))
     return line
 
 
-def _training_facts(state: RunState) -> list[Text]:
-    """Returns what is known about the steps."""
-    facts = [Text(state.activity, style="cyan")]
-    if state.training is not None:
-        facts += _score_facts(state.training)
-    if state.audio_s_per_s is not None and state.data_wait is not None:
-        facts.append(Text(f"{state.audio_s_per_s:,.0f} s of audio/s"))
-        facts.append(Text(f"{100 * state.data_wait:.0f} % waiting", style="yellow" if state.data_wait > 0.1 else ""))
-    if state.memory_gb:
-        facts.append(Text(f"{state.memory_gb:.1f} GB"))
-    if state.steps_skipped:
-        facts.append(Text(f"{state.steps_skipped:,} steps skipped", style="yellow"))
-    return facts
-
-
-def _validation_facts(state: RunState) -> list[Text]:
-    """Returns what is known about the last validation."""
-    if state.validation is None:
-        return []
-    return [Text(f"validation at {state.validated_step:,}", style="cyan"), *_score_facts(state.validation)]
-
-
-def _score_facts(scores: Scores) -> list[Text]:
-    # Below the entropy, the model has learned more than the frequency of each token.
-    learned = "" if scores.loss < scores.token_entropy else "nothing learned yet: above "
-    loss = Text(f"{scores.loss:.3f}", style="bold green" if scores.loss < scores.token_entropy else "bold")
-    return [
-        Text.assemble("loss ", loss, f" ({learned}entropy {scores.token_entropy:.3f})"),
-        Text(f"masked accuracy {100 * scores.accuracy:.1f} %"),
-    ]
-
-
-def _packed(facts: list[Text], width: int) -> list[Text]:
+def _packed(facts: list[str], width: int) -> list[str]:
     """Joins facts to lines of at most `width` columns."""
-    lines: list[Text] = []
+    lines: list[str] = []
     for fact in facts:
         if lines and len(lines[-1]) + 3 + len(fact) <= width:
-            lines[-1] = Text.assemble(lines[-1], "   ", fact)
+            lines[-1] += f"   {fact}"
         else:
             lines.append(fact)
     return lines

@@ -180,18 +180,7 @@ def _output_may_be_gone() -> AbstractContextManager[None]:
 
 def progress_line(state: RunState) -> str:
     """Returns a state in one line, without what is not known yet."""
-    parts = [step_of(state)]
-    if state.seconds_left is not None and state.activity != "finished":
-        parts.append(f"ETA {format_duration(state.seconds_left)}")
-    if state.steps_skipped:
-        parts.append(f"{state.steps_skipped} steps skipped")
-    if state.training is not None:
-        parts.append(scores_text(state.training))
-    if state.audio_s_per_s is not None and state.data_wait is not None:
-        parts.append(f"{state.audio_s_per_s:,.0f} s of audio/s, {100 * state.data_wait:.0f} % waiting")
-    if state.memory_gb:
-        parts.append(f"{state.memory_gb:.1f} GB")
-    return ", ".join(parts)
+    return ", ".join([step_of(state), *time_left(state), *training_facts(state)])
 
 
 def step_of(state: RunState) -> str:
@@ -203,13 +192,31 @@ def step_of(state: RunState) -> str:
     return f"{step}, next: microbatch {done} of {number}"
 
 
-def scores_text(scores: Scores) -> str:
-    """Returns loss, token entropy and accuracy as text."""
-    accuracy = f"masked accuracy {100 * scores.accuracy:.1f} %"
-    learned = "" if scores.loss < scores.token_entropy else " (above entropy: nothing learned yet)"
-    return f"loss {scores.loss:.3f}{learned}, entropy {scores.token_entropy:.3f}, {accuracy}"
+def time_left(state: RunState) -> list[str]:
+    """Returns the time that is left, if it is known."""
+    is_known = state.seconds_left is not None and state.activity != "finished"
+    return [f"ETA {format_duration(state.seconds_left or 0.0)}"] if is_known else []
+
+
+def training_facts(state: RunState) -> list[str]:
+    """Returns what is known about the steps."""
+    facts = [] if state.training is None else score_facts(state.training)
+    if state.audio_s_per_s is not None and state.data_wait is not None:
+        facts += [f"{state.audio_s_per_s:,.0f} s of audio/s", f"{100 * state.data_wait:.0f} % waiting"]
+    if state.memory_gb:
+        facts.append(f"{state.memory_gb:.1f} GB")
+    if state.steps_skipped:
+        facts.append(f"{state.steps_skipped:,} steps skipped")
+    return facts
+
+
+def score_facts(scores: Scores) -> list[str]:
+    """Returns loss and accuracy. Below the entropy, a model knows more than the frequency of each token."""
+    entropy = f"entropy {scores.token_entropy:.3f}"
+    compared = entropy if scores.loss < scores.token_entropy else f"above {entropy}: nothing learned yet"
+    return [f"loss {scores.loss:.3f} ({compared})", f"masked accuracy {100 * scores.accuracy:.1f} %"]
 
 
 def _validation_line(state: RunState) -> str:
     assert state.validation is not None
-    return f"step {state.validated_step:,}: validation {scores_text(state.validation)}"
+    return f"step {state.validated_step:,}: validation {', '.join(score_facts(state.validation))}"

@@ -10,8 +10,9 @@ import socket
 import time
 import traceback
 import warnings
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytorch_lightning as pl
 import torch
@@ -19,6 +20,7 @@ from lightning_fabric.plugins.environments.cluster_environment import ClusterEnv
 from pytorch_lightning.strategies import DDPStrategy
 from pytorch_lightning.utilities import rank_zero_warn
 from torch import Tensor
+from torch.autograd import Variable
 from torch.distributed.constants import default_pg_timeout
 
 import nestguard
@@ -26,13 +28,73 @@ from nestdata import Microbatch, last_error_line
 from nestguard import Phase
 from nestmodel.errors import ConfigError
 from nestmodel.run_config import GuardConfig
-from nestmodel.training.device_events import mark_end_of_backward, new_event_of, read_collectives
 from nestmodel.training.lightning_private import process_group_timeout_s, set_process_group_timeout
-from nestmodel.training.saving.checkpoints import Checkpoints, NotSaved
+from nestmodel.training.saving.checkpoints import NotSaved
 from nestmodel.training.starting.launcher import node_run_id
-from nestmodel.training.starting.origin import record_launcher
+from nestmodel.training.starting.ranks import record_launcher
 from nestmodel.training.stopping.exit_codes import end_with_parent
 from nestmodel.training.stopping.preemption import Preempted
+
+
+class CudaEvent:
+    """A point in the work of the current CUDA stream, as `nestguard` expects it.
+
+    The GPU that is current at its creation becomes the current one of every thread that asks for it: otherwise that of
+    a new thread is the first GPU, on which the driver could reserve memory for this process.
+    """
+
+    def __init__(self) -> None:
+        self._event = torch.cuda.Event(enable_timing=False)
+        self._device = torch.cuda.current_device()
+
+    def record(self) -> None:
+        """Marks the end of the work that was launched on the current stream."""
+        self._event.record()
+
+    def is_done(self) -> bool:
+        """Returns whether the work before the mark is done; does not wait for it."""
+        torch.cuda.set_device(self._device)
+        return bool(self._event.query())
+
+
+def new_event_of(trainer: pl.Trainer) -> Callable[[], CudaEvent] | None:
+    """Returns what creates events on the device of this rank; None if that is not a GPU."""
+    return CudaEvent if trainer.strategy.root_device.type == "cuda" else None
+
+
+def mark_end_of_backward(loss: Tensor, mark: Callable[[], None]) -> None:
+    """Calls `mark` when the gradients of this rank are launched, before the device waits for those of other ranks.
+
+    DDP lets the device wait at the end of the backward pass, in a callback of the autograd engine. Callbacks run in
+    the order in which they are queued, and this one is queued when the backward pass begins.
+
+    Args:
+        loss: The tensor on which `backward` will be called.
+        mark: Called in a thread of the autograd engine, with the stream of the calling thread.
+    """
+
+    def queue(_: Tensor) -> None:
+        # DDP and FSDP use this to run code at the end of a backward pass. torch has no public way.
+        Variable._execution_engine.queue_callback(mark)
+
+    if loss.requires_grad:
+        loss.register_hook(queue)
+
+
+def read_collectives() -> str:
+    """Returns the trace of torch's flight recorder as JSON, with all collectives that are not completed.
+
+    The text is empty without a process group, and for gloo before PyTorch 2.8. The recorder is on by default; the
+    environment variable TORCH_NCCL_TRACE_BUFFER_SIZE=0 turns it off, and the trace then contains no collectives.
+    """
+    backend = torch.distributed.get_backend() if torch.distributed.is_initialized() else ""
+    name = "_dump_nccl_trace_json" if "nccl" in backend else "_dump_fr_trace_json"
+    dump = getattr(torch._C._distributed_c10d, name, None)
+    if not backend or dump is None:
+        return ""
+    trace: bytes | str = dump(includeCollectives=True, onlyActive=True)
+    return trace.decode() if isinstance(trace, bytes) else trace
+
 
 _MONITOR_CHECK_S = 5.0
 """Interval, in seconds, at which the rank that started the monitor checks that the monitor is alive."""
@@ -42,9 +104,6 @@ _MONITOR_EXIT_S = 3.0
 
 _REPORT_S = 60.0
 """Time between a limit and the end of the last rank, in seconds: more than a report takes on a slow machine."""
-
-_LAST_TRY_S = 30.0
-"""Seconds that the last request to an object store may take after the patience has ended."""
 
 _starts = itertools.count()
 
@@ -106,11 +165,8 @@ class StallGuard(pl.Callback):
             )
         elif timeout_s is not None and timeout_s < needed_s:
             rank_zero_warn(
-                f"the process group times out after {timeout_s:g} s, but a rank may wait in a collective for up to "
-                f"{needed_s:g} s before the stall guard reports the cause: for the largest limit "
-                f"({needed_s - _REPORT_S - limits.exempt_s:g} s), for a validation or checkpoint before it "
-                f"({limits.exempt_s:g} s), and for the report ({_REPORT_S:g} s). Give the strategy a timeout of at "
-                f"least {needed_s:g} s, or lower the limits."
+                f"the process group times out after {timeout_s:g} s, before the stall guard reports a rank that waits "
+                f"for {needed_s:g} s. Give the strategy a timeout of at least as much, or lower guard.limits."
             )
 
     def _start_watching(self, trainer: pl.Trainer, identity: nestguard.Identity) -> None:
@@ -142,23 +198,10 @@ class StallGuard(pl.Callback):
             token = trainer.strategy.broadcast(nestguard.new_token())
             if self._monitor is not None:
                 self._monitor.set_token(token)
-        self._check_patience(trainer)
         new_event = new_event_of(trainer)
         self._marks_backward = new_event is not None and not self._is_only_rank
         if new_event is not None:
             self._heartbeat.watch_device(new_event, read_collectives)
-
-    def _check_patience(self, trainer: pl.Trainer) -> None:
-        """Warns if the guard would end the run before a loader has given up waiting for its object store."""
-        patience_s = getattr(cast(Any, trainer).datamodule, "remote_patience_s", None)
-        shortest_s = min(self.limits.step_s, self.limits.validation_s)
-        if patience_s is not None and patience_s + _LAST_TRY_S > shortest_s and trainer.is_global_zero:
-            warnings.warn(
-                f"data.remote.patience_s is {patience_s:g} s, but the stall guard ends the run after {shortest_s:g} s "
-                f"in loading. Lower it to {shortest_s - _LAST_TRY_S:g} s, or raise guard.limits.step_s and "
-                f"validation_s to {patience_s + _LAST_TRY_S:g} s.",
-                stacklevel=1,
-            )
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:  # noqa: ARG002
         """Writes a heartbeat: the rank loads the first batch."""
@@ -214,9 +257,6 @@ class StallGuard(pl.Callback):
 
     def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
         """Records why this rank ends, so that the monitor ends the other ranks, which would wait for it."""
-        for callback in trainer.checkpoint_callbacks:
-            if isinstance(callback, Checkpoints):
-                callback.on_exception(trainer, pl_module, exception)  # first: the monitor ends this rank as well
         if self._is_only_rank:
             self.teardown(trainer, pl_module, "fit")  # no other rank waits for it
             return

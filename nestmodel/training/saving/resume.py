@@ -1,30 +1,28 @@
 """The settings of a run, and the checks before it is resumed from a checkpoint.
 
-A checkpoint stores the settings that decide what is learned: data, model, precision, gradient clipping, the form of
-training steps, and whether they are deterministic. A run may be resumed only with equal settings. The numbers of ranks,
-loader processes and steps are not included and may change, and so may mixture stages that start at a later step.
+A checkpoint stores the settings that decide what is learned: data, model, precision, gradient clipping, and whether
+steps are deterministic. A run may be resumed only with equal settings. The numbers of ranks, loader processes and steps
+are not included and may change, and so may mixture stages that start at a later step.
 """
 
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict, is_dataclass
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import NamedTuple
 
 import pytorch_lightning as pl
 import torch
-from pytorch_lightning.utilities import rank_zero_warn
 
-from nestmodel.config import NestConfig
+from nestmodel.config import Kernels, NestConfig
 from nestmodel.errors import ConfigError, WeightsError
 from nestmodel.formats.hub import is_on_hub
 from nestmodel.formats.model_file import open_model_file
-from nestmodel.formats.training_record import SETTINGS_KEY
-from nestmodel.nn.gpu.forms import Forms
+from nestmodel.formats.safetensors import SETTINGS_KEY
 from nestmodel.run_config import LAST
 from nestmodel.training.saving.checkpoint_files import newest_checkpoint
-from nestmodel.training.starting.determinism import determinism
-from nestmodel.training.starting.origin import is_first_rank
+from nestmodel.training.starting.ranks import is_first_rank
+from nestmodel.training.starting.run_form import determinism
 
 Settings = dict[str, str]
 """Values by dotted name, both as text, so that a checkpoint can be read without this package."""
@@ -36,18 +34,6 @@ STAGE_PREFIX = "data.plan.stages."
 _MIXTURE = ("data.plan.weights", "data.plan.temperature", "data.plan.language_temperature")
 _MAX_CHANGES_SHOWN = 8
 _MAX_DIGITS = 18
-
-_KERNELS = "model.kernels"
-
-
-@runtime_checkable
-class HasRunSettings(Protocol):
-    """A data module whose settings are part of the run's settings."""
-
-    @property
-    def settings(self) -> Settings:
-        """Everything that decides which batches the data module yields."""
-        ...
 
 
 def find_resumed(given: str, root: Path, *, must_exist: bool, directory: Path | None = None) -> Path | None:
@@ -101,32 +87,30 @@ def check_checkpoint(path: Path) -> None:
         file.read_config()
 
 
-def stored_settings(path: Path) -> Settings | None:
-    """Returns the settings that a checkpoint holds; None for one from before they were stored.
+class StoredRun(NamedTuple):
+    """What a checkpoint says about its run."""
+
+    step: int
+    """Optimizer steps that it has made."""
+
+    settings: Settings | None
+    """None for the checkpoint of a network that was saved without a run."""
+
+
+def read_run(path: Path) -> StoredRun:
+    """Returns what a checkpoint says about its run.
 
     Raises:
-        WeightsError: The file cannot be read, or its settings are damaged.
+        WeightsError: The file cannot be read, or its step or settings are damaged.
     """
     with open_model_file(path) as file:
-        settings = file.entry(SETTINGS_KEY)
-    if settings is None:
-        return None
-    if not isinstance(settings, dict) or not all(isinstance(text, str) for item in settings.items() for text in item):
-        raise WeightsError(f"{path}: its {SETTINGS_KEY} is not a mapping of names to texts. Use another checkpoint.")
-    return settings
-
-
-def stored_step(path: Path) -> int:
-    """Returns the number of optimizer steps that the run of a checkpoint has made.
-
-    Raises:
-        WeightsError: The file cannot be read, or its step is damaged.
-    """
-    with open_model_file(path) as file:
-        step = file.entry("global_step")
-    if not isinstance(step, int) or step < 0:
-        raise WeightsError(f"{path}: its global_step is not a number of steps. Use another checkpoint.")
-    return step
+        step, settings = file.entry("global_step"), file.entry(SETTINGS_KEY)
+    is_text = settings is None or (
+        isinstance(settings, dict) and all(isinstance(text, str) for item in settings.items() for text in item)
+    )
+    if not isinstance(step, int) or step < 0 or not is_text:
+        raise WeightsError(f"{path}: its global_step or {SETTINGS_KEY} is damaged. Use another checkpoint.")
+    return StoredRun(step, settings)
 
 
 def flatten_settings(value: object, name: str) -> Settings:
@@ -144,14 +128,16 @@ def flatten_settings(value: object, name: str) -> Settings:
 
 
 def run_settings(
-    config: NestConfig, trainer: pl.Trainer, *, form: Forms, data: pl.LightningDataModule | None = None
+    config: NestConfig, kernels: Kernels, trainer: pl.Trainer, data: pl.LightningDataModule | None = None
 ) -> Settings:
-    """Returns the settings of a run that a checkpoint stores: model, data, gradient clipping, precision and form.
+    """Returns the settings of a run that a checkpoint stores: model, data, gradient clipping and precision.
+
+    `model.kernels` is one of them in deterministic mode only: where a compiler fails, a run may go on without it.
 
     Args:
         config: Configuration of the model.
-        trainer: The run's trainer. Data settings are included if its data module has them (`HasRunSettings`).
-        form: Of the training steps.
+        kernels: `model.kernels`.
+        trainer: The run's trainer. Data settings are included if its data module has them.
         data: The data module; by default that of the trainer, which has it only once it runs.
     """
     data = data or getattr(trainer, "datamodule", None)
@@ -159,17 +145,12 @@ def run_settings(
     return {
         **flatten_settings(config, "model.config"),
         **({"trainer.max_steps": repr(trainer.max_steps)} if ends_with_run else {}),
-        **(data.settings if isinstance(data, HasRunSettings) else {}),
-        _KERNELS: repr(str(form)),
+        **getattr(data, "settings", {}),
+        **({"model.kernels": repr(kernels)} if determinism() else {}),
         "trainer.deterministic": repr(determinism()),
         "trainer.gradient_clip_val": repr(trainer.gradient_clip_val),
         "trainer.precision": repr(trainer.precision),
     }
-
-
-def stored_form(settings: Settings) -> str | None:
-    """Returns the name of the form that the settings of a checkpoint hold, if any."""
-    return settings[_KERNELS].strip("'") if _KERNELS in settings else None
 
 
 def changed_settings(before: Settings, now: Settings) -> list[tuple[str, str, str]]:
@@ -182,29 +163,20 @@ def changed_settings(before: Settings, now: Settings) -> list[tuple[str, str, st
     return [change for change in changes if change[1] != change[2]]
 
 
-def check_unchanged(before: Settings, now: Settings, *, step: int, warns: bool = True) -> None:
+def check_unchanged(before: Settings, now: Settings, *, step: int) -> None:
     """Checks that a run has the settings of the checkpoint that it is resumed from.
 
-    The form of training steps may change with a warning, except in deterministic mode: a compiler that fails must not
-    end a run for good. Mixture stages may change if they start at the step of the checkpoint or later.
+    Mixture stages may change if they start at the step of the checkpoint or later.
 
     Args:
         before: Settings in the checkpoint.
         now: Settings of the run.
         step: Optimizer steps that the run of the checkpoint has made.
-        warns: Whether to warn of another form.
 
     Raises:
         ConfigError: Some settings differ; the message names them with both values.
     """
-    changed = changed_settings(before, now)
-    if now.get("trainer.deterministic") != "True":
-        for _, old, new in (change for change in changed if warns and change[0] == _KERNELS):
-            rank_zero_warn(
-                f"the form of training steps was {old} in the checkpoint and is {new} now: rounding differs from here."
-            )
-        changed = [change for change in changed if change[0] != _KERNELS]
-    changed = [change for change in changed if not _is_later_stage(*change, step=step)]
+    changed = [change for change in changed_settings(before, now) if not _is_later_stage(*change, step=step)]
     if not changed:
         return
     changes = [f"{name}: {old} -> {new}" for name, old, new in changed[:_MAX_CHANGES_SHOWN]]

@@ -14,7 +14,7 @@ from lightning_fabric.plugins.environments.slurm import SLURMEnvironment
 from lightning_fabric.plugins.environments.torchelastic import TorchElasticEnvironment
 
 from nestmodel.errors import TrainingError
-from nestmodel.training.starting.origin import local_run_id
+from nestmodel.training.starting.ranks import local_run_id
 
 _RESOLVE_S = 10.0
 """Time for which the name of node 0 may be unknown, in seconds.
@@ -69,24 +69,16 @@ def check_main_address(trainer: pl.Trainer) -> None:
     environment = getattr(trainer.strategy, "cluster_environment", None)
     if environment is None or trainer.num_devices * trainer.num_nodes == 1:
         return
-    source = _source_of_main_address(environment)  # first: Lightning sets MASTER_ADDR when it is asked for the name
     name = environment.main_address
     deadline = time.monotonic() + _RESOLVE_S
     while (problem := _resolve_problem(name)) is not None:
         if time.monotonic() > deadline:
             raise TrainingError(
                 f"the name of node 0, {name!r}, cannot be resolved on {socket.gethostname()} within {_RESOLVE_S:g} s "
-                f"({problem}). It is from {source}. Give a name that every node can resolve, or the address of node 0."
+                f"({problem}). Give a name that every node can resolve, or the address of node 0, by MASTER_ADDR or "
+                "torchrun's --master-addr and --local-addr."
             )
         time.sleep(_RETRY_S)
-
-
-def _source_of_main_address(environment: Any) -> str:
-    if isinstance(environment, TorchElasticEnvironment):
-        return "MASTER_ADDR, which torchrun sets by --local-addr of node 0 or by --master-addr"
-    if isinstance(environment, SLURMEnvironment) and "MASTER_ADDR" not in os.environ:
-        return "SLURM_NODELIST, because MASTER_ADDR is not set"
-    return "MASTER_ADDR"
 
 
 def _resolve_problem(name: str) -> str | None:

@@ -5,14 +5,58 @@ the number of ranks from the launcher. If the two differ, it trains with batches
 model several times. The functions here read environment variables only, so that every rank finds the same mistake.
 """
 
-import importlib.util
 import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
-from nestmodel.errors import LaunchError
+from nestmodel.errors import ConfigError
+
+STARTER = "NESTMODEL_STARTER"
+"""Environment variable with the process id of the process that starts the other ranks through Lightning. Remove it from
+the environment of ranks that this process starts in any other way."""
+
+
+@cache
+def record_launcher() -> str | None:
+    """Returns the id of the process that has started this one through Lightning; None if it was started otherwise.
+
+    It must be called before any `fit`, which sets LOCAL_RANK here.
+    """
+    if "LOCAL_RANK" not in os.environ:
+        os.environ[STARTER] = str(os.getpid())  # inherited by the ranks that Lightning starts from here
+        return None
+    # torchrun may itself run under a process that once started ranks through Lightning.
+    is_own = "TORCHELASTIC_RUN_ID" not in os.environ and os.environ.get(STARTER) == str(os.getppid())
+    return os.environ[STARTER] if is_own else None
+
+
+def is_started_by_lightning() -> bool:
+    """Returns whether another rank on this machine started this process through Lightning."""
+    return record_launcher() is not None
+
+
+@cache
+def local_run_id() -> str:
+    """Returns a name shared by all ranks that the same process or launcher started on this machine."""
+    starter = record_launcher()
+    if starter is not None or os.environ.get(STARTER) == str(os.getpid()):
+        return starter or str(os.getpid())
+    return f"{os.getppid()}-{os.environ.get('MASTER_PORT', '')}"
+
+
+def is_first_rank() -> bool:
+    """Returns whether this process is rank 0, as far as the environment tells before the ranks connect.
+
+    Ranks are numbered by torchrun (RANK), by SLURM, or by Lightning within a node.
+    """
+    if (rank := os.environ.get("RANK")) is not None:
+        return rank == "0"
+    names = ("SLURM_PROCID", "LOCAL_RANK", "NODE_RANK", "GROUP_RANK")
+    return all(os.environ.get(name, "0") == "0" for name in names)
+
 
 Environment = Mapping[str, str]
 
@@ -54,15 +98,9 @@ def find_launch(environment: Environment) -> Launch | None:
     None if Lightning starts the ranks of this node itself, or if their number is unknown.
 
     Raises:
-        LaunchError: A variable that has to be a number is none.
+        ConfigError: A variable that has to be a number is none.
     """
-    return (
-        _by_torchrun(environment)
-        or _by_slurm(environment)
-        or _by_jsrun(environment)
-        or _by_mpi(environment)
-        or _by_hand(environment)
-    )
+    return _by_torchrun(environment) or _by_slurm(environment) or _by_hand(environment)
 
 
 def take_ranks(devices: Any, num_nodes: int) -> tuple[Any, int]:
@@ -75,13 +113,13 @@ def take_ranks(devices: Any, num_nodes: int) -> tuple[Any, int]:
         num_nodes: As the user has given it; 1 is the default, which the launcher replaces.
 
     Raises:
-        LaunchError: No run can use the ranks of the launcher.
+        ConfigError: No run can use the ranks of the launcher.
     """
     launch = find_launch(os.environ)
     if launch is None:
         return devices, num_nodes
     if launch.problem:
-        raise LaunchError(launch.problem)
+        raise ConfigError(launch.problem)
     os.environ.update(launch.for_lightning)
     if devices != "auto" or launch.num_nodes is None:
         return devices, num_nodes
@@ -97,19 +135,19 @@ def check_ranks(environment: Environment, devices: int, num_nodes: int) -> None:
         num_nodes: Nodes with which the run computes.
 
     Raises:
-        LaunchError: It computes with others.
+        ConfigError: It computes with others.
     """
     launch = find_launch(environment)
     if launch is None:
         return
     if launch.problem:
-        raise LaunchError(launch.problem)
+        raise ConfigError(launch.problem)
     num_ranks = devices * num_nodes
     if launch.num_ranks == num_ranks and launch.num_nodes in (None, num_nodes):
         return
     on_nodes = f" on {_counted(launch.num_nodes, 'node')}" if launch.num_nodes is not None else ""
     start = launch.command.format(devices=devices, nodes=num_nodes, ranks=num_ranks)
-    raise LaunchError(
+    raise ConfigError(
         f"{launch.source} is {launch.num_ranks}{on_nodes}, but --devices {devices} x --num-nodes {num_nodes} is "
         f"{_counted(num_ranks, 'rank')}. Leave out trainer.devices and trainer.num_nodes to run on "
         f"{_counted(launch.num_ranks, 'rank')}, or {start}."
@@ -122,19 +160,19 @@ def check_start(environment: Environment, devices: int, num_nodes: int) -> None:
     Call it before Lightning has started ranks, which changes the environment.
 
     Raises:
-        LaunchError: The run computes with other ranks, or would wait for ranks that nobody starts.
+        ConfigError: The run computes with other ranks, or would wait for ranks that nobody starts.
     """
     check_ranks(environment, devices, num_nodes)
     if find_launch(environment) is not None:
         return
     if "LOCAL_RANK" in environment:
         if devices * num_nodes > 1:
-            raise LaunchError(
+            raise ConfigError(
                 f"LOCAL_RANK is {environment['LOCAL_RANK']}, so that the run starts no ranks itself, but WORLD_SIZE is "
                 f"not set: set it to {devices * num_nodes} if as many ranks are started, or unset LOCAL_RANK."
             )
     elif num_nodes > 1 and {"NODE_RANK", "GROUP_RANK"}.isdisjoint(environment):
-        raise LaunchError(
+        raise ConfigError(
             f"--num-nodes is {num_nodes}, but no launcher has started this process, and NODE_RANK is not set: start it "
             f"by torchrun or srun on {num_nodes} nodes, or set NODE_RANK (0 to {num_nodes - 1}), MASTER_ADDR and "
             "MASTER_PORT on each."
@@ -145,11 +183,11 @@ def check_single_process(command: str) -> None:
     """Checks that no launcher has started several processes of a command that runs as one.
 
     Raises:
-        LaunchError: One has: each process would write the same output.
+        ConfigError: One has: each process would write the same output.
     """
     launch = find_launch(os.environ)
     if launch is not None and launch.num_ranks > 1:
-        raise LaunchError(
+        raise ConfigError(
             f"{launch.source} is {launch.num_ranks}, but {command} runs as 1 process: start it without the launcher."
         )
 
@@ -216,37 +254,6 @@ def _by_slurm(environment: Environment) -> Launch | None:
     )
 
 
-def _by_jsrun(environment: Environment) -> Launch | None:
-    if not {"LSB_JOBID", "LSB_DJOB_RANKFILE", "JSM_NAMESPACE_LOCAL_RANK", "JSM_NAMESPACE_SIZE"} <= set(environment):
-        return None
-    num_ranks = _number(environment, "JSM_NAMESPACE_SIZE")
-    return Launch(
-        source="JSM_NAMESPACE_SIZE of jsrun", num_ranks=num_ranks, command="start {ranks} processes with jsrun"
-    )
-
-
-def _by_mpi(environment: Environment) -> Launch | None:
-    names = {"OMPI_COMM_WORLD_SIZE": "OMPI_COMM_WORLD_LOCAL_SIZE", "PMI_SIZE": "MPI_LOCALNRANKS"}
-    name = next((name for name in names if name in environment), None)
-    if name is None or (num_ranks := _number(environment, name)) == 1:
-        return None
-    has_package = importlib.util.find_spec("mpi4py") is not None
-    if not has_package and "LOCAL_RANK" in environment:
-        return None
-    here = _number(environment, names[name], 0)
-    problem = (
-        f"{name} of mpirun is {num_ranks}, but Lightning needs the package mpi4py to connect these ranks: install it, "
-        f"or start them by torchrun --nproc-per-node {here or num_ranks}."
-    )
-    return Launch(
-        source=f"{name} of mpirun",
-        num_ranks=num_ranks,
-        num_nodes=num_ranks // here if here and num_ranks % here == 0 else None,
-        command="start mpirun with -n {ranks}",
-        problem="" if has_package else problem,
-    )
-
-
 def _by_hand(environment: Environment) -> Launch | None:
     """Returns ranks that a person or an unknown launcher has started, or Lightning from another rank."""
     if "WORLD_SIZE" not in environment:
@@ -270,7 +277,7 @@ def _number(environment: Environment, name: str, default: int | None = None) -> 
     if value is None and default is not None:
         return default
     if value is None or not re.fullmatch("[1-9][0-9]{0,8}", value):
-        raise LaunchError(
+        raise ConfigError(
             f"the environment variable {name} is {'not set' if value is None else repr(value)}, and a launcher sets it "
             "to a number from 1: unset the variables of launchers that have not started this process."
         )

@@ -1,77 +1,96 @@
-"""Single checks of a run's settings; `before_start` makes all of them before the ranks start.
+"""All checks of a run before its ranks start, so that a mistake is one error and not one of every rank.
 
-Every check reads settings only: no collective, no audio and no weights. The hooks of `NestModel` and `NestDataModule`
-make the same checks for those who call `Trainer.fit` themselves.
+An error that one rank raises leaves the others waiting: the stall guard would end them with its own exit code, which
+asks a scheduler to start the run again. No check is a collective, or reads audio or weights.
 """
 
-import os
+from pathlib import Path
 from typing import Any, cast
 
 import pytorch_lightning as pl
+from pytorch_lightning.utilities import rank_zero_warn
 
 from nestdata import BatchPlan
-from nestmodel.attention_context import context_name, format_context
+from nestdata.output import check_writable
+from nestmodel.attention_context import format_context
 from nestmodel.config import NestConfig
-from nestmodel.errors import ConfigError, LaunchError
-from nestmodel.nn.loss import CONTEXT_METRICS, METRIC_NAMES
-from nestmodel.training.lightning_private import finds_launcher, uses_distributed_sampler
+from nestmodel.errors import ConfigError
+from nestmodel.training.data import NestDataModule, check_accumulation, check_share
+from nestmodel.training.module import NestModel, check_sampling_rate
 from nestmodel.training.saving.checkpoints import Checkpoints
-from nestmodel.training.starting.ranks import check_ranks, find_launch
-from nestmodel.training.step_limits import validates_at_multiples
+from nestmodel.training.saving.resume import check_unchanged, read_run, run_settings
+from nestmodel.training.schedule import check_schedule
+from nestmodel.training.step_limits import check_training_limits, num_steps_of_run, validates_at_multiples
 
 MAX_LOOK_AHEAD_S = 3.0
 """Largest look-ahead, in seconds, of a trained encoder with causal convolutions and regular contexts."""
 
-_PRECISIONS = ("32-true", "bf16-mixed", "16-mixed", "32", "bf16", "16")
-"""Precisions with weights in float32; the last three are older names of the first three."""
 
+def check_run(
+    model: NestModel,
+    data: NestDataModule,
+    trainer: pl.Trainer,
+    *,
+    stage: str,
+    ckpt_path: Path | None = None,
+) -> None:
+    """Makes every check of a run's settings. Call it before the ranks connect to each other.
 
-def num_ranks(trainer: pl.Trainer) -> int:
-    """Returns the number of ranks of a run.
+    Args:
+        model: Model of the run.
+        data: Data of the run.
+        trainer: Trainer of the run.
+        stage: `fit` or `validate`.
+        ckpt_path: Checkpoint that the run resumes from.
 
     Raises:
-        LaunchError: A launcher that Lightning has found by itself has started others.
+        ConfigError: Settings contradict each other, or those of the checkpoint.
+        WeightsError: The checkpoint cannot be read.
     """
-    if finds_launcher(trainer):
-        check_ranks(os.environ, trainer.num_devices, trainer.num_nodes)
-    return trainer.num_devices * trainer.num_nodes
+    plan = data.train_dataset.plan
+    check_sampling_rate(model.config, data.sampling_rate)
+    if stage == "validate":
+        if data.val_dataset is None:
+            raise ConfigError("there is no validation corpus: give data.val_corpus.")
+        check_share(trainer, plan)
+        return
+    check_schedule(model.config.optimizer, trainer.max_steps)
+    check_look_ahead(model.config)
+    check_accumulation(trainer, plan)
+    check_training_limits(trainer, plan.steps_per_epoch)
+    _warn_of_late_stages(plan, num_steps_of_run(trainer, plan.steps_per_epoch))
+    validates = data.val_dataset is not None
+    check_best(trainer, steps_per_epoch=plan.steps_per_epoch, validates=validates)
+    stored = None if ckpt_path is None else read_run(ckpt_path)
+    if stored is not None and stored.settings is not None:
+        settings = run_settings(model.config, model.kernels, trainer, data)
+        check_unchanged(stored.settings, settings, step=stored.step)
 
 
-def check_share(trainer: pl.Trainer, plan: BatchPlan) -> int:
-    """Returns how many microbatches of a step each rank processes.
+def _warn_of_late_stages(plan: BatchPlan, num_steps: int | None) -> None:
+    for from_step in plan.stage_repeats:
+        if num_steps is not None and from_step >= num_steps:
+            rank_zero_warn(
+                f"data.plan.stages: the stage from step {from_step} on has no effect, because the run ends after "
+                f"{num_steps} steps."
+            )
+
+
+def check_outputs(trainer: pl.Trainer) -> None:
+    """Checks that files can be created in every folder of the run, and creates the folders.
+
+    Only rank 0 writes there, but a rank that did not check would wait for one that failed.
 
     Raises:
-        ConfigError: The ranks cannot share a step equally, or are not those that a launcher has started.
+        OutputError: They cannot.
     """
-    world_size = num_ranks(trainer)
-    try:
-        return len(plan.microbatches_of(0, world_size))
-    except ConfigError as error:
-        launch = find_launch(os.environ)
-        if launch is None:
-            raise
-        raise LaunchError(
-            f"{error} The number of ranks is {launch.source}, and --devices {trainer.num_devices} x --num-nodes "
-            f"{trainer.num_nodes}."
-        ) from None
-
-
-def check_precision(precision: str | int | None) -> None:
-    """Raises ConfigError if a precision of Lightning changes the type of the weights; None is Lightning's default."""
-    if precision is not None and str(precision) not in _PRECISIONS:
-        raise ConfigError(
-            f"trainer.precision is {precision}, which trains with weights of another type than float32. Set it to "
-            "bf16-mixed or 16-mixed, which compute in 16 bits with weights in float32, or to 32-true."
-        )
-
-
-def check_sampling_rate(config: NestConfig, rate: int | None) -> None:
-    """Raises ConfigError if the corpus has another sampling rate than the features; None is an unknown rate."""
-    if rate not in (None, config.features.sampling_rate):
-        raise ConfigError(
-            f"the corpus is at {rate} Hz and model.config.features.sampling_rate is {config.features.sampling_rate}. "
-            "Prepare the corpus with --sampling-rate, or change the model."
-        )
+    if cast(Any, trainer).fast_dev_run:
+        return
+    checkpoints = [callback for callback in trainer.checkpoint_callbacks if isinstance(callback, Checkpoints)]
+    folders = [trainer.default_root_dir, *(logger.save_dir for logger in trainer.loggers)]
+    for folder in dict.fromkeys([*folders, *(callback.config.directory for callback in checkpoints)]):
+        if folder is not None and "://" not in str(folder):
+            check_writable(Path(folder))
 
 
 def check_look_ahead(config: NestConfig) -> None:
@@ -90,65 +109,27 @@ def check_look_ahead(config: NestConfig) -> None:
             )
 
 
-def check_accumulation(trainer: pl.Trainer, plan: BatchPlan) -> int:
-    """Checks that the trainer leaves the microbatches of a step to the plan, and that the ranks can share them.
-
-    Returns:
-        Number of microbatches that each rank processes per step.
-
-    Raises:
-        ConfigError: A setting of the trainer conflicts with the plan, or the ranks cannot share a step equally.
-    """
-    world_size = num_ranks(trainer)
-    microbatches_per_rank = check_share(trainer, plan)
-    if trainer.accumulate_grad_batches not in (1, microbatches_per_rank):
-        raise ConfigError(
-            f"trainer.accumulate_grad_batches is {trainer.accumulate_grad_batches}, but it is computed from "
-            f"data.plan.microbatches_per_step and the number of ranks ({microbatches_per_rank} here). Leave it out."
-        )
-    if world_size > 1 and uses_distributed_sampler(trainer):
-        raise ConfigError(
-            "trainer.use_distributed_sampler is on, but the loader of each rank already yields only the "
-            "microbatches of that rank. Turn it off."
-        )
-    if overfit_batches := cast(Any, trainer).overfit_batches:
-        raise ConfigError(
-            f"trainer.overfit_batches is {overfit_batches}, which the loader does not support because it has a "
-            "sampler of its own. Leave it out, and prepare a corpus of a few utterances instead."
-        )
-    return microbatches_per_rank
-
-
-def check_monitors(trainer: pl.Trainer, config: NestConfig, *, steps_per_epoch: int, validates: bool) -> None:
-    """Checks that the metrics by which the best checkpoints are kept will be logged, for steps that have checkpoints.
+def check_best(trainer: pl.Trainer, *, steps_per_epoch: int, validates: bool) -> None:
+    """Checks that there will be validations after steps that have checkpoints, if the best checkpoint is kept.
 
     Args:
         trainer: Trainer of the run.
-        config: Settings of the model.
         steps_per_epoch: Steps of an epoch of the plan.
         validates: Whether there is a validation corpus.
 
     Raises:
-        ConfigError: They will not.
+        ConfigError: There will not.
     """
-    others = [context_name(context) for context in config.encoder.att_context_size[1:]]
-    of_validation = [f"val_{name}" for name in METRIC_NAMES]
-    of_validation += [f"val_{name}_{context}" for context in others for name in CONTEXT_METRICS]
-    savers = [callback for callback in trainer.checkpoint_callbacks if isinstance(callback, Checkpoints)]
-    for saver in (saver for saver in savers if saver.config.monitor is not None):
-        if saver.config.monitor not in of_validation:
-            known = ", ".join(of_validation)
-            raise ConfigError(
-                f"checkpoints.monitor is {saver.config.monitor!r}, which is not logged: take one of {known}."
-            )
+    for saver in trainer.checkpoint_callbacks:
+        if not isinstance(saver, Checkpoints) or saver.config.monitor is None:
+            continue
         if not validates or trainer.limit_val_batches == 0:
             raise ConfigError(
-                f"checkpoints.monitor is {saver.config.monitor}, but there is no validation: give data.val_corpus, "
-                "leave trainer.limit_val_batches as it is, or leave the monitor out."
+                "checkpoints.monitor is val_loss, but there is no validation: give data.val_corpus, leave "
+                "limit_val_batches as it is, or leave the monitor out."
             )
         if not validates_at_multiples(trainer, steps_per_epoch, saver.config.every_n_steps):
             raise ConfigError(
-                f"checkpoints.monitor is {saver.config.monitor}, but some validations come after steps without a "
-                f"checkpoint (there is one every {saver.config.every_n_steps} steps). Set trainer.val_check_interval "
-                "to a multiple of checkpoints.every_n_steps."
+                "checkpoints.monitor is val_loss, but some validations come after steps without a checkpoint: set "
+                f"trainer.val_check_interval to a multiple of checkpoints.every_n_steps ({saver.config.every_n_steps})."
             )

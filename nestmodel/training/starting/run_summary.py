@@ -15,8 +15,7 @@ from nestmodel.training.module import NestModel
 from nestmodel.training.run_state import format_duration
 from nestmodel.training.saving.checkpoint_files import step_in_name
 from nestmodel.training.saving.checkpoints import Checkpoints
-from nestmodel.training.starting.determinism import determinism
-from nestmodel.training.starting.run_form import run_form
+from nestmodel.training.starting.run_form import determinism, run_form
 from nestmodel.training.step_limits import num_steps_of_run
 from nestmodel.training.stopping.preemption import PreemptionHandler
 
@@ -138,7 +137,7 @@ def _switches(trainer: pl.Trainer, data: NestDataModule, config: RunConfig) -> R
     switches = {
         f"checkpoints every {min(checkpoints):,} steps" if checkpoints else "checkpoints": bool(checkpoints),
         "stall guard": config.guard.enabled,
-        "deterministic": determinism() is True,
+        "deterministic": determinism(),
         "augment": bool(augment.speech or augment.noise or augment.mixture),
         f"log to {', '.join(loggers)}" if loggers else "log": bool(loggers),
     }

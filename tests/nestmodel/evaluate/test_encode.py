@@ -83,8 +83,6 @@ def test_tensors_are_read_like_arrays_and_the_mode_of_the_model_is_kept(model: N
     assert model.training
     assert torch.equal(first.values, second.values)
     assert not first.values.requires_grad
-    num_frames, dim = first.values.shape
-    assert repr(first) == f"AudioFeatures(values: {num_frames} x {dim}, frame_rate_hz: {first.frame_rate_hz:g})"
     assert isinstance(encode(model, [], sampling_rate=8000), list)
     assert isinstance(first, AudioFeatures)
 

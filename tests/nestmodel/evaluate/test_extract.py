@@ -106,15 +106,12 @@ def test_only_the_requested_layers_and_rows_are_yielded(model: NestModel, corpus
     assert [utterance.row for utterance in found] == [4, 3, 1]
 
 
-@pytest.mark.parametrize(
-    ("layers", "file_format", "shape"),
-    [("last", "npy", (28, 16)), ("all", "safetensors", (3, 28, 16)), ((1,), "npy", (28, 16))],
-)
+@pytest.mark.parametrize(("layers", "shape"), [("last", (28, 16)), ("all", (3, 28, 16)), ((1,), (28, 16))])
 def test_index_and_meta_describe_every_feature_file(
-    layers: Any, file_format: Any, shape: tuple[int, ...], model: NestModel, folder: Path, tmp_path: Path
+    layers: Any, shape: tuple[int, ...], model: NestModel, folder: Path, tmp_path: Path
 ) -> None:
     output = tmp_path / "speech.features"
-    config = ExtractConfig(layers=layers, format=file_format, device="cpu")
+    config = ExtractConfig(layers=layers, device="cpu")
     report = extract_features(model, [folder], output, config, model_name="tiny")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["speech.features"]
     assert sorted(p.name for p in output.iterdir()) == ["features", "index.jsonl", "meta.json", "rejected.jsonl"]
@@ -122,12 +119,7 @@ def test_index_and_meta_describe_every_feature_file(
     index = index_of(output)
     assert index.keys() == {str(number) for number in LENGTHS}
     row = index["35200"]
-    if file_format == "npy":
-        values = np.load(output / row["file"])
-    else:
-        from safetensors.numpy import load_file
-
-        values = load_file(output / row["file"])["features"]
+    values = np.load(output / row["file"])
     assert values.dtype == np.float32
     assert values.shape == shape
     numbers = resolve_layers(layers, 2)

@@ -35,7 +35,6 @@ def test_an_alphabet_has_the_characters_of_all_texts_and_a_blank() -> None:
     assert alphabet.characters == " abcď"
     assert len(alphabet) == 6
     assert alphabet.encode("ab ď") == [2, 3, 1, 5]
-    assert alphabet.count_unknown(["abx", "x y"]) == {"x": 2, "y": 1}
 
 
 def test_decoding_merges_repeats_and_removes_blanks() -> None:

@@ -1,4 +1,3 @@
-import json
 import sys
 from functools import partial
 from pathlib import Path
@@ -6,11 +5,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from nestdata import OutputError, output_file
+from nestdata import OutputError
 from nestmodel import (
     ConfigError,
     ExportFormat,
-    NestConfig,
     NestModel,
     WeightsError,
     export_model,
@@ -48,14 +46,6 @@ def test_a_saved_network_is_loaded_bit_for_bit_in_eval_mode(tmp_path: Path) -> N
         save_network(network, path)
     save_network(started, str(path), overwrite=True)
     assert_equal_states(load_network(path), network)
-
-
-@pytest.mark.parametrize("name", ["mine.nemo", "mine.safetensors", "mine.onnx"])
-def test_save_network_names_export_model_for_another_format(name: str, tmp_path: Path) -> None:
-    network, _ = checkpoint(tmp_path)
-    with pytest.raises(ConfigError, match=r"a name such as mine\.ckpt, or call export_model"):
-        save_network(network, tmp_path / name)
-    assert [child.name for child in tmp_path.iterdir()] == ["model.ckpt"]
 
 
 @pytest.mark.parametrize("to", ["nemo", "huggingface", "safetensors"])
@@ -131,27 +121,3 @@ def test_a_full_disk_raises_an_error_that_names_the_target_and_leaves_nothing(to
     with files_up_to(20000), pytest.raises((OutputError, WeightsError), match="target: cannot be written"):
         write(target)
     assert [child.name for child in tmp_path.iterdir()] == ["model.ckpt"]
-
-
-@pytest.mark.parametrize("to", ["nemo", "safetensors"])
-def test_exported_files_have_default_permissions(to: str, tmp_path: Path) -> None:
-    _, path = checkpoint(tmp_path)
-    (tmp_path / "plain").touch()
-    exported = export_model(path, to, tmp_path / "target")  # type: ignore[arg-type]  # a literal
-    assert exported.stat().st_mode == (tmp_path / "plain").stat().st_mode
-
-
-def test_all_files_of_an_output_are_moved_to_the_target_directory(tmp_path: Path) -> None:
-    with output_file(tmp_path / "graph.onnx", overwrite=False) as path:
-        path.write_text("graph")
-        path.with_name("graph.onnx.data").write_text("weights")
-        assert not (tmp_path / "graph.onnx.data").exists()
-    assert sorted(child.name for child in tmp_path.iterdir()) == ["graph.onnx", "graph.onnx.data"]
-
-
-def test_safetensors_hold_the_configuration_as_json(tmp_path: Path) -> None:
-    _, path = checkpoint(tmp_path)
-    exported = export_model(path, "safetensors", tmp_path / "encoder.safetensors")
-    raw = exported.read_bytes()
-    header = json.loads(raw[8 : 8 + int.from_bytes(raw[:8], "little")])
-    assert NestConfig.from_dict(json.loads(header["__metadata__"]["nest_config"])) == CONFIG

@@ -142,14 +142,3 @@ def test_a_graph_of_chunks_needs_a_causal_subsampling(tmp_path: Path) -> None:
     config = replace(STREAMED, encoder=replace(STREAMED.encoder, causal_downsampling=False))
     with pytest.raises(ConfigError, match="causal_downsampling is off: a chunk of the graph would need frames"):
         export_model(NestNetwork(config), "onnx-streaming", tmp_path / "chunk.onnx")
-
-
-def test_the_graph_names_its_inputs_and_outputs_and_holds_the_configuration(graphs: Mapping[str, Path]) -> None:
-    graph = onnx.load(graphs["tiny"])
-    onnx.checker.check_model(graph)
-    assert [value.name for value in graph.graph.input] == ["feats", "feat_lens"]
-    assert [value.name for value in graph.graph.output] == ["encoded", "enc_lens"]
-    axes = [axis.dim_param or axis.dim_value for axis in graph.graph.input[0].type.tensor_type.shape.dim]
-    assert axes == ["batch", 80, "frames"]
-    metadata = {prop.key: prop.value for prop in graph.metadata_props}
-    assert NestConfig.from_dict(json.loads(metadata["nest_config"])) == TINY

@@ -16,7 +16,7 @@ from nestmodel import (
     read_config,
 )
 from nestmodel.formats.model_file import open_model_file
-from nestmodel.formats.weights import abbreviate_names, differing_settings
+from nestmodel.formats.weights import differing_settings
 from tests.nestmodel.formats.models import CONFIG, assert_equal_states, checkpoint
 
 
@@ -70,16 +70,6 @@ def test_the_report_names_loaded_unused_missing_and_mismatched_weights(tmp_path:
     assert "3 mismatched" in summary
 
 
-def test_a_model_logs_in_one_line_which_weights_it_loaded(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    _, path = checkpoint(tmp_path)
-    with caplog.at_level("INFO", logger="pytorch_lightning.utilities.rank_zero"):
-        NestModel(CONFIG, path, "encoder")
-    (record,) = caplog.records
-    assert f"{path}: " in record.message
-    assert "weights loaded, " in record.message
-    assert "0 missing" in record.message
-
-
 def test_differing_settings_that_do_not_show_in_shapes_raise_a_warning(tmp_path: Path) -> None:
     network, path = checkpoint(tmp_path)
     encoder = replace(CONFIG.encoder, xscaling=False, dropout=0.0, num_layers=1, checkpoint_activations=True)
@@ -130,10 +120,3 @@ def test_a_whole_model_must_have_the_weights_of_its_configuration(change: str, m
     torch.save(content, path)
     with pytest.raises(WeightsError, match=f"model.ckpt: .*{message}.*do not match the configuration"):
         load_network(path)
-
-
-def test_many_names_are_abbreviated_to_their_modules() -> None:
-    assert abbreviate_names(["a.b", "c.d"]) == "a.b, c.d"
-    many = [f"encoder.layers.{layer}.norm.{kind}" for layer in (0, 1) for kind in ("bias", "weight")]
-    assert abbreviate_names([*many, "decoder.bias"]) == "encoder.layers.0.* 2, encoder.layers.1.* 2, decoder.* 1"
-    assert abbreviate_names([f"m{number}.x" for number in range(6)]) == "m0.* 1, m1.* 1, m2.* 1, m3.* 1 and 2 more"

@@ -1,6 +1,5 @@
 """Limited attention and causal convolutions in the encoder and the network; see tests/golden for the values."""
 
-import hashlib
 import subprocess
 import sys
 from dataclasses import fields, replace
@@ -26,7 +25,6 @@ from nestmodel import (
     save_network,
 )
 from nestmodel.attention_context import draw_context, look_ahead
-from nestmodel.nn.encoder import ConformerEncoder
 from nestmodel.nn.gpu import devices
 from nestmodel.nn.gpu.step_graph import pad_rows
 from nestmodel.nn.network import NestOutput
@@ -313,41 +311,8 @@ def test_the_code_for_gpus_gives_the_same_output_and_gradients(
         torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-9)
 
 
-def test_checkpointed_activations_give_equal_results() -> None:
-    outputs = []
-    for checkpoint_activations in (False, True):
-        module = network(**TWO, **WITHOUT_DROPOUT, checkpoint_activations=checkpoint_activations).encoder.train()
-        feats = noise(2, 80, 64)
-        frames, _ = module(feats, torch.tensor([64, 40]), context=(2, 0))
-        frames.square().sum().backward()
-        outputs.append([frames.detach(), *(p.grad for p in module.parameters() if p.grad is not None)])
-    assert all(torch.equal(*pair) for pair in zip(*outputs, strict=True))
-
-
-def test_the_mask_is_made_once_for_all_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: list[object] = []
-    describe = ConformerEncoder.describe
-    monkeypatch.setattr(ConformerEncoder, "describe", lambda *args: calls.append(args) or describe(*args))
-    network(**TWO).encoder(noise(1, 80, 64), torch.tensor([64]))
-    assert len(calls) == 1
-
-
 def names_and_sizes(model: NestNetwork) -> list[tuple[str, tuple[int, ...]]]:
     return [(name, tuple(value.shape)) for name, value in model.state_dict().items()]
-
-
-def test_only_the_causal_subsampling_has_weights_of_another_size() -> None:
-    expected = names_and_sizes(network())
-    assert names_and_sizes(network(**TWO, conv_context_size="causal")) == expected
-    causal = names_and_sizes(network(causal_downsampling=True))
-    assert [pair for pair in causal if pair not in expected] == [("encoder.pre_encode.out.weight", (16, 8 * 11))]
-    assert [name for name, _ in causal] == [name for name, _ in expected]
-
-
-def test_names_of_the_state_dict_are_as_before_these_settings() -> None:
-    text = "\n".join(f"{name} {size}" for name, size in names_and_sizes(network()))
-    digest = hashlib.sha256(text.encode()).hexdigest()
-    assert digest == "9cae40fe492bf73978868905d445e153672a53e1d8368cb3faa659f0691eeef1"
 
 
 def test_one_context_without_limits_equals_the_default_bit_for_bit() -> None:

@@ -101,22 +101,6 @@ def test_dropout_depends_on_step_and_microbatch_and_not_on_the_global_generator(
     assert torch.equal(*logits)
 
 
-def test_dropout_can_be_drawn_from_the_global_generator_as_in_earlier_runs() -> None:
-    config = replace(CONFIG, features=replace(CONFIG.features, dither=0.0))
-    network = NestNetwork(replace(config, encoder=replace(CONFIG.encoder, dropout_source="generator"))).train()
-    assert network.draw_masks(batch()).dropout_keys is None
-    logits = []
-    for seed in (1, 2, 1):
-        torch.manual_seed(seed)
-        logits.append(network(batch()).logits)
-    assert torch.equal(logits[0], logits[2])
-    assert not torch.equal(logits[0], logits[1])
-
-
-def test_no_keys_are_drawn_in_eval_mode() -> None:
-    assert NestNetwork(CONFIG).eval().draw_masks(batch()).dropout_keys is None
-
-
 def test_the_network_receives_what_it_reads_and_the_record_of_the_batch() -> None:
     masks = NestNetwork(CONFIG).draw_masks(batch(step=2, microbatch=1))
     inputs = NetworkInput.of(batch(step=2, microbatch=1), masks, "meta")
@@ -185,13 +169,3 @@ def test_logits_of_selected_frames_equal_those_of_all_frames() -> None:
     decoder, encoded = MultiSoftmaxDecoder(dim=4, num_classes=5, num_codebooks=2), torch.randn(2, 7, 4)
     is_selected = torch.rand(2, 7) < 0.5
     assert torch.allclose(decoder.logits(encoded[is_selected]), decoder.logits(encoded)[is_selected], atol=1e-6)
-
-
-def test_no_selected_frame_gives_empty_logits() -> None:
-    assert MultiSoftmaxDecoder(dim=4, num_classes=5, num_codebooks=2).logits(torch.empty(0, 4)).shape == (0, 5, 2)
-
-
-def test_initial_weights_of_the_decoder_are_xavier_uniform() -> None:
-    weight = MultiSoftmaxDecoder(dim=64, num_classes=128, num_codebooks=1).decoder_layers[0].weight
-    limit = (6 / (64 + 128)) ** 0.5
-    assert 0.99 * limit < float(weight.detach().abs().max()) <= limit

@@ -82,18 +82,6 @@ def test_frames_are_stacked_in_time_order() -> None:
     assert quantizer(feats).flatten().tolist() == [1, 0]
 
 
-def test_projected_points_by_hand() -> None:
-    quantizer = build(num_codebooks=2, code_dim=2)
-    quantizer.proj.weight.zero_()
-    quantizer.proj.weight[0, 0] = quantizer.proj.weight[1, 4] = 1.0  # codebook 0: mel bin 0 of both frames
-    quantizer.proj.weight[3, 1] = -1.0  # codebook 1: mel bin 1 of the first frame
-    feats = torch.zeros(1, 4, 4)
-    feats[0, 0], feats[0, 1] = torch.tensor([3.0, 4.0, 0.0, 0.0]), torch.tensor([2.0, 5.0, 0.5, 5.0])
-    expected = torch.tensor([[[0.6, 0.8], [0.0, -1.0]], [[0.0, 0.0], [0.0, -1.0]]])
-    torch.testing.assert_close(quantizer.project(feats), expected.unsqueeze(0))
-    torch.testing.assert_close(quantizer.project(feats, torch.tensor([1])), expected[1:])
-
-
 @settings(deadline=None, max_examples=10, derandomize=True)
 @given(seed=st.integers(0, 2**31), num_codebooks=st.integers(1, 3))
 def test_no_code_is_nearer_than_the_token(seed: int, num_codebooks: int) -> None:
@@ -127,26 +115,6 @@ def test_points_and_tokens_are_the_same_under_autocast() -> None:
     with torch.autocast("cpu", torch.bfloat16):
         assert torch.equal(quantizer.project(feats), points)
         assert torch.equal(quantizer(feats), tokens)
-
-
-def test_all_weights_are_frozen_parameters() -> None:
-    quantizer = build()
-    assert {name for name, _ in quantizer.named_parameters()} == {"proj.weight", "codebooks"}
-    assert not any(parameter.requires_grad for parameter in quantizer.parameters())
-    assert not list(quantizer.buffers())
-
-
-def test_initial_codes_have_unit_norm() -> None:
-    codebooks = build(num_classes=8192, num_codebooks=2).codebooks
-    assert codebooks.shape == (2, 8192, 16)
-    assert torch.allclose(codebooks.norm(dim=-1), torch.ones(2, 8192), atol=1e-6)
-
-
-def test_initial_projection_is_xavier_normal() -> None:
-    config = QuantizerConfig(num_classes=2)
-    weight = RandomProjectionQuantizer(config, dim=80, num_stacked=8).proj.weight
-    assert weight.shape == (16, 640)
-    assert float(weight.std()) == pytest.approx((2 / (640 + 16)) ** 0.5, rel=0.02)
 
 
 def test_float64_codebooks_of_nemo_are_loaded_as_float32() -> None:

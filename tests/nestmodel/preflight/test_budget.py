@@ -130,18 +130,11 @@ def test_cuts_that_are_too_long_are_an_error_that_names_the_longest_of_training_
         search(1, data, tmp_path, monkeypatch)
 
 
-def test_invalid_settings_are_refused() -> None:
-    with pytest.raises(ConfigError, match="memory_margin is 1: expected a share"):
-        BudgetConfig(memory_margin=1.0)
-    with pytest.raises(ConfigError, match="timeout_s is 0"):
-        BudgetConfig(timeout_s=0.0)
-
-
 def test_a_cpu_needs_a_limit_that_is_available_and_one_process(messy_corpora: MessyCorpora, tmp_path: Path) -> None:
     model, data, one = NestModel(tiny_config()), data_of(messy_corpora), trainer(tmp_path)
-    with pytest.raises(ConfigError, match="say how much memory one rank may use: --memory_limit 8GiB"):
+    with pytest.raises(ConfigError, match=r"give the memory that one rank may use.*--memory_limit 8GiB.*not set"):
         find_budget(model, data, one)
-    with pytest.raises(ConfigError, match=r"memory_limit is 900TB, but only .* are available here"):
+    with pytest.raises(ConfigError, match=r"that are available here.*It is 900TB"):
         find_budget(model, data, one, BudgetConfig(memory_limit="900TB"))
     several = trainer(tmp_path, devices=2, strategy="ddp")
     with pytest.raises(ConfigError, match=r"the trainer has 2 ranks. Add --trainer.devices 1"):

@@ -1,5 +1,3 @@
-import resource
-import sys
 from collections import namedtuple
 from pathlib import Path
 from typing import Any
@@ -9,9 +7,7 @@ import torch
 
 from nestdata import AudioNoiseBatch, BatchPlan, PlanConfig
 from nestmodel import ConfigError, NestModel
-from nestmodel.preflight import memory
 from nestmodel.preflight.config import parse_bytes
-from nestmodel.preflight.memory import PeakMemory, usable_bytes
 from nestmodel.preflight.trial import Shape, TrialResult, TrialStep, largest_shapes, noise_batch, run_shapes
 from tests.training import tiny_config, trainer
 
@@ -99,31 +95,6 @@ def test_the_first_shape_above_the_limit_is_named(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr("nestmodel.preflight.trial.PeakMemory.peak_bytes", lambda _: 100 * len(step.shapes))
     assert run(step, allowed_bytes=200).too_large == SHAPES[1]
     assert run(FakeStep(), allowed_bytes=2000).too_large is None
-
-
-@pytest.mark.parametrize(("platform", "expected"), [("linux", 1024 * 5000), ("darwin", 5000)])
-def test_the_peak_without_proc_is_in_bytes_on_every_system(
-    monkeypatch: pytest.MonkeyPatch, platform: str, expected: int
-) -> None:
-    peak = PeakMemory(torch.device("cpu"))
-    monkeypatch.setattr(memory, "read_kib", lambda *_: 0)
-    monkeypatch.setattr(resource, "getrusage", lambda _: Usage(5000))
-    monkeypatch.setattr(sys, "platform", platform)
-    assert peak.peak_bytes() == expected
-
-
-def test_a_gpu_offers_what_is_free_and_what_torch_has_reserved(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (70, 80))
-    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _: 5)
-    assert usable_bytes(torch.device("cuda", 0)) == 75
-
-
-def test_the_peak_of_a_gpu_includes_fragmentation(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("empty_cache", "reset_peak_memory_stats"):
-        monkeypatch.setattr(torch.cuda, name, lambda *_: None)
-    monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda _: 9)
-    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda _: 6)
-    assert PeakMemory(torch.device("cuda", 0)).peak_bytes() == 9
 
 
 @pytest.mark.parametrize(("text", "number"), [("8GiB", 8 * 2**30), ("750 MB", 750_000_000), ("1.5TB", 1.5e12)])

@@ -70,11 +70,6 @@ def test_each_batch_is_copied_before_the_one_before_it_is_computed(monkeypatch: 
     ]
 
 
-def test_a_loader_without_batches_has_none_copied(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "Stream", lambda _device: None)
-    assert list(CopyAhead([], lambda batch: batch, GPU)) == []
-
-
 def test_nothing_is_copied_ahead_on_a_cpu(messy_corpora: MessyCorpora, tmp_path: Path) -> None:
     data = messy_data(messy_corpora)
     runner = trainer(tmp_path, max_steps=1)

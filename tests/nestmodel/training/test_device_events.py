@@ -7,9 +7,8 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from nestguard.observe.collectives import GroupProgress, parse_trace
-from nestmodel.training.device_events import CudaEvent, mark_end_of_backward, new_event_of, read_collectives
+from nestmodel.training.callbacks.stall_guard import CudaEvent, mark_end_of_backward, read_collectives
 from tests.nestguard.runs import wait_until
-from tests.training import trainer
 
 
 @pytest.mark.usefixtures("gloo")
@@ -28,10 +27,6 @@ def test_the_end_of_the_backward_pass_comes_before_ddp_waits_for_other_ranks() -
     loss.backward()
     assert seen == [3.0]  # DDP has not yet replaced it by the result of the other ranks
     assert weight.grad.item() == 6.0
-
-
-def test_a_loss_without_gradients_has_no_backward_pass() -> None:
-    mark_end_of_backward(torch.zeros(()), lambda: pytest.fail("there is no backward pass"))
 
 
 @pytest.mark.usefixtures("gloo")
@@ -58,10 +53,6 @@ def test_the_flight_recorder_is_on_by_default_and_its_trace_can_be_read() -> Non
 def test_without_a_process_group_there_is_no_trace() -> None:
     assert read_collectives() == ""
     assert parse_trace(read_collectives()) == []
-
-
-def test_a_cpu_has_no_events(tmp_path: Path) -> None:
-    assert new_event_of(trainer(tmp_path)) is None
 
 
 @pytest.mark.gpu

@@ -7,7 +7,7 @@ from nestmodel.nn.gpu import devices
 from nestmodel.nn.loss import loss_stats
 from nestmodel.nn.network import NestNetwork
 from nestmodel.preflight.trial import noise_batch
-from nestmodel.training.gradient_sums import GradientSums
+from nestmodel.training.step_stats import GradientSums
 from tests.training import tiny_config
 
 

@@ -3,7 +3,7 @@ import warnings
 import pytest
 
 from nestmodel import SkippedStepWarning, TrainingError
-from nestmodel.training.nonfinite import SkippedSteps
+from nestmodel.training.step_stats import SkippedSteps
 
 
 def test_a_skipped_step_is_counted_with_a_warning() -> None:

@@ -49,11 +49,10 @@ def test_a_run_that_was_resumed_twice_has_the_metrics_of_an_uninterrupted_run(
 ) -> None:
     def train(name: str, max_steps: int, after: str | None = None) -> Path:
         logger = CSVLogger(tmp_path, name="", version=name)
-        saved = tmp_path / ("elsewhere" if name == "second" else name) / "checkpoints"
+        saved = tmp_path / name / "checkpoints"
         path = None
         if after is not None:
-            path = tmp_path / ("elsewhere" if after == "second" else after)
-            path = path / "checkpoints" / f"step_{max_steps - 2:08d}.ckpt"
+            path = tmp_path / after / "checkpoints" / f"step_{max_steps - 2:08d}.ckpt"
         fit(
             messy_corpora,
             tmp_path,

@@ -53,8 +53,8 @@ def test_a_line_has_what_is_known() -> None:
         steps_skipped=2,
     )
     assert progress_line(full) == (
-        "step 1,300 of 80,000, ETA 0:02:10, 2 steps skipped, loss 2.000, entropy 3.000, masked accuracy 25.0 %, "
-        "1,812 s of audio/s, 3 % waiting, 2.1 GB"
+        "step 1,300 of 80,000, ETA 0:02:10, loss 2.000 (entropy 3.000), masked accuracy 25.0 %, 1,812 s of audio/s, "
+        "3 % waiting, 2.1 GB, 2 steps skipped"
     )
     assert "ETA" not in progress_line(replace(full, activity="finished"))
 
@@ -74,7 +74,7 @@ def test_plain_lines_show_each_step_and_each_validation_once(capsys: pytest.Capt
         lines.show(state)
     assert capsys.readouterr().err.splitlines() == [
         "step 1,299 of 80,000",
-        "step 1,300: validation loss 2.000, entropy 3.000, masked accuracy 25.0 %",
+        "step 1,300: validation loss 2.000 (entropy 3.000), masked accuracy 25.0 %",
         "step 1,301 of 80,000",
     ]
 

@@ -25,23 +25,20 @@ def best_of(directory: Path) -> str:
     return (directory / "best.ckpt").read_text()
 
 
-@pytest.mark.parametrize(("mode", "best_step"), [("min", 2), ("max", 3)])
-def test_the_first_of_the_best_values_is_kept_when_its_checkpoint_is_removed(
-    tmp_path: Path, mode: str, best_step: int
-) -> None:
-    best = BestCheckpoint("val_loss", mode)  # type: ignore[arg-type]
+def test_the_first_of_the_lowest_losses_is_kept_when_its_checkpoint_is_removed(tmp_path: Path) -> None:
+    best = BestCheckpoint()
     for step, value in enumerate([2.0, 1.0, 3.0, 1.0, 3.0, float("nan")], start=1):
         path = written(tmp_path, step)
         best.offer(path, tmp_path, step, value)
         path.unlink()
-    assert best_of(tmp_path) == f"state of step {best_step}"
+    assert best_of(tmp_path) == "state of step 2"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["best.ckpt", "best.json"]
 
 
 def test_a_resumed_run_knows_the_best_so_far_and_has_it_in_its_own_directory(tmp_path: Path) -> None:
     before, now = tmp_path / "before", tmp_path / "now"
-    BestCheckpoint("val_loss", "min").offer(written(before, 1), before, 1, 1.0)
-    resumed = BestCheckpoint("val_loss", "min")
+    BestCheckpoint().offer(written(before, 1), before, 1, 1.0)
+    resumed = BestCheckpoint()
     resumed.resume(before, now, step=2)
     assert best_of(now) == "state of step 1"
     resumed.offer(written(now, 3), now, 3, 1.5)
@@ -51,37 +48,31 @@ def test_a_resumed_run_knows_the_best_so_far_and_has_it_in_its_own_directory(tmp
 
 
 def test_a_kill_between_the_record_and_the_file_is_repaired_by_the_next_start(tmp_path: Path) -> None:
-    best = BestCheckpoint("val_loss", "min")
+    best = BestCheckpoint()
     best.offer(written(tmp_path, 1), tmp_path, 1, 2.0)
-    record = {"monitor": "val_loss", "mode": "min", "step": 2, "value": 1.0}
+    record = {"step": 2, "val_loss": 1.0}
     written(tmp_path, 2)
     (tmp_path / "best.json").write_text(json.dumps(record))
-    BestCheckpoint("val_loss", "min").resume(tmp_path, tmp_path, step=2)
+    BestCheckpoint().resume(tmp_path, tmp_path, step=2)
     assert best_of(tmp_path) == "state of step 2"
 
 
-@pytest.mark.parametrize(
-    "changes", [{"step": 3}, {"monitor": "val_accuracy"}, {"mode": "max"}], ids=["later step", "metric", "mode"]
-)
-def test_the_best_of_abandoned_steps_or_of_another_metric_is_not_taken_over(
-    tmp_path: Path, changes: dict[str, object]
-) -> None:
+def test_the_best_of_abandoned_steps_is_not_taken_over(tmp_path: Path) -> None:
     before, now = tmp_path / "before", tmp_path / "now"
-    BestCheckpoint("val_loss", "min").offer(written(before, 1), before, 1, 1.0)
-    record = json.loads((before / "best.json").read_text())
-    (before / "best.json").write_text(json.dumps({**record, **changes}))
-    resumed = BestCheckpoint("val_loss", "min")
+    BestCheckpoint().offer(written(before, 1), before, 1, 1.0)
+    (before / "best.json").write_text(json.dumps({"step": 3, "val_loss": 1.0}))
+    resumed = BestCheckpoint()
     resumed.resume(before, now, step=2)
     assert not now.exists()
     resumed.offer(written(now, 3), now, 3, 9.0)
     assert best_of(now) == "state of step 3"
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"monitor": 1}', '{"step": "a", "value": 1, "x": 2}'])
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"step": "a", "val_loss": 1}'])
 def test_a_damaged_record_is_a_warning(tmp_path: Path, text: str) -> None:
     (tmp_path / "best.json").write_text(text)
     with pytest.warns(UserWarning, match=r"best\.json: cannot be read, so that the best checkpoint is sought anew"):
-        BestCheckpoint("val_loss", "min").resume(tmp_path, tmp_path / "now", step=2)
+        BestCheckpoint().resume(tmp_path, tmp_path / "now", step=2)
 
 
 def test_without_hard_links_the_file_is_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -90,13 +81,13 @@ def test_without_hard_links_the_file_is_copied(tmp_path: Path, monkeypatch: pyte
 
     monkeypatch.setattr("os.link", refuse)
     path = written(tmp_path, 1)
-    BestCheckpoint("val_loss", "min").offer(path, tmp_path, 1, 1.0)
+    BestCheckpoint().offer(path, tmp_path, 1, 1.0)
     path.unlink()
     assert best_of(tmp_path) == "state of step 1"
 
 
 def test_a_copy_that_fails_leaves_the_best_checkpoint_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    best = BestCheckpoint("val_loss", "min")
+    best = BestCheckpoint()
     best.offer(written(tmp_path, 1), tmp_path, 1, 2.0)
 
     def fail(*_: object) -> None:

@@ -11,41 +11,18 @@ from nestdata import AudioNoiseBatch, MixConfig, MixtureStage, PlanConfig
 from nestmodel import CheckpointConfig, Checkpoints, ConfigError, DataConfig, NestDataModule, NestModel
 from nestmodel.training.saving.checkpoint_files import find_checkpoints
 from nestmodel.training.saving.resume import (
-    changed_settings,
     check_same_step,
     check_unchanged,
-    flatten_settings,
 )
-from nestmodel.training.starting.before_start import check_run
+from nestmodel.training.starting.run_checks import check_run
 from tests.conftest import MessyCorpora
 from tests.training import fit, messy_data, tiny_config, trainer
-
-
-def test_nested_settings_are_flattened_to_dotted_names() -> None:
-    found = flatten_settings({"mix": MixConfig(prob=0.5), "names": ["a"]}, "data")
-    assert found["data.mix.prob"] == "0.5"
-    assert found["data.names"] == "['a']"
-
-
-def test_changed_settings_are_listed_with_both_values() -> None:
-    assert changed_settings({"a": "1"}, {"a": "1"}) == []
-    assert changed_settings({"a": "1", "b": "3", "same": "0"}, {"a": "2", "same": "0", "c": "4"}) == [
-        ("a", "1", "2"),
-        ("b", "3", "(absent)"),
-        ("c", "(absent)", "4"),
-    ]
 
 
 def test_equal_settings_pass_and_changed_ones_are_named_with_both_values() -> None:
     check_unchanged({"a": "1"}, {"a": "1"}, step=0)
     with pytest.raises(ConfigError, match=r"a: 1 -> 2; b: 3 -> \(absent\); c: \(absent\) -> 4"):
         check_unchanged({"a": "1", "b": "3", "same": "0"}, {"a": "2", "same": "0", "c": "4"}, step=0)
-
-
-def test_at_most_eight_changed_settings_are_shown() -> None:
-    before = {str(i): "0" for i in range(10)}
-    with pytest.raises(ConfigError, match=r"7: 0 -> \(absent\); and 2 more\)"):
-        check_unchanged(before, {}, step=0)
 
 
 class StopsAt(pl.Callback):

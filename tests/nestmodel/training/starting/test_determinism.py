@@ -9,8 +9,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from nestmodel import CheckpointConfig, Checkpoints, ConfigError, NestNetwork, loss_stats, prepare_deterministic
 from nestmodel.preflight.trial import noise_batch
 from nestmodel.training.saving.checkpoint_files import find_checkpoints
-from nestmodel.training.saving.resume import check_unchanged
-from nestmodel.training.starting.determinism import determinism
 from tests.conftest import MessyCorpora
 from tests.training import fit, tiny_config
 
@@ -68,14 +66,6 @@ def test_no_operation_of_a_step_lacks_a_deterministic_kernel_on_cuda() -> None:
     assert not seen.names & WITHOUT_DETERMINISTIC_KERNEL
 
 
-def test_the_mode_of_torch_is_told() -> None:
-    assert determinism() is False
-    torch.use_deterministic_algorithms(True)
-    assert determinism() is True
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    assert determinism() == "warn"
-
-
 def test_a_run_is_resumed_in_its_own_mode_only(messy_corpora: MessyCorpora, tmp_path: Path) -> None:
     saver = Checkpoints(CheckpointConfig(every_n_steps=1, directory=tmp_path / "saved"))
     _, first = fit(
@@ -86,9 +76,3 @@ def test_a_run_is_resumed_in_its_own_mode_only(messy_corpora: MessyCorpora, tmp_
     assert rest.losses == first.losses[1:]
     with pytest.raises(ConfigError, match=r"trainer\.deterministic: True -> False"):
         fit(messy_corpora, tmp_path, max_steps=2, ckpt_path=path, deterministic=False)
-    compiled = {"trainer.deterministic": "False", "model.kernels": "'compiled'"}
-    with pytest.warns(UserWarning, match=r"the form of training steps was 'compiled' in the checkpoint and is 'torch'"):
-        check_unchanged(compiled, {**compiled, "model.kernels": "'torch'"}, step=0)
-    compiled["trainer.deterministic"] = "True"
-    with pytest.raises(ConfigError, match=r"model\.kernels: 'compiled' -> 'torch'"):
-        check_unchanged(compiled, {**compiled, "model.kernels": "'torch'"}, step=0)

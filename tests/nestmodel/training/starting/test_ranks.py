@@ -1,20 +1,18 @@
 import os
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from lightning_fabric.plugins.environments.kubeflow import KubeflowEnvironment
 from pytorch_lightning.strategies import DDPStrategy
 
-from nestmodel.errors import LaunchError
-from nestmodel.training.starting import ranks
+from nestmodel.errors import ConfigError
+from nestmodel.training.data import num_ranks
 from nestmodel.training.starting.ranks import check_ranks, check_single_process, check_start, find_launch, take_ranks
-from nestmodel.training.starting.run_checks import num_ranks
 from tests.training import trainer
 
 Variables = dict[str, str]
-LAUNCHERS = ("SLURM", "TORCHELASTIC", "OMPI", "PMI", "MPI_", "JSM", "LSB")
+LAUNCHERS = ("SLURM", "TORCHELASTIC")
 OTHERS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "NODE_RANK", "GROUP_RANK")
 
 
@@ -49,13 +47,7 @@ def shell(tasks: int, name: str) -> Variables:
     return {"SLURM_JOB_ID": "7", "SLURM_JOB_NAME": name, "SLURM_NTASKS": str(tasks), "SLURM_NNODES": "1"}
 
 
-def mpirun(size: int, here: int) -> Variables:
-    return {"OMPI_COMM_WORLD_SIZE": str(size), "OMPI_COMM_WORLD_LOCAL_SIZE": str(here), "OMPI_COMM_WORLD_RANK": "0"}
-
-
-NO_MPI4PY = {"hidden": "mpi4py"}
 NTASKS_1 = {"SLURM_NTASKS": "1", "SLURM_NNODES": "1", "SLURM_PROCID": "0", "SLURM_JOB_NAME": "train"}
-JSRUN = {"LSB_JOBID": "7", "LSB_DJOB_RANKFILE": "hosts", "JSM_NAMESPACE_LOCAL_RANK": "0", "JSM_NAMESPACE_SIZE": "4"}
 
 TABLE: list[tuple[str, Variables, int, int, str]] = [
     # launcher, its variables, devices, nodes, and the start of the error, or "" if the run may start
@@ -117,21 +109,6 @@ TABLE: list[tuple[str, Variables, int, int, str]] = [
     ("sbatch", job(2, name="interactive"), 2, 1, ""),
     ("salloc", shell(2, "interactive"), 2, 1, ""),
     ("salloc", shell(2, "train"), 2, 1, "SLURM_NTASKS is 2, but srun has not started this process"),
-    ("mpirun", mpirun(2, 2), 2, 1, ""),
-    ("mpirun", mpirun(4, 2), 2, 2, ""),
-    (
-        "mpirun",
-        mpirun(2, 2),
-        1,
-        1,
-        "OMPI_COMM_WORLD_SIZE of mpirun is 2 on 1 node, but --devices 1 x --num-nodes 1 is 1",
-    ),
-    ("mpirun", {"PMI_SIZE": "2", "MPI_LOCALNRANKS": "2"}, 1, 1, "PMI_SIZE of mpirun is 2 on 1 node, but --devices 1"),
-    ("mpirun", mpirun(1, 1), 8, 1, ""),
-    ("mpirun", mpirun(2, 2) | NO_MPI4PY, 2, 1, "OMPI_COMM_WORLD_SIZE of mpirun is 2, but Lightning needs the package"),
-    ("mpirun", mpirun(2, 2) | NO_MPI4PY | {"WORLD_SIZE": "2", "LOCAL_RANK": "0"}, 2, 1, ""),
-    ("jsrun", JSRUN, 2, 2, ""),
-    ("jsrun", JSRUN, 2, 1, "JSM_NAMESPACE_SIZE of jsrun is 4, but --devices 2 x --num-nodes 1 is 2 ranks"),
 ]
 
 
@@ -140,23 +117,16 @@ def no_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in list(os.environ):
         if name.startswith(LAUNCHERS) or name in OTHERS:
             monkeypatch.delenv(name)
-    with_mpi4py(monkeypatch, True)
-
-
-def with_mpi4py(monkeypatch: pytest.MonkeyPatch, is_installed: bool) -> None:
-    find_spec = lambda _: object() if is_installed else None  # noqa: E731
-    monkeypatch.setattr(ranks, "importlib", SimpleNamespace(util=SimpleNamespace(find_spec=find_spec)))
 
 
 @pytest.mark.parametrize(("launcher", "variables", "devices", "nodes", "error"), TABLE)
 def test_a_run_starts_only_with_the_ranks_that_were_started(
-    launcher: str, variables: Variables, devices: int, nodes: int, error: str, monkeypatch: pytest.MonkeyPatch
+    launcher: str, variables: Variables, devices: int, nodes: int, error: str
 ) -> None:
-    with_mpi4py(monkeypatch, variables.get("hidden") != "mpi4py")
     if not error:
         check_start(variables, devices, nodes)
         return
-    with pytest.raises(LaunchError) as raised:
+    with pytest.raises(ConfigError) as raised:
         check_start(variables, devices, nodes)
     assert str(raised.value).startswith(error), launcher
     assert "\n" not in str(raised.value)
@@ -179,8 +149,6 @@ def test_a_run_starts_only_with_the_ranks_that_were_started(
         (srun(1, SLURM_JOB_NAME="bash"), ("auto", 1), ("auto", 1)),
         (job(1), ("auto", 1), (1, 1)),
         (job(None), ("auto", 1), ("auto", 1)),
-        (mpirun(4, 2), ("auto", 1), (2, 2)),
-        (JSRUN, ("auto", 1), ("auto", 1)),
         ({"WORLD_SIZE": "2", "LOCAL_RANK": "1"}, ("auto", 1), ("auto", 1)),
     ],
 )
@@ -222,14 +190,13 @@ def test_lightning_finds_the_tasks_of_srun(
         (srun(8), "start srun with --nodes 2 --ntasks-per-node 4", 4, 2),
         (srun(1), "unset SLURM_NTASKS", 4, 1),
         (job(1), "start it by srun --nodes 1 --ntasks-per-node 4, or unset SLURM_NTASKS", 4, 1),
-        (mpirun(2, 2), "start mpirun with -n 8", 4, 2),
         ({"WORLD_SIZE": "2", "LOCAL_RANK": "0"}, "set WORLD_SIZE to 8, or unset LOCAL_RANK", 4, 2),
     ],
 )
 def test_the_error_names_how_to_start_as_many_ranks(
     variables: Variables, remedy: str, devices: int, nodes: int
 ) -> None:
-    with pytest.raises(LaunchError) as raised:
+    with pytest.raises(ConfigError) as raised:
         check_ranks(variables, devices, nodes)
     assert "Leave out trainer.devices and trainer.num_nodes to run on " in str(raised.value)
     assert remedy in str(raised.value)
@@ -254,18 +221,16 @@ def test_without_slurm_ntasks_lightning_starts_the_ranks(variables: Variables) -
         (srun(8), 8),
         (job(8), 1),
         (shell(2, "train"), 1),
-        (mpirun(2, 2) | NO_MPI4PY, 2),
     ],
 )
 def test_a_command_of_one_process_refuses_several(
     variables: Variables, number: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with_mpi4py(monkeypatch, variables.get("hidden") != "mpi4py")
     monkeypatch.setattr(os, "environ", {**os.environ, **variables})
     if number == 1:
         check_single_process("features")
         return
-    with pytest.raises(LaunchError, match=f"is {number}, but features runs as 1 process"):
+    with pytest.raises(ConfigError, match=f"is {number}, but features runs as 1 process"):
         check_single_process("features")
 
 
@@ -274,7 +239,7 @@ def test_a_trainer_of_another_number_of_ranks_is_refused(tmp_path: Path, monkeyp
     assert num_ranks(made) == 2
     for name, value in torchrun(4, 4).items():
         monkeypatch.setenv(name, value)
-    with pytest.raises(LaunchError, match="WORLD_SIZE of torchrun is 4 on 1 node, but --devices 2"):
+    with pytest.raises(ConfigError, match="WORLD_SIZE of torchrun is 4 on 1 node, but --devices 2"):
         num_ranks(made)
 
 

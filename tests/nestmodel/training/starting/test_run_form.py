@@ -5,10 +5,10 @@ from typing import Any
 import pytest
 
 from nestdata import PlanConfig
-from nestmodel import NestConfig, NestNetwork
+from nestmodel import NestConfig, NestNetwork, TrainingError
 from nestmodel.nn.gpu.forms import PLAIN, Forms, default_forms
 from nestmodel.training.starting import run_form as module
-from nestmodel.training.starting.run_form import RunForm, run_form
+from nestmodel.training.starting.run_form import RunForm, naming_kernels, run_form
 from tests.training import tiny_config, trainer
 
 GPU = 80e9
@@ -67,8 +67,6 @@ def test_graphs_are_not_used_where_a_capture_cannot_follow_or_does_not_fit(
 ) -> None:
     recomputed = form(tmp_path, tiny_config(checkpoint_activations=True))
     assert recomputed.why_plain_blocks == recomputed.why_no_graphs == "checkpoint_activations is on"
-    generator = form(tmp_path, tiny_config(dropout_source="generator"))
-    assert (generator.why_plain_blocks, generator.why_no_graphs) == ("dropout_source is generator", "")
     contexts = form(tmp_path, tiny_config(att_context_size=((8, 1), (8, 0)), att_context_style="chunked_limited"))
     assert contexts.why_no_graphs == "there are several attention contexts"
     small = NestConfig.preset("small")
@@ -78,7 +76,7 @@ def test_graphs_are_not_used_where_a_capture_cannot_follow_or_does_not_fit(
     assert form(tmp_path, small, 240.0).why_no_graphs == ""
 
 
-@pytest.mark.parametrize("encoder", [{}, {"checkpoint_activations": True}, {"dropout_source": "generator"}])
+@pytest.mark.parametrize("encoder", [{}, {"checkpoint_activations": True}])
 def test_a_network_takes_each_form_and_returns_to_the_plain_one(encoder: dict[str, Any]) -> None:
     network = NestNetwork(replace(tiny_config(**encoder)))
     for num_shapes, expected in ((None, "varying shapes"), (2, "fixed shapes")):
@@ -88,3 +86,14 @@ def test_a_network_takes_each_form_and_returns_to_the_plain_one(encoder: dict[st
     network.use_forms(PLAIN)
     assert {layer.compiles_for for layer in network.encoder.layers} == {None}
     assert not network.encoder.pre_encode.has_joined_stages
+
+
+def test_an_error_of_compiled_code_names_the_setting_without_it() -> None:
+    compiled = Forms(subsampling_kernel=True, compiled=True)
+    with pytest.raises(TrainingError, match=r"\(compiled\) fails: RuntimeError, no compiler.*model\.kernels: torch"):
+        with naming_kernels(compiled):
+            raise RuntimeError("no compiler")
+    with pytest.raises(RuntimeError, match="out of memory"), naming_kernels(compiled):
+        raise RuntimeError("out of memory")
+    with pytest.raises(RuntimeError, match="no compiler"), naming_kernels(PLAIN):
+        raise RuntimeError("no compiler")

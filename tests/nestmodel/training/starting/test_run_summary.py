@@ -1,7 +1,6 @@
 from pathlib import Path
 
 import numpy as np
-import pytest
 import soundfile
 from pytorch_lightning.loggers import CSVLogger
 
@@ -17,7 +16,7 @@ from nestmodel import (
     RunConfig,
 )
 from nestmodel.run import Run
-from nestmodel.training.starting.run_summary import format_summary, summarise_run
+from nestmodel.training.starting.run_summary import summarise_run
 from tests.conftest import MessyCorpora
 from tests.training import messy_data, tiny_config, trainer
 
@@ -92,20 +91,6 @@ def test_a_summary_names_all_corpora_and_the_checkpoint(messy_corpora: MessyCorp
     assert rows["start"] == f"from step 1,300, {tmp_path}/last.ckpt"
     assert "augment" in rows["on"]
     assert summary(data, tmp_path, max_steps=-1, max_epochs=-1)["steps"] == "no limit"
-
-
-@pytest.mark.parametrize("width", [20, 60, 80, 120])
-def test_lines_are_aligned_and_fit_the_terminal(width: int) -> None:
-    rows = [
-        (
-            "corpus",
-            "a.corpus (1.00 h), " * 5 + "/a/path/that/is/longer/than/sixty/columns/and/is/not/broken/at/all.corpus",
-        )
-    ]
-    lines = format_summary([*rows, ("start", "from step 0")], width).splitlines()
-    assert all(line[12] != " " for line in lines)
-    assert lines[-1] == "start       from step 0"
-    assert all(len(line) <= max(width, 40) for line in lines if "/a/path" not in line)
 
 
 def test_secrets_in_addresses_are_hidden(messy_corpora: MessyCorpora, tmp_path: Path) -> None:
