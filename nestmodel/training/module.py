@@ -41,6 +41,7 @@ from nestmodel.training.lightning_private import (
     scale_loop_progress,
     set_global_step,
 )
+from nestmodel.training.pace import PHASES, WINDOW, Pace, SlowRanks, by_time
 from nestmodel.training.saving.resume import check_same_step, check_unchanged, run_settings
 from nestmodel.training.schedule import build_optimizer, divides_gradients
 from nestmodel.training.starting.launcher import destroy_process_group_at_exit
@@ -91,6 +92,7 @@ class NestModel(NestNetwork, pl.LightningModule):
 
         self._norms: list[StepBatchNorm] = []
         self._gradient_sums = GradientSums([])
+        self._pace, self._slow_ranks = Pace(torch.device("cpu")), SlowRanks()
         self._graph_settings: tuple[int, Capture] | None = None
         self._graphs: StepGraphs | None = None
         self._step: StepStats | None = None
@@ -164,6 +166,7 @@ class NestModel(NestNetwork, pl.LightningModule):
         self._norms = [module for module in self.encoder.modules() if isinstance(module, StepBatchNorm)]
         for norm in self._norms:
             norm.start_collecting()
+        self._pace, self._slow_ranks = Pace(self.device), SlowRanks()
         self._gradient_sums = GradientSums(parameter for parameter in self.parameters() if parameter.requires_grad)
         self._graphs = None
         if self._graph_settings is not None:
@@ -205,6 +208,7 @@ class NestModel(NestNetwork, pl.LightningModule):
     def on_train_batch_start(self, batch: NetworkInput, batch_idx: int) -> None:  # noqa: ARG002
         """Numbers logged metrics by optimizer step; see `log_by_global_step`."""
         log_by_global_step(self.trainer)
+        self._pace.begin_forward()
 
     def training_step(self, batch: NetworkInput, batch_idx: int) -> Tensor:  # noqa: ARG002 - Lightning's signature
         """Returns the summed loss of a microbatch; `on_before_optimizer_step` divides its gradients."""
@@ -217,11 +221,12 @@ class NestModel(NestNetwork, pl.LightningModule):
         # Compensates for the means that Lightning takes over microbatches and DDP takes over ranks.
         return stats.nll_sum * self.trainer.accumulate_grad_batches * self.trainer.world_size
 
-    def on_before_backward(self, loss: Tensor) -> None:  # noqa: ARG002 - Lightning's signature
+    def on_before_backward(self, loss: Tensor) -> None:
         """Sets the gradients of earlier microbatches aside, unless DDP or a graph is about to add to them."""
         is_graph = self._graphs is not None and self._graphs.is_pending
         if not is_graph and not self._sums_over_ranks():
             self._gradient_sums.set_aside()
+        self._pace.begin_backward(loss)
 
     def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
         """Computes the gradients of a microbatch, by its graph if the forward pass was one."""
@@ -232,6 +237,7 @@ class NestModel(NestNetwork, pl.LightningModule):
 
     def on_after_backward(self) -> None:
         """Adds the gradients of the microbatch to those of earlier ones."""
+        self._pace.end_backward()
         self._gradient_sums.add()
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
@@ -257,6 +263,9 @@ class NestModel(NestNetwork, pl.LightningModule):
         metrics = fetch({**totals.counts(), "grad_norm": norm, **totals.stats.metrics(class_counts)})
         num_nonfinite, num_preempted, num_out_of_time = (float(metrics.pop(name)) for name in totals.counts())
         grad_norm = metrics.pop("grad_norm")
+        self._pace.end_step()
+        if self.trainer.world_size > 1 and (self.trainer.global_step + 1) % WINDOW == 0:
+            self._compare_ranks()
         nestguard.current().beat(nestguard.Phase.OPTIMIZER)
         self.stop_requests.agree(num_preempted, num_out_of_time)
         if num_nonfinite > 0 or not math.isfinite(grad_norm):
@@ -271,6 +280,10 @@ class NestModel(NestNetwork, pl.LightningModule):
             self.log("grad_norm", grad_norm, batch_size=1)
         self.log_numbers({"steps_skipped": self._skipped.total})
 
+    def on_train_batch_end(self, outputs: Any, batch: NetworkInput, batch_idx: int) -> None:  # noqa: ARG002
+        """Begins to measure how long the next microbatch is waited for."""
+        self._pace.wait_for_batch()
+
     def on_train_epoch_end(self) -> None:
         """Checks that the data did not end within a step: the other ranks would wait for the rest of it forever.
 
@@ -279,6 +292,10 @@ class NestModel(NestNetwork, pl.LightningModule):
         """
         if self._step is not None and not self.trainer.should_stop:
             self._step.check_complete(self.trainer.accumulate_grad_batches, self.global_rank)
+
+    def on_validation_start(self) -> None:
+        """Leaves the time of a validation out of that of the next step."""
+        self._pace.discard_step()
 
     def validation_step(self, batch: NetworkInput, batch_idx: int) -> None:  # noqa: ARG002 - Lightning's signature
         """Accumulates the statistics of a microbatch in each attention context of the encoder."""
@@ -377,6 +394,19 @@ class NestModel(NestNetwork, pl.LightningModule):
         if self.trainer.world_size > 1:
             torch.distributed.all_reduce(values)
         return values
+
+    def _compare_ranks(self) -> None:
+        """Exchanges the times of all ranks, and names a rank that holds up the others."""
+        seconds = torch.zeros(self.trainer.world_size, len(PHASES), device=self.device)
+        seconds[self.global_rank] = torch.tensor(self._pace.take_medians(), device=self.device)
+        torch.distributed.all_reduce(seconds)  # within the collective of the step, which the heartbeat reports
+        ranks = by_time(seconds)
+        if ranks:
+            self.log_numbers({"slowest_rank": ranks[0].rank, "slowest_rank_factor": ranks[0].factor})
+        for slow in self._slow_ranks.newly_slow(ranks):
+            rank_zero_warn(f"Rank {slow.rank} (node {slow.rank // self.trainer.num_devices}) {slow}.")
+            if slow.rank == self.global_rank:
+                nestguard.current().describe(str(slow))
 
     def _log_metrics(self, stage: str, metrics: dict[str, Tensor], *, prog_bar: bool = False) -> None:
         """Logs metrics that are on the CPU, so that Lightning's reads of their values do not wait for the GPU."""

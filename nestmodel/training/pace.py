@@ -79,15 +79,17 @@ class Pace:
         if loss.requires_grad:
             loss.register_hook(queue)
 
+    def end_backward(self) -> None:
+        """Notes the end of a backward pass that was a graph, which calls nothing and waits for no rank."""
+        if len(self._marks[-1]) == 2:
+            self._marks[-1].append(self._mark())
+
     def end_step(self) -> None:
         """Adds up the step, whose work on the device must be done."""
-        spans = [
-            (self._seconds(marks[0], marks[1]), self._seconds(marks[1], marks[2]))
-            for marks in self._marks
-            if len(marks) == 3
-        ]
-        if self._loading_since is not None and spans:
-            self._steps.append((self._loading_s, sum(one for one, _ in spans), sum(one for _, one in spans)))
+        if self._loading_since is not None:
+            forward_s = sum(self._seconds(first, second) for first, second, _ in self._marks)
+            backward_s = sum(self._seconds(second, last) for _, second, last in self._marks)
+            self._steps.append((self._loading_s, forward_s, backward_s))
         self.discard_step()
 
     def discard_step(self) -> None:
@@ -103,34 +105,42 @@ class Pace:
         return loading, forward, backward
 
 
-class SlowRanks:
-    """Finds the ranks that take longer than the others in two windows in a row."""
+def by_time(seconds: Float[Tensor, "ranks 3"]) -> list[SlowRank]:
+    """Returns all ranks beside the others, the slowest first; none if a rank has measured nothing.
 
-    def __init__(self) -> None:
-        self._before: set[int] = set()
-
-    def find(self, seconds: Float[Tensor, "ranks 3"]) -> list[SlowRank]:
-        """Returns the slow ranks.
-
-        Args:
-            seconds: Median time of each rank in each phase of this window.
-        """
-        rows = seconds.tolist()
-        found = [] if len(rows) < 2 or not all(any(row) for row in rows) else _slower(rows)
-        confirmed = [slow for slow in found if slow.rank in self._before]
-        self._before = {slow.rank for slow in found}
-        return confirmed
-
-
-def _slower(rows: Sequence[Sequence[float]]) -> list[SlowRank]:
+    Args:
+        seconds: Median time of each rank in each phase.
+    """
+    rows: list[list[float]] = seconds.tolist()
+    if len(rows) < 2 or not all(any(row) for row in rows):
+        return []
     found = []
     for rank, row in enumerate(rows):
         others = [other for number, other in enumerate(rows) if number != rank]
+        lost = [own - statistics.median(other[phase] for other in others) for phase, own in enumerate(row)]
         factor = sum(row) / statistics.median(map(sum, others))
-        if factor > MIN_FACTOR:
-            lost = [own - statistics.median(other[phase] for other in others) for phase, own in enumerate(row)]
-            found.append(SlowRank(rank, factor, PHASES[lost.index(max(lost))]))
-    return found
+        found.append(SlowRank(rank, factor, PHASES[lost.index(max(lost))]))
+    return sorted(found, key=lambda one: -one.factor)
+
+
+class SlowRanks:
+    """Names each rank once that has taken longer than the others in two windows in a row."""
+
+    def __init__(self) -> None:
+        self._slow_before: set[int] = set()
+        self._named: set[int] = set()
+
+    def newly_slow(self, ranks: Sequence[SlowRank]) -> list[SlowRank]:
+        """Returns the ranks that are to be named now.
+
+        Args:
+            ranks: All ranks in this window.
+        """
+        slow = [one for one in ranks if one.factor > MIN_FACTOR]
+        named = [one for one in slow if one.rank in self._slow_before - self._named]
+        self._slow_before = {one.rank for one in slow}
+        self._named |= {one.rank for one in named}
+        return named
 
 
 def _recorded_event() -> torch.cuda.Event:
@@ -140,4 +150,5 @@ def _recorded_event() -> torch.cuda.Event:
 
 
 def _seconds_between(first: torch.cuda.Event, last: torch.cuda.Event) -> float:
-    return first.elapsed_time(last) / 1000
+    seconds: float = first.elapsed_time(last) / 1000
+    return seconds

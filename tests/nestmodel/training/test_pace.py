@@ -3,7 +3,7 @@ import time
 import pytest
 import torch
 
-from nestmodel.training.pace import Pace, SlowRank, SlowRanks
+from nestmodel.training.pace import Pace, SlowRank, SlowRanks, by_time
 
 
 def rows(*ranks: tuple[float, float, float]) -> torch.Tensor:
@@ -16,31 +16,29 @@ EQUAL = (0.1, 1.0, 2.0)
 @pytest.mark.parametrize(
     ("phase", "slow"), [("loading", (0.8, 1.0, 2.0)), ("forward", (0.1, 1.7, 2.0)), ("backward", (0.1, 1.0, 2.7))]
 )
-def test_a_slow_rank_is_found_with_its_phase_in_the_second_window(phase: str, slow: tuple[float, float, float]) -> None:
-    ranks = SlowRanks()
-    assert ranks.find(rows(EQUAL, slow, EQUAL)) == []
-    (found,) = ranks.find(rows(EQUAL, slow, EQUAL))
-    assert found == SlowRank(1, pytest.approx(sum(slow) / sum(EQUAL)), phase)
+def test_a_slow_rank_is_named_once_with_its_phase_after_two_windows(
+    phase: str, slow: tuple[float, float, float]
+) -> None:
+    ranks, found = SlowRanks(), by_time(rows(EQUAL, slow, EQUAL))
+    assert found[0] == SlowRank(1, pytest.approx(sum(slow) / sum(EQUAL)), phase)
+    assert [ranks.newly_slow(found) for _ in range(3)] == [[], [found[0]], []]
 
 
 def test_ranks_that_differ_by_less_than_a_tenth_are_not_slow() -> None:
-    ranks = SlowRanks()
-    for _ in range(3):
-        assert ranks.find(rows((0.1, 1.05, 2.1), EQUAL)) == []
+    ranks, found = SlowRanks(), by_time(rows((0.1, 1.05, 2.1), EQUAL))
+    assert [ranks.newly_slow(found) for _ in range(3)] == [[], [], []]
 
 
 def test_a_rank_that_is_slow_now_and_then_is_not_named() -> None:
     ranks = SlowRanks()
+    slow = (0.2, 2.0, 4.0)
     for number in range(6):
-        slow = tuple(2 * seconds for seconds in EQUAL)
-        assert ranks.find(rows(EQUAL, slow if number % 2 else EQUAL)) == []  # type: ignore[arg-type]
+        assert ranks.newly_slow(by_time(rows(EQUAL, slow if number % 2 else EQUAL))) == []
 
 
-def test_without_a_measurement_of_every_rank_none_is_slow() -> None:
-    ranks = SlowRanks()
-    for _ in range(3):
-        assert ranks.find(rows((0.0, 0.0, 0.0), EQUAL)) == []
-        assert ranks.find(rows(EQUAL)) == []
+def test_without_a_measurement_of_every_rank_nothing_is_compared() -> None:
+    assert by_time(rows((0.0, 0.0, 0.0), EQUAL)) == []
+    assert by_time(rows(EQUAL)) == []
 
 
 def step(pace: Pace, loading_s: float, forward_s: float, backward_s: float) -> None:
