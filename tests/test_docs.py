@@ -91,3 +91,36 @@ def test_every_test_that_a_page_names_exists() -> None:
 def test_links_are_found_in_prose_only() -> None:
     text = "[a](b.md#c) ![d](e.png) [web](https://f) `[g](h)`\n\n    [i](j)\n\n```\n[k](l)\n```\n[m](#n)\n"
     assert link_targets(text) == ["b.md", "e.png"]
+
+
+@pytest.mark.parametrize(
+    ("link", "is_dead"),
+    [
+        ("[a](other.md#part)", False),
+        ("[a link\nthat wraps](other.md#part)", False),
+        ("[a](gone.md)", True),
+        ("[a link\nthat wraps](gone.md)", True),
+        ("[a link\nthat wraps](other.md#gone)", True),
+        ("[a link\nthat wraps](../README.md#gone)", True),
+    ],
+)
+def test_a_dead_link_fails_the_build_of_the_site(tmp_path: Path, link: str, is_dead: bool) -> None:
+    mkdocs = pytest.importorskip("mkdocs.__main__", reason="mkdocs is not installed (the extra `docs`)")
+    settings = (REPOSITORY / "mkdocs.yml").read_text(encoding="utf-8")
+    validation = settings[settings.index("validation:") : settings.index("nav:\n")]
+    hooks = REPOSITORY / "docs" / "site_hooks.py"
+    (tmp_path / "theme").mkdir()
+    (tmp_path / "theme" / "main.html").write_text("{{ page.content }}")
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs" / "page.md").write_text(f"# Page\n\nSee {link}.\n")
+    (tmp_path / "docs" / "other.md").write_text("# Other\n\n## Part\n")
+    (tmp_path / "README.md").write_text("# Home\n")
+    (tmp_path / "mkdocs.yml").write_text(
+        "site_name: test\nstrict: true\nuse_directory_urls: false\nplugins: []\n"
+        f"theme: {{name: null, custom_dir: theme}}\nhooks: ['{hooks}']\n{validation}"
+    )
+    runner = pytest.importorskip("click.testing").CliRunner()
+    build = [line for line in (REPOSITORY / "Makefile").read_text().splitlines() if "-m mkdocs" in line]
+    arguments = build[0].partition("-m mkdocs ")[2].split()
+    done = runner.invoke(mkdocs.cli, [*arguments, "--config-file", str(tmp_path / "mkdocs.yml")])
+    assert (done.exit_code != 0) == is_dead, done.output
