@@ -2,7 +2,7 @@
 
     python -m benchmarks run feeding SPEECH.json NOISE.json [--nemo-python PATH] [--window-s 30] [--quick]
 
-Prints the tables of docs/feeding.md: audio-seconds in a second of one core, what each preset demands of each GPU
+Prints the tables of docs/gpu.md: audio-seconds in a second of one core, what each preset demands of each GPU
 (counted by `count_step`), and the cores and MB/s that follow. Every contestant is measured in every round, in
 one process with one thread and no workers, by CPU time, and files are in the page cache; so the cost of handing
 batches over from workers, which `handover` measures, is not included. NeMo needs an environment of its own with
