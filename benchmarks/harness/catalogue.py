@@ -13,7 +13,7 @@ from typing import NamedTuple
 from benchmarks.harness.repository import REPOSITORY
 
 BENCHMARKS = REPOSITORY / "benchmarks"
-ROOMS = ("batches", "counts", "guard", "learning", "model", "prepare", "remote")
+ROOMS = ("batches", "guard", "learning", "model", "prepare", "remote")
 
 GPU = BENCHMARKS / "gpu" / "__main__.py"
 """The benchmark that is in no room. It is not tried on the demo corpus."""
