@@ -110,7 +110,6 @@ class _Steps:
             "kernels": sum(kernel.number for kernel in found.kernels),
             **memory,
             "first_s": first_s,
-            "groups_ms": found.groups_ms(),
         }
 
     def _timed(self, trial: Trial) -> float:
