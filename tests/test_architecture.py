@@ -32,6 +32,7 @@ ALLOWED = {
     "_host_emptyCache": "torch returns unused page-locked memory only by this function",
     "_sleep": "torch's only kernel that runs for a given time",
     "_foreach_norm": "the norms of many tensors in one call, which have no public name",
+    "_collected": "the sums of batch norm, which a function of its module reads",
     "_foreach_add_": "torch's sum of many tensors in one call, which has no public name",
     "_foreach_div_": "torch's division of many tensors in one call, which has no public name",
     "_foreach_mul_": "torch's product of many tensors in one call, which has no public name",

@@ -45,7 +45,7 @@ RATE = 16000
 
 def main() -> int:
     """Runs the measurements and prints them."""
-    parser = benchmark_parser(__doc__, quick={"cuts": 100_000, "lhotse_cuts": 50_000})
+    parser = benchmark_parser(__doc__, quick={"cuts": 20_000, "lhotse_cuts": 10_000})
     parser.add_argument("--cuts", type=int, default=36_000_000)
     parser.add_argument("--lhotse-cuts", type=int, default=1_000_000)
     parser.add_argument("--keep", type=Path)

@@ -15,6 +15,7 @@ import torch
 from nemo_model import section
 
 from nestmodel import NestModel, config_from_nemo, loss_stats
+from nestmodel.training.schedule import build_optimizer
 
 
 def main() -> int:
@@ -22,7 +23,9 @@ def main() -> int:
     build, steps = map(json.loads, Path(sys.argv[1]).read_text().splitlines())
     model = NestModel(config_from_nemo(section(**build["section"]))).train()
     audio, noisy, lens = torch.load(build["audio"])
-    optimizer = model.configure_optimizers()["optimizer"]
+    trained = (parameter for parameter in model.parameters() if parameter.requires_grad)
+    config = model.config
+    optimizer = build_optimizer(trained, config.optimizer, config.encoder.d_model, torch.device("cpu"))["optimizer"]
     generator = torch.Generator().manual_seed(0)
     times = []
     for _ in range(steps["warm_up"] + steps["number"]):
