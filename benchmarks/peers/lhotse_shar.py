@@ -82,7 +82,8 @@ def speed(arguments: argparse.Namespace) -> float:
     num_batches = max(arguments.min_batches, 2 * sum(1 for _ in sampler_of(arguments.directory)))
     dataset = IterableDatasetWrapper(Speech(), sampler_of(arguments.directory, is_endless=True))
     loader = DataLoader(dataset, batch_size=None, num_workers=arguments.workers)
-    return utterances_per_s((len(ids) for ids, _ in loader), num_batches)
+    found: float = utterances_per_s((len(ids) for ids, _ in loader), num_batches)
+    return found
 
 
 def resume(directory: Path) -> float:

@@ -90,7 +90,8 @@ def speed(arguments: argparse.Namespace) -> float:
         index = json.loads((arguments.directory / "index.json").read_text())
         epoch_size = max(arguments.min_batches * BATCH, 2 * sum(shard["samples"] for shard in index["shards"]))
     loader = loader_of(arguments.directory, arguments.workers, arguments.remote, epoch_size)
-    return utterances_per_s((len(names) for names, _ in loader), len(loader))
+    found: float = utterances_per_s((len(names) for names, _ in loader), len(loader))
+    return found
 
 
 def resume(directory: Path) -> float:
