@@ -129,9 +129,9 @@ check: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
-# The documentation site in build/site; a broken link is an error.
+# The documentation site in build/site; a dead link is an error. With --quiet, mkdocs would count no warnings.
 docs: $(READY)
-	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build
 	@echo "site:        build/site/index.html"
 
 # Every address on the web that the documentation links to; needs a network.

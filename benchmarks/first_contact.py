@@ -1,26 +1,24 @@
 """Runs the 84 command lines and five programs of a newcomer in a checkout, and compares two checkouts.
 
-    python -m benchmarks.first_contact --checkout ../old -o old.json
+    ../old/.venv/bin/python -m benchmarks.first_contact --checkout ../old -o old.json
     python -m benchmarks.first_contact -o new.json
     python -m benchmarks.first_contact --table old.json new.json
 
-The lines, and what each has to say, are those of `tests/cli/test_first_contact.py`. Each runs in a process of its own,
-which is forked after the large dependencies were imported, and in a new copy of the newcomer's folder, whose corpora
-and checkpoint were made by the same checkout. The help is timed in processes that import what they need.
+The lines, and what each has to say, are those of the checkout's own `tests/cli/first_contact`: where the command line
+has changed, each version is run as its own documentation says. The table compares lines by their number. Each runs in
+a process of its own, which is forked after the large dependencies were imported, and in a new copy of the newcomer's
+folder, whose corpora and checkpoint were made by the same checkout. The help is timed in processes that import what
+they need.
 """
 
 import argparse
+import importlib
 import json
 import statistics
 import sys
 import tempfile
 from pathlib import Path
 from typing import Any
-
-from tests.cli.first_contact.check import Attempt, attempt, decisive_line, defects, is_message
-from tests.cli.first_contact.folder import make_folder
-from tests.cli.first_contact.lines import LINES, PROGRAMS, Line
-from tests.cli.first_contact.process import Outcome, commands
 
 from .harness.repository import commit_line
 
@@ -31,41 +29,51 @@ _LONGEST = 150
 
 def record(checkout: Path) -> dict[str, Any]:
     """Returns what every line did, and the times of some in several rounds."""
+    sys.path.insert(0, str(checkout))
+    check, folder, lines, process = (
+        importlib.import_module(f"tests.cli.first_contact.{name}") for name in ("check", "folder", "lines", "process")
+    )
     with tempfile.TemporaryDirectory() as name:
         work = Path(name).resolve()
-        lines: dict[str, Any] = {}
-        with commands(checkout, work / "warm", warm=True) as server:
-            make_folder(work / "folder", server)
-            for line in (*LINES, *PROGRAMS):
-                found = attempt(line, work / "folder", server)
-                code, out, err, cpu_s = found.outcome
-                out, err = (text.replace(f"{checkout}/", "") for text in (out, err))
-                lines[line.command] = [(code, out, err, cpu_s), found.written]
-                sys.stderr.write(f"{line.command}: {'; '.join(defects(line, found)) or 'right'}\n")
-        with commands(checkout, work / "cold", warm=False) as server:
+        did = []
+        with process.commands(checkout, work / "warm", warm=True) as server:
+            folder.make_folder(work / "folder", server)
+            for line in (*lines.LINES, *lines.PROGRAMS):
+                found = check.attempt(line, work / "folder", server)
+                outcome = found.outcome
+                defects = check.defects(line, found)
+                did.append(
+                    {
+                        "command": line.command,
+                        "code": outcome.code,
+                        "lines": [sum(bool(text.strip()) for text in stream.splitlines()) for stream in outcome[1:3]],
+                        "says": check.decisive_line(line, outcome).replace(f"{checkout}/", ""),
+                        "defects": defects,
+                        "cpu_s": outcome.cpu_s,
+                    }
+                )
+                sys.stderr.write(f"{line.command}: {'; '.join(defects) or 'right'}\n")
+        with process.commands(checkout, work / "cold", warm=False) as server:
             rounds = [{command: server.run(command.split(), work).cpu_s for command in TIMED} for _ in range(ROUNDS)]
     times = {command: [seconds[command] for seconds in rounds] for command in TIMED}
-    return {"lines": lines, "times": times}
+    return {"lines": did, "times": times}
 
 
 def table(before: dict[str, Any], after: dict[str, Any]) -> str:
     """Returns the comparison of two records as Markdown."""
-    lines = (*LINES, *PROGRAMS)
-    found = [{line: _attempt_of(record, line) for line in lines} for record in (before, after)]
-    wrong = [[defects(line, attempts[line]) for line in lines] for attempts in found]
-    other = [sum(any(not is_message(text) for text in texts) for texts in each) for each in wrong]
-    num_wrong = [sum(map(bool, each)) for each in wrong]
+    pairs = list(zip(before["lines"], after["lines"], strict=True))
+    wrong = [sum(bool(line["defects"]) for line in record["lines"]) for record in (before, after)]
+    changed = sum(old["command"] != new["command"] for old, new in pairs)
     text = [
-        f"Of {len(lines)}, {num_wrong[0]} were wrong before and {num_wrong[1]} are now; their exit codes are bold.",
-        f"{other[0]} and {other[1]} of these have a wrong code, too many lines, a traceback, or leave files behind.",
-        "The others differ in the message alone; the messages that are looked for are those of the present version.",
+        f"Of {len(pairs)} lines, {changed} are typed differently now. Bold exit codes mark those that do not do what "
+        f"their own version promises: {wrong[0]} before, {wrong[1]} now.",
         "",
         "| | command | before | lines | says | now | lines | says |",
         "|---|---|---|---|---|---|---|---|",
     ]
-    for number, line in enumerate(lines, start=1):
-        cells = [_cells(line, attempts[line]) for attempts in found]
-        text.append(f"| {number} | {_code(line.command)} | {' | '.join(cells)} |")
+    for number, (old, new) in enumerate(pairs, start=1):
+        commands = " is now ".join(dict.fromkeys(_code(line["command"]) for line in (old, new)))
+        text.append(f"| {number} | {commands} | {_cells(old)} | {_cells(new)} |")
     text += ["", f"| CPU time, median of {ROUNDS} | before, s | now, s |", "|---|---|---|"]
     for command in TIMED:
         medians = [f"{statistics.median(record['times'][command]):.2f}" for record in (before, after)]
@@ -73,19 +81,11 @@ def table(before: dict[str, Any], after: dict[str, Any]) -> str:
     return "\n".join(text)
 
 
-def _attempt_of(record: dict[str, Any], line: Line) -> Attempt:
-    outcome, written = record["lines"][line.command]
-    return Attempt(Outcome(*outcome), written)
-
-
-def _cells(line: Line, found: Attempt) -> str:
+def _cells(line: dict[str, Any]) -> str:
     """Returns the exit code, the number of lines on both streams, and the decisive line."""
-    outcome = found.outcome
-    num_out, num_err = (
-        sum(bool(text.strip()) for text in stream.splitlines()) for stream in (outcome.out, outcome.err)
-    )
-    code = f"**{outcome.code}**" if defects(line, found) else str(outcome.code)
-    says = decisive_line(line, outcome)
+    num_out, num_err = line["lines"]
+    code = f"**{line['code']}**" if line["defects"] else str(line["code"])
+    says = line["says"]
     return f"{code} | {num_out}+{num_err} | {_code(says if len(says) <= _LONGEST else says[:_LONGEST] + ' ...')}"
 
 

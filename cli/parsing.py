@@ -301,8 +301,13 @@ def _value(word: str, hint: Any, name: str) -> Any:
         raise ValueError(" ".join(str(error).split())) from error  # which tyro takes as a mistake of this option
 
 
+_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+"""Codes of colours and fonts, which are there if the program writes to a terminal."""
+
+
 def _message(box: str, help_of_all: str) -> str:
     """Returns the message of a box that tyro prints, with the nearest name of an unknown option."""
+    box, help_of_all = _COLOURS.sub("", box), _COLOURS.sub("", help_of_all)
     rows = [re.sub(r"^[│╭╰─\s]+|[│╮╯─\s]+$", "", row) for row in box.splitlines()]
     title, *rows = rows or ["the command line is invalid"]
     # Where the terminal has no lines to draw, they are dashes, and one follows the title.

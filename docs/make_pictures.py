@@ -17,9 +17,9 @@ MAX_BYTES = 300_000
 INK, MUTED, BLUE, ORANGE, PAPER = "#22303a", "#5d6b75", "#2f6f9f", "#b5532a", "#f5f7f9"
 
 STAGES = (
-    ("manifests", ("NeMo, Lhotse, fairseq,", "Kaldi, Hugging Face,", "folders of audio"), MUTED),
-    ("corpus", ("cuts sorted by length,", "memory-mapped;", "rejects with reasons"), BLUE),
-    ("plan", ("(step, microbatch)", "to cuts, computed,", "the same on any ranks"), BLUE),
+    ("manifests", ("folders of audio,", "NeMo, Lhotse, Kaldi,", "Hugging Face, tars"), MUTED),
+    ("corpus", ("cuts by length,", "memory-mapped;", "rejects, with reasons"), BLUE),
+    ("plan", ("(step, microbatch)", "to cuts; the same", "on any ranks"), BLUE),
     ("batch", ("decode, draw noise,", "mix at an exact SNR,", "pad to the bucket"), BLUE),
     ("network", ("mask noisy frames,", "predict tokens of", "the clean audio"), ORANGE),
     ("encoder", ("checkpoints, NeMo,", "Hugging Face, ONNX,", "features, probe"), MUTED),
@@ -27,6 +27,14 @@ STAGES = (
 ARROWS = ("prepare", "plan", "read", "train", "export")
 PACKAGES = (("nestdata", 1, 3), ("nestmodel", 4, 5))  # first and last stage
 NOTE = ("nestguard watches every process of a run,", "and names the one that holds up the others")
+
+
+def widest(words: str, size: int) -> float:
+    """Returns the width in DejaVu Sans, the widest font that may take the place of Helvetica."""
+    from matplotlib.font_manager import FontProperties
+    from matplotlib.textpath import TextPath
+
+    return float(TextPath((0, 0), words, size=size, prop=FontProperties(family="DejaVu Sans")).get_extents().width)
 
 
 class Drawing:
@@ -58,6 +66,8 @@ class Drawing:
         )
         self.text(x + width / 2, y + 27, name, 19, colour, bold=True)
         for line, words in enumerate(lines):
+            if widest(words, 15) > width - 8:
+                raise ValueError(f"{words!r} does not fit into its box in a wide font")
             self.text(x + width / 2, y + 54 + 20 * line, words, 15, INK)
 
     def arrow(self, x1: float, y1: float, x2: float, y2: float) -> None:

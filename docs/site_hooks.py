@@ -16,7 +16,6 @@ from mkdocs.structure.pages import Page
 
 # Pages that the search lists after the guides.
 BACKGROUND = ("CHANGELOG.md", "benchmarks/", "decisions/")
-REPOSITORY = Path(__file__).parents[1]
 ADDED = (
     "README.md",
     "CHANGELOG.md",
@@ -33,41 +32,44 @@ ADDED = (
 ADDED_FOLDERS = ("benchmarks/results",)
 # A picture that is HTML, because it has a variant for narrow screens.
 _PICTURE = re.compile(r'\b(src|srcset)="([^":]+)"')
-_LINK = re.compile(r"(!?)\[([^\]\n]*)\]\(([^)#\s]+)(#[^)\s]*)?\)")
+# The text of a link may be wrapped over lines, but not over paragraphs.
+_LINK = re.compile(r"(!?)\[((?:[^\]\n]|\n(?!\s*\n))*)\]\(([^)#\s]+)(#[^)\s]*)?\)")
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Adds the files, under their paths in the repository."""
-    folders = [path for folder in ADDED_FOLDERS for path in sorted((REPOSITORY / folder).iterdir())]
-    for path in [*(REPOSITORY / name for name in ADDED), *folders]:
-        if path.suffix in (".md", ".png", ".svg"):
-            uri = path.relative_to(REPOSITORY).as_posix()
+    repository = _repository(config)
+    folders = [path for folder in ADDED_FOLDERS for path in sorted((repository / folder).glob("*"))]
+    for path in [*(repository / name for name in ADDED), *folders]:
+        if path.suffix in (".md", ".png", ".svg") and path.exists():
+            uri = path.relative_to(repository).as_posix()
             files.append(File.generated(config, uri, abs_src_path=str(path)))
     return files
 
 
-def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:  # noqa: ARG001
+def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Rewrites links, which are relative to the file in the repository, to be relative to the page in the site."""
     if page.file.src_uri.startswith(BACKGROUND):
         page.meta["search"] = {"boost": 0.3}
+    repository = _repository(config)
     source = Path(str(page.file.abs_src_path)).resolve()
     here = posixpath.dirname(page.file.src_uri)
 
     def site_uri(target: str) -> str | None:
         path = Path(os.path.normpath(source.parent / target))
-        uri = path.relative_to(REPOSITORY).as_posix() if path.is_relative_to(REPOSITORY) else ""
+        uri = path.relative_to(repository).as_posix() if path.is_relative_to(repository) else ""
         uri = uri.removeprefix("docs/")
         return posixpath.relpath(uri, here or ".") if files.get_file_from_path(uri) is not None else None
 
     def rewrite(match: re.Match[str]) -> str:
         mark, text, target, anchor = match[1], match[2], match[3], match[4] or ""
         path = Path(os.path.normpath(source.parent / target))
-        if "://" in target or not path.is_relative_to(REPOSITORY):
+        if "://" in target or not path.is_relative_to(repository):
             return match[0]
         uri = site_uri(target)
         if uri is not None:
             return f"{mark}[{text}]({uri}{anchor})"
-        name = path.relative_to(REPOSITORY).as_posix()
+        name = path.relative_to(repository).as_posix()
         if path.is_dir():
             return f"{text} (`{name}/`)"
         return f"`{name}`" if path.exists() else match[0]
@@ -76,3 +78,8 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         return f'{match[1]}="{site_uri(match[2]) or match[2]}"'
 
     return _PICTURE.sub(rewrite_picture, _LINK.sub(rewrite, markdown))
+
+
+def _repository(config: MkDocsConfig) -> Path:
+    """Returns the folder of `mkdocs.yml`."""
+    return Path(str(config.config_file_path)).resolve().parent

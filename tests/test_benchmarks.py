@@ -1,5 +1,4 @@
 import argparse
-import ast
 import sys
 from functools import partial
 from pathlib import Path
@@ -9,29 +8,15 @@ import pytest
 
 from benchmarks.__main__ import main
 from benchmarks.harness.arguments import benchmark_parser
-from benchmarks.harness.catalogue import ROOMS, catalogue
+from benchmarks.harness.catalogue import catalogue
 from benchmarks.harness.children import run_command, run_peer
-from benchmarks.harness.kept_settings import keep_settings
+from benchmarks.harness.kept_settings import draw_once, keep_settings
 from benchmarks.harness.report import Report
 from benchmarks.harness.rounds import ratios, run_rounds, spread
-from benchmarks.learning.parts import time_to_loss_report
-from benchmarks.learning.parts.blind import draw_once
+from benchmarks.learning.parts.curves import SCORED, time_cells
 
 REPOSITORY = Path(__file__).parents[1]
 BENCHMARKS = REPOSITORY / "benchmarks"
-# `run_record.py` runs older checkouts and uses the standard library only. `guard_scale.py` plays the nodes of a run by
-# several processes at once. `range_server.py` runs beside what it serves. `repository.py` asks git for the commit.
-# `lengths.py` takes the bytes that encoders write, and goes on without those that fail.
-STARTS_PROCESSES = {
-    "guard_scale.py",
-    "lengths.py",
-    "range_server.py",
-    "repository.py",
-    "run_record.py",
-}
-
-
-SCRIPTS = sorted([*BENCHMARKS.glob("*.py"), *(path for room in ROOMS for path in (BENCHMARKS / room).rglob("*.py"))])
 
 
 def python(program: str) -> list[str | Path]:
@@ -75,17 +60,6 @@ def test_a_program_that_does_not_exist_is_named(tmp_path: Path) -> None:
         run_peer([tmp_path / "gone", "-c"])
 
 
-@pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.name)
-def test_benchmarks_start_processes_through_run_peer_only(path: Path) -> None:
-    imported = {
-        alias.name
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-        if isinstance(node, ast.Import)
-        for alias in node.names
-    }
-    assert ("subprocess" in imported) == (path.name in STARTS_PROCESSES)
-
-
 def test_a_command_of_the_project_finds_this_repository_and_has_one_thread(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -110,8 +84,6 @@ def test_a_drawn_order_is_kept_for_a_run_that_goes_on(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("since", "ours", "ratio"), [("start", "30", "> 3.30"), ("step", "20", "> 4.45")])
 def test_the_bound_on_a_time_that_nemo_does_not_reach_counts_as_ours_does(since: str, ours: str, ratio: str) -> None:
-    report = time_to_loss_report
-
     def curve(seconds: list[float], losses: list[float]) -> dict[str, Any]:
         """Returns a run whose process started at 100 s, and whose first weights took a second to save."""
         return {
@@ -122,43 +94,34 @@ def test_the_bound_on_a_time_that_nemo_does_not_reach_counts_as_ours_does(since:
                     "saving_s": saving_s,
                     "step": second,
                     "token_entropy": 5.0,
-                    "losses": {report.SETS[0]: loss},
+                    "losses": {SCORED: loss},
                 }
                 for second, saving_s, loss in zip(seconds, [0.0, 1.0], losses, strict=True)
             ],
         }
 
-    cells = report.time_cells(curve([10, 31], [6.0, 4.9]), curve([10, 100], [6.0, 5.0]), 0, 0.1, since)
+    cells = time_cells(curve([10, 31], [6.0, 4.9]), curve([10, 100], [6.0, 5.0]), 0, 0.1, since)
     assert cells[3:6] == [ours, "not reached", ratio]
-
-
-def test_the_catalogue_has_every_script_that_measures() -> None:
-    found = catalogue()
-    in_rooms = {path for path in SCRIPTS if path.parent != BENCHMARKS and "def main(" in path.read_text()}
-    assert in_rooms - {one.path for one in found.values()} == {BENCHMARKS / "remote" / "range_server.py"}
-    assert all(one.path.is_file() and one.claim for one in found.values())
 
 
 def test_benchmarks_are_listed_with_their_claims(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["list"]) == 0
     listed = capsys.readouterr().out
-    assert "benchmarks/batches/\n  decoders" in listed
+    assert "benchmarks/batches/\n  feeding" in listed
     assert all(f"  {name} " in listed and one.claim in listed for name, one in catalogue().items())
 
 
 def test_a_benchmark_that_does_not_exist_is_one_error(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
         main(["run", "paln"])
-    assert "paln: no such benchmark; there are decoders, feeding" in capsys.readouterr().err
+    assert "paln: no such benchmark; there are feeding, plan" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("name", ["dropout_bits", "count_waits"])
-def test_a_benchmark_is_tried_on_little_and_its_result_says_what_it_measured(name: str, tmp_path: Path) -> None:
-    quick = catalogue()[name].quick
-    assert quick is not None
-    result = tmp_path / "result.md"
-    printed = run_peer([sys.executable, "-m", "benchmarks", "run", name, *quick, "--results", result], cwd=REPOSITORY)
-    assert printed.endswith(result.read_text())
+@pytest.mark.slow
+def test_a_benchmark_is_tried_on_little_and_prints_its_result(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "benchmarks", "run", "plan", "--cuts", "3000", "--lhotse-cuts", "2900"]
+    printed = run_peer([*command, "--results", tmp_path / "result.md"], cwd=REPOSITORY)
+    assert printed.endswith((tmp_path / "result.md").read_text())
 
 
 def test_a_result_has_its_conditions_wrapped_paragraphs_and_tables(

@@ -4,11 +4,14 @@ import ast
 import re
 import tomllib
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 import nestguard
+from nestcli.nestdata import main as nestdata
+from nestcli.nestmodel import main as nestmodel
 
 REPOSITORY = Path(__file__).parents[1]
 PAGES = [
@@ -84,10 +87,78 @@ def test_every_test_that_a_page_names_exists() -> None:
         for page in PAGES
         for match in re.findall(r"`(tests/[\w/]+\.py)::(test_\w+)`", page.read_text(encoding="utf-8"))
     }
-    assert len(named) > 40
+    assert named
     assert [(path, name) for path, name in sorted(named) if f"def {name}(" not in (REPOSITORY / path).read_text()] == []
+
+
+def commands(text: str) -> Iterator[tuple[str, list[str]]]:
+    """Yields the programs of this project in the code of a page, with their arguments."""
+    code = re.findall(r"^```sh$(.*?)^```$|`([^`\n]+)`", text.replace("\\\n", " "), re.MULTILINE | re.DOTALL)
+    for line in "\n".join(block or span for block, span in code).splitlines():
+        for program, arguments in re.findall(r"(?<![\w./-])(nestdata|nestmodel) ([a-z][^#|;]*)", line):
+            yield program, arguments.split()
+
+
+@pytest.mark.slow
+def test_every_command_and_option_of_the_pages_exists(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "300")
+    known: dict[tuple[str, ...], set[str]] = {}
+    unknown, num_commands = [], 0
+    for page in PAGES:
+        if page.name == "CHANGELOG.md":  # also tells of what is gone
+            continue
+        for program, (name, *arguments) in commands(page.read_text(encoding="utf-8")):
+            path = (name, *arguments[: name in ("sample-batch", "probe")])
+            if (program, *path) not in known:
+                status = {"nestdata": nestdata, "nestmodel": nestmodel}[program]([*path, "--help-all"])
+                options = re.findall(r"--[\w.-]+", capsys.readouterr().out) if status == 0 else []
+                known[program, *path] = {*options, "--help", "--help-all"}
+            unknown += [
+                (page.name, program, *path, word)
+                for word in arguments
+                if word.startswith("--") and word.partition("=")[0] not in known[program, *path]
+            ]
+            unknown += [(page.name, program, *path)] if len(known[program, *path]) == 2 else []
+            num_commands += 1
+    assert unknown == []
+    assert num_commands > 50
 
 
 def test_links_are_found_in_prose_only() -> None:
     text = "[a](b.md#c) ![d](e.png) [web](https://f) `[g](h)`\n\n    [i](j)\n\n```\n[k](l)\n```\n[m](#n)\n"
     assert link_targets(text) == ["b.md", "e.png"]
+
+
+@pytest.mark.parametrize(
+    ("link", "is_dead"),
+    [
+        ("[a](other.md#part)", False),
+        ("[a link\nthat wraps](other.md#part)", False),
+        ("[a](gone.md)", True),
+        ("[a link\nthat wraps](gone.md)", True),
+        ("[a link\nthat wraps](other.md#gone)", True),
+        ("[a link\nthat wraps](../README.md#gone)", True),
+    ],
+)
+def test_a_dead_link_fails_the_build_of_the_site(tmp_path: Path, link: str, is_dead: bool) -> None:
+    mkdocs = pytest.importorskip("mkdocs.__main__", reason="mkdocs is not installed (the extra `docs`)")
+    settings = (REPOSITORY / "mkdocs.yml").read_text(encoding="utf-8")
+    validation = settings[settings.index("validation:") : settings.index("nav:\n")]
+    hooks = REPOSITORY / "docs" / "site_hooks.py"
+    (tmp_path / "theme").mkdir()
+    (tmp_path / "theme" / "main.html").write_text("{{ page.content }}")
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs" / "page.md").write_text(f"# Page\n\nSee {link}.\n")
+    (tmp_path / "docs" / "other.md").write_text("# Other\n\n## Part\n")
+    (tmp_path / "README.md").write_text("# Home\n")
+    (tmp_path / "mkdocs.yml").write_text(
+        "site_name: test\nstrict: true\nuse_directory_urls: false\nplugins: []\n"
+        f"theme: {{name: null, custom_dir: theme}}\nhooks: ['{hooks}']\n{validation}"
+    )
+    runner = pytest.importorskip("click.testing").CliRunner()
+    build = [line for line in (REPOSITORY / "Makefile").read_text().splitlines() if "-m mkdocs" in line]
+    arguments = build[0].partition("-m mkdocs ")[2].split()
+    done = runner.invoke(mkdocs.cli, [*arguments, "--config-file", str(tmp_path / "mkdocs.yml")])
+    assert (done.exit_code != 0) == is_dead, done.output

@@ -58,10 +58,3 @@ def test_the_live_example_gives_the_frames_of_the_whole_file(tmp_path: Path) -> 
     num_frames = load("live_frames").main([str(tmp_path / "live.ckpt"), str(tmp_path / "a.wav"), "--context", "70,1"])
     whole = network.encoder(*network.features(audio.unsqueeze(0), torch.tensor([30000])))
     assert num_frames == whole.lens.item()
-
-
-def test_the_documentation_shows_the_script_for_slurm_word_for_word() -> None:
-    repository = Path(__file__).parents[1]
-    script = (repository / "examples" / "slurm" / "fit.sbatch").read_text(encoding="utf-8")
-    page = (repository / "docs" / "long-runs.md").read_text(encoding="utf-8")
-    assert f"```sh\n{script}```\n" in page

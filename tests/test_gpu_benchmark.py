@@ -17,7 +17,6 @@ from benchmarks.gpu.check import check_forms, verdict
 from benchmarks.gpu.forms import Form, set_form
 from benchmarks.gpu.machine import measure_machine, peak_tflops
 from benchmarks.gpu.nemo import fastest_form, measure_nemo
-from benchmarks.gpu.profiling import Kernel
 from benchmarks.gpu.results import Results, Row
 from benchmarks.gpu.table import report
 from nestmodel import NestModel
@@ -50,7 +49,7 @@ def test_a_call_measures_what_an_earlier_one_has_not(tmp_path: Path) -> None:
     assert steps["plain"]["ms"] == 1.0
     assert steps["graph"]["tflop"] > 0
     assert steps["graph"]["ms"] > 1.0
-    assert 0 < sum(steps["graph"]["groups_ms"].values()) == pytest.approx(steps["graph"]["busy_ms"])
+    assert steps["graph"]["busy_ms"] > 0
     assert [row["code"] for row in after if "ended" in row] == [0]
     assert (tmp_path / "results.md").stat().st_size
     assert "== small, 2 cuts, graph" in (tmp_path / "kernels.txt").read_text()
@@ -210,33 +209,6 @@ def test_another_package_takes_turns_in_a_process_of_its_own(results: Results, t
     assert measured["form"] == "plain"
     assert measured["nemo_over_ours"] == pytest.approx(measured["nemo_ms"] / measured["ms"])
     assert 0 < measured["nemo_loss"] < 10
-
-
-@pytest.mark.parametrize(
-    ("name", "group"),
-    [
-        ("Memcpy HtoD (Pinned -> Device)", "copy"),
-        ("triton_poi_fused_add_mul_0", "triton"),
-        ("gradient_kernel", "triton"),
-        ("fmha_cutlassF_bf16_aligned_64x64_rf_sm80(PyTorchMemEffAttention::AttentionKernel<...>)", "attention"),
-        ("nvjet_tst_256x128_64x4_1x2_h_bz_coopB_TNN", "product"),
-        ("sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn_n_tilesize128x128x64", "product"),
-        ("void at::native::(anonymous namespace)::conv_depthwise2d_backward_kernel<3, 2, float>", "convolution"),
-        ("void at::native::(anonymous namespace)::GammaBetaBackwardCUDAKernelTemplate<float>", "norm"),
-        (
-            "void at::native::(anonymous namespace)::multi_tensor_apply_kernel<FusedAdam>",
-            "optimizer, foreach",
-        ),
-        ("void at::native::reduce_kernel<512, 1, at::native::ReduceOp<float>>", "sum"),
-        ("void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>>", "element-wise"),
-        ("void cunn_SoftMaxForward<8, float>", "softmax"),
-        ("void somebody::kernel()", "other"),
-        ("aten::addmm", "product"),
-        ("aten::_to_copy", "copy"),
-    ],
-)
-def test_kernels_are_grouped_by_their_names(name: str, group: str) -> None:
-    assert Kernel(name, 1, 1.0).group == group
 
 
 @pytest.mark.parametrize(

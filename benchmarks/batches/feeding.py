@@ -2,11 +2,10 @@
 
     python -m benchmarks run feeding SPEECH.json NOISE.json [--nemo-python PATH] [--window-s 30] [--quick]
 
-Prints the tables of docs/feeding.md: audio-seconds in a second of one core, what each preset demands of each GPU
-(counted by `count_step`), and the cores and MB/s that follow. Every contestant is measured in every round, in
-one process with one thread and no workers, by CPU time, and files are in the page cache; so the cost of handing
-batches over from workers, which `handover` measures, is not included. NeMo needs an environment of its own with
-`nemo_toolkit[asr]==3.0.0`. Both of its loaders are measured: that of Lhotse, with buckets, and AudioNoiseDataset.
+Prints audio-seconds in a second of one core, which docs/feeding.md cites. Every contestant is measured in every round,
+in one process with one thread and no workers, by CPU time, and files are in the page cache; the cost of handing batches
+over from workers is not included. NeMo needs an environment of its own with `nemo_toolkit[asr]==3.0.0`. Both of its
+loaders are measured: that of Lhotse, with buckets, and AudioNoiseDataset.
 
 All contestants load the same utterances of 1 to 60 s in batches of as much audio; `--window-s` joins the utterances and
 cuts them into windows of one length. PCM is the sample bank of `nestdata prepare --pcm` for ours, and WAV files for the
@@ -18,7 +17,6 @@ mixes noise into a quarter of the cuts and returns the sum alone.
 import argparse
 import json
 import math
-import statistics
 import sys
 import tempfile
 import time
@@ -38,11 +36,10 @@ from lhotse.dataset.cut_transforms import CutMix
 from lhotse.dataset.unsupervised import UnsupervisedWaveformDataset
 from numpy.typing import NDArray
 
-from benchmarks.counts.count_step import CUTS, UTILISATIONS, Demand, count_demand, demand_table
 from benchmarks.harness.arguments import benchmark_parser
 from benchmarks.harness.children import PEERS, json_of
 from benchmarks.harness.report import Report, machine
-from benchmarks.harness.rounds import ratios, spread_cells
+from benchmarks.harness.rounds import ratios, run_rounds, spread_cells
 from benchmarks.learning.time_to_loss import AUGMENTATION, suits_nemo
 from nestdata import (
     AudioNoiseDataset,
@@ -64,8 +61,6 @@ BATCH_S = 240.0
 NUM_BUCKETS = 30
 SNR_DB = (-5, 20)
 NOISE_SHARE = 0.25
-GPU = "H100/H200"
-MEASURED = ("nestdata/audio", "nestdata/batch", "nestdata/corpus", "nestdata/plan")
 QUICK = ["{speech}", "{noise}", "--quick"]
 
 
@@ -114,16 +109,13 @@ def main() -> int:
         contestants = _contestants(files, Path(directory))
         for make in contestants.values():
             _rate(make(), 0.5)  # fills caches
-        rounds = []
-        for number in range(arguments.rounds):
-            rounds.append({key: _rate(make(), arguments.seconds) for key, make in contestants.items()})
-            rounds[-1] |= _nemo_rates(arguments, files)
-            print(f"round {number}: {rounds[-1]}", file=sys.stderr)
-    report = _print_rates(arguments, rounds, files)
-    report.section("Demand of a GPU, audio-seconds a second")
-    demands = [count_demand(preset) for preset in CUTS]
-    report.markdown(demand_table(demands) + "\n")
-    _print_needs(report, demands, rounds, files)
+
+        def measure() -> Rates:
+            ours = {key: _rate(make(), arguments.seconds) for key, make in contestants.items()}
+            return ours | _nemo_rates(arguments, files)
+
+        rounds = [found["all"] for found in run_rounds({"all": measure}, arguments.rounds, warm_up=0)]
+    _print_rates(arguments, rounds, files)
     return 0
 
 
@@ -263,7 +255,7 @@ def _rate(batches: Iterator[float], seconds: float) -> float:
     return audio_s / (time.process_time() - started)
 
 
-def _print_rates(arguments: argparse.Namespace, rounds: list[Rates], files: Files) -> Report:
+def _print_rates(arguments: argparse.Namespace, rounds: list[Rates], files: Files) -> None:
     what = f"windows of {arguments.window_s:g} s" if arguments.window_s else "recorded prompts"
     versions = f"libsndfile {soundfile.__libsndfile_version__}, Lhotse {lhotse.__version__} and NeMo 3.0.0"
     report = Report(
@@ -281,6 +273,8 @@ def _print_rates(arguments: argparse.Namespace, rounds: list[Rates], files: File
         PCM, if nothing else is said: a sample bank for ours, WAV files for the others. NeMo's manifests have durations
         and sampling rates, so that it reads crops of noise and no headers. Noise is left out for all if NeMo would
         often read its crops again, which it does, up to 100 times, unless the sum of the samples is positive.""")
+    sizes = ", ".join(f"{name} {size / 1000:.1f} kB" for name, size in files.bytes_per_s.items())
+    report.text(f"A second of speech takes: {sizes}.")
     report.section("Audio-seconds in a second of one core")
     rows = []
     for contestant, case in sorted(rounds[0], key=lambda key: CASES.index(key[1])):
@@ -290,22 +284,6 @@ def _print_rates(arguments: argparse.Namespace, rounds: list[Rates], files: File
         ["case", "contestant", "median", "minimum", "maximum", "ours over it", "minimum", "maximum"],
         rows,
     )
-    return report
-
-
-def _print_needs(report: Report, demands: list[Demand], rounds: list[Rates], files: Files) -> None:
-    share = UTILISATIONS[0]
-    needed = [demand.audio_s_per_s(GPU, share) for demand in demands]
-    report.section(f"One {GPU} at {100 * share:.0f} %")
-    rows = []
-    for contestant, case in rounds[0]:
-        rate = statistics.median(measured[contestant, case] for measured in rounds)
-        rows.append([f"cores, {contestant}, {case}", *(f"{math.ceil(each / rate):,}" for each in needed)])
-    for name, size in files.bytes_per_s.items():
-        rows.append(
-            [f"MB/s, {name}, {size / 1000:.1f} kB for a second", *(f"{each * size / 1e6:,.0f}" for each in needed)]
-        )
-    report.table(["", *(demand.preset for demand in demands)], rows)
 
 
 if __name__ == "__main__":

@@ -5,15 +5,11 @@
 Prints Markdown. The corpora are prepared from synthetic NeMo manifests with trusted durations (log-normal: median 9 s,
 standard deviation of the logarithm 0.6, 1 to 40 s), which is slow at full size; `--keep` keeps them for later runs.
 Times and memory of opening a corpus are measured in separate processes, after the package is imported.
-
-The part on addresses opens corpora of members in 7,000 shards. Their index and addresses are written directly, and all
-cuts share 100,000 lines, because neither the time nor the memory depends on the length of `cuts.jsonl`.
 """
 
 import argparse
 import json
 import resource
-import shutil
 import statistics
 import sys
 import tempfile
@@ -38,9 +34,7 @@ from nestdata import BatchPlan, Corpora, Corpus, PlanConfig, PrepareConfig, prep
 QUICK = ["--quick"]
 NUM_LOOKUPS = 2000
 NUM_PROCESSES = 3
-NUM_ROUNDS = 5
 NUM_STARTS = 3
-NUM_SHARDS = 7000
 WORLD_SIZE = 8
 SECONDS = 240.0
 LHOTSE_BUCKETS = 30
@@ -51,16 +45,15 @@ RATE = 16000
 
 def main() -> int:
     """Runs the measurements and prints them."""
-    parser = benchmark_parser(__doc__, quick={"cuts": 100_000, "lhotse_cuts": 50_000})
+    parser = benchmark_parser(__doc__, quick={"cuts": 20_000, "lhotse_cuts": 10_000})
     parser.add_argument("--cuts", type=int, default=36_000_000)
     parser.add_argument("--lhotse-cuts", type=int, default=1_000_000)
     parser.add_argument("--keep", type=Path)
     parser.add_argument("--jobs", type=int, default=1)
-    parser.add_argument("--child", nargs=2, metavar=("PART", "CORPUS"), help=argparse.SUPPRESS)
+    parser.add_argument("--child", type=Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.child:
-        part, corpus = arguments.child
-        print(json.dumps(_measure_indices(Path(corpus)) if part == "indices" else _measure_addresses(Path(corpus))))
+        print(json.dumps(_measure_indices(arguments.child)))
         return 0
     sizes = [*sorted({2_800, min(100_000, arguments.lhotse_cuts), arguments.lhotse_cuts}), arguments.cuts]
     report = Report(
@@ -68,18 +61,16 @@ def main() -> int:
         __file__,
         f"{SECONDS:g} s, {WORLD_SIZE} microbatches a step, {WORLD_SIZE} ranks. Log-normal lengths: median 9 s, "
         f"standard deviation of the logarithm 0.6, 1 to 40 s. {machine()}, {versions('numpy')}, one thread, files in "
-        f"the page cache. Times are medians: of opening, over {NUM_PROCESSES} processes; of addresses, over "
-        f"{NUM_ROUNDS} processes; up to a batch, over {NUM_STARTS} starts of rank 0.",
+        f"the page cache. Times are medians: of opening, over {NUM_PROCESSES} processes; up to a batch, over "
+        f"{NUM_STARTS} starts of rank 0.",
         results=arguments.results,
     )
     with tempfile.TemporaryDirectory() as temporary:
         directory = arguments.keep or Path(temporary)
-        _addresses(report, Path(temporary), sizes)
         corpora = {size: prepared_corpus(directory, size, arguments.jobs) for size in sizes}
         columns = ["cuts", "buckets", "steps an epoch", "padding", "budget used", "slowest rank over mean", "repeats"]
         columns += ["open and first indices, s", "indices, median, µs", "memory of each further process, MB"]
         report.table(columns, map(_row, corpora.values()))
-        _widths(report, corpora)
         _small_corpora(report)
         _against_lhotse(report, corpora[sizes[-2]], corpora[sizes[1]])
     return 0
@@ -89,7 +80,8 @@ def _row(path: Path) -> list[str]:
     corpora = Corpora.open([path])
     plan = BatchPlan.of(corpora, _config())
     summary = summarise_plan(plan, corpora.num_samples)
-    figures = _medians("indices", path, NUM_PROCESSES)
+    runs = [json_of(own_command(__file__, "--child", path)) for _ in range(NUM_PROCESSES)]
+    figures = {name: statistics.median(run[name] for run in runs) for name in runs[0]}
     return [
         f"{len(corpora):,}",
         f"{len(plan.buckets)}",
@@ -102,12 +94,6 @@ def _row(path: Path) -> list[str]:
         f"{figures['indices_us']:.0f}",
         f"{figures['extra_mb']:.1f}",
     ]
-
-
-def _medians(part: str, path: Path, num_processes: int) -> dict[str, float]:
-    """Returns the median figures of a part, which new processes measure."""
-    runs = [json_of(own_command(__file__, "--child", part, path)) for _ in range(num_processes)]
-    return {name: statistics.median(run[name] for run in runs) for name in runs[0]}
 
 
 def _against_lhotse(report: Report, path: Path, small: Path) -> None:
@@ -279,84 +265,6 @@ def _sampler(path: Path, rank: int, num_buckets: int) -> DynamicBucketingSampler
     )
 
 
-def _widths(report: Report, corpora: dict[int, Path]) -> None:
-    report.section("Width of buckets")
-    report.text("""`bucket_width` is the largest difference of the lengths in a bucket, as a share of the longest; 1/128
-        is the default. Few cuts fill few buckets, so that narrower ones change little there.""")
-    columns = ("cuts", "width", "buckets", "steps in a bucket, median", "steps an epoch", "padding", "budget used")
-    widths = (1 / 32, 1 / 64, 1 / 128, 1 / 256)
-    report.table(columns, (_width(size, path, width) for size, path in corpora.items() for width in widths))
-
-
-def _width(size: int, path: Path, width: float) -> list[str]:
-    corpus = Corpus.open(path)
-    plan = BatchPlan.of(corpus, replace(_config(), bucket_width=width))
-    summary = summarise_plan(plan, [corpus.num_samples])
-    steps = statistics.median(bucket.num_groups for bucket in plan.buckets)
-    counts = [f"{size:,}", f"1/{1 / width:g}", f"{len(plan.buckets)}", f"{steps:g}", f"{plan.steps_per_epoch:,}"]
-    return [*counts, f"{100 * summary.padding:.2f} %", f"{100 * summary.budget_used:.1f} %"]
-
-
-def _addresses(report: Report, directory: Path, sizes: list[int]) -> None:
-    def measured(size: int) -> list[str]:
-        path = _corpus_of_members(directory, size)
-        figures = _medians("addresses", path, NUM_ROUNDS)
-        shutil.rmtree(path)
-        return [f"{size:,}", f"{figures['open_s']:.4f}", f"{figures['address_us']:.1f}", f"{figures['extra_mb']:.2f}"]
-
-    report.section(f"Addresses in {NUM_SHARDS:,} shards")
-    columns = ["cuts", "open to the first address and line, s", "each further address and line, median, µs"]
-    columns += ["memory of each further process without pages of files, MB"]
-    report.table(columns, map(measured, sizes))
-
-
-def _measure_addresses(path: Path) -> dict[str, float]:
-    before_mb = _private_mb()
-    started = time.perf_counter()
-    corpus = Corpus.open(path)
-    plan = BatchPlan.of(corpus, _config())
-    cuts = plan.indices(123_456_789, 3)
-    first = [(corpus.address(int(index)), corpus.line(int(index))) for index in cuts]
-    open_s = time.perf_counter() - started
-    extra_mb = _private_mb() - before_mb
-    assert all(address is not None for address, _ in first)
-    seconds = []
-    for i in range(NUM_LOOKUPS):
-        index = i * 7919 % len(corpus)
-        started = time.perf_counter()
-        corpus.address(index)
-        corpus.line(index)
-        seconds.append(time.perf_counter() - started)
-    return {"open_s": open_s, "address_us": 1e6 * statistics.median(seconds), "extra_mb": extra_mb}
-
-
-def _corpus_of_members(directory: Path, num_cuts: int) -> Path:
-    """Writes a corpus whose cuts are members of tars that do not exist."""
-    prepared = prepared_corpus(directory, min(num_cuts, 100_000), 1)
-    path = directory / f"members-{num_cuts}.corpus"
-    shutil.copytree(prepared, path)
-    lengths, starts = np.load(prepared / "index.npy")
-    random = np.random.default_rng(0)
-    chosen = np.sort(random.integers(0, len(lengths), num_cuts))
-    np.save(path / "index.npy", np.stack([lengths[chosen], starts[chosen]]))
-    shards = random.integers(0, NUM_SHARDS, num_cuts)
-    np.save(path / "addresses.npy", np.stack([random.integers(1, 10**9, num_cuts) * 512, shards << 32 | 200_000]))
-    np.save(path / "checksums.npy", random.integers(0, 1 << 32, num_cuts, np.uint32))
-    counts = np.bincount(shards, minlength=NUM_SHARDS)
-    rows = [
-        json.dumps({"name": f"audio_{i}.tar", "size": 10**12, "etag": f"{i:032x}", "members": int(counts[i])}) + "\n"
-        for i in range(NUM_SHARDS)
-    ]
-    (path / "shards.jsonl").write_text("".join(rows))
-    np.save(path / "shards.npy", np.cumsum([0, *map(len, rows)]))
-    root = "s3://bucket/speech"
-    shards_meta = {"num_shards": NUM_SHARDS, "root": root, "has_urls": True, "has_checksums": True}
-    meta = json.loads((path / "meta.json").read_text())
-    meta |= {"num_cuts": num_cuts, "root": root, "shards": shards_meta}
-    (path / "meta.json").write_text(json.dumps(meta))
-    return path
-
-
 def _config() -> PlanConfig:
     return PlanConfig(max_batch_seconds=SECONDS, microbatches_per_step=WORLD_SIZE)
 
@@ -373,12 +281,6 @@ def _measure_indices(path: Path) -> dict[str, float]:
         plan.indices(i * 7919 % (3 * plan.steps_per_epoch), i % WORLD_SIZE)
         seconds.append(time.perf_counter() - started)
     return {"open_s": open_s, "indices_us": 1e6 * statistics.median(seconds), "extra_mb": _resident_mb() - before_mb}
-
-
-def _private_mb() -> float:
-    """Returns the memory of this process without pages of files, of which all processes share one copy."""
-    _, resident, shared = map(int, Path("/proc/self/statm").read_text().split()[:3])
-    return (resident - shared) * resource.getpagesize() / 2**20
 
 
 def _resident_mb() -> float:

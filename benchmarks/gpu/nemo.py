@@ -23,7 +23,7 @@ from benchmarks.gpu.results import Results
 from benchmarks.gpu.trial import RATE, Trial, batch_of, config_of, cuts_of, free
 from benchmarks.peers.nemo_model import PRESETS
 
-PEER = Path(__file__).parents[1] / "peers" / "nemo_turns.py"
+PEER = Path(__file__).parents[1] / "peers" / "nemo_steps.py"
 ATTENTION: dict[str, dict[str, Any]] = {"fused": {"use_pytorch_sdpa": True}, "default": {}}
 """Settings of NeMo's encoder by the kind of its attention."""
 
@@ -31,7 +31,7 @@ TINY = {"d_model": 16, "n_heads": 2, "n_layers": 2, "channels": 8, "num_classes"
 
 
 class NemoProcess:
-    """Asks the process of `benchmarks/peers/nemo_turns.py`."""
+    """Asks the process of `benchmarks/peers/nemo_steps.py`."""
 
     def __init__(self, process: "subprocess.Popen[str]") -> None:
         self._process = process

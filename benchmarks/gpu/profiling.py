@@ -1,28 +1,11 @@
 """The kernels behind a call, their times, and the operations of the device."""
 
-import re
-from collections import defaultdict
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from torch._C._autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
-
-GROUPS = {
-    "copy": r"^Mem(cpy|set)|\bcopy_$|_to_copy$",
-    "triton": r"^triton_|^\w+_kernel$",
-    "attention": r"fmha|flash|mem_?eff|attention",
-    "softmax": r"softmax",
-    "product": r"gemm|gemv|nvjet|cublas|cutlass|split_?k|::(addmm|baddbmm|bmm|mm)$",
-    "convolution": r"conv(olution|[123]d|_)|cudnn|[wd]grad",
-    "norm": r"(layer|batch)_?norm|GammaBeta",
-    "transform": r"fft",
-    "optimizer, foreach": r"multi_tensor|foreach|fused_adam",
-    "sum": r"reduce|::sum$",
-    "element-wise": r"elementwise",
-}
-"""Groups of kernels by patterns of their names; the first match counts. On a CPU, names are those of operations."""
 
 _RUNTIME_CALLS = ("cudaLaunch", "cuLaunch", "cudaGraphLaunch", "cudaMemcpy", "cudaMemset")
 _NUM_LISTED = 60
@@ -34,11 +17,6 @@ class Kernel(NamedTuple):
     name: str
     number: int
     milliseconds: float
-
-    @property
-    def group(self) -> str:
-        """Key of `GROUPS`, or `other`."""
-        return next((group for group, words in GROUPS.items() if re.search(words, self.name, re.IGNORECASE)), "other")
 
 
 class Profile(NamedTuple):
@@ -55,18 +33,10 @@ class Profile(NamedTuple):
         """Milliseconds for which the device computes."""
         return sum(kernel.milliseconds for kernel in self.kernels)
 
-    def groups_ms(self) -> dict[str, float]:
-        """Returns the milliseconds of each group, the longest first."""
-        sums: dict[str, float] = defaultdict(float)
-        for kernel in self.kernels:
-            sums[kernel.group] += kernel.milliseconds
-        return dict(sorted(sums.items(), key=lambda item: -item[1]))
-
     def lines(self) -> list[str]:
         """Returns the longest kernels as lines of text."""
         return [
-            f"{k.milliseconds:9.3f} ms {k.number:6d} x {1000 * k.milliseconds / k.number:9.1f} us  {k.group:18s} "
-            + k.name[:140]
+            f"{k.milliseconds:9.3f} ms {k.number:6d} x {1000 * k.milliseconds / k.number:9.1f} us  " + k.name[:140]
             for k in self.kernels[:_NUM_LISTED]
         ]
 

@@ -1,5 +1,6 @@
 """Part `steps`: time, kernels and memory of optimizer steps in each form."""
 
+import math
 import statistics
 import time
 from typing import Any
@@ -7,7 +8,6 @@ from typing import Any
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from benchmarks.counts.fake_gpu import CUSTOM_FORMULAS
 from benchmarks.gpu.forms import FORMS, PLAIN, REFERENCE, step_forms
 from benchmarks.gpu.machine import peak_tflops
 from benchmarks.gpu.profiling import profile_call
@@ -18,6 +18,20 @@ WIDE_CUTS = 133
 """Cuts of 2,000 s: a wider microbatch of `small`, for fewer launches."""
 
 TRACED_PRESET = "large"
+
+
+def _backward_of_convolution(grad_out: Any, _x: Any, weight: Any, *rest: Any, **_: Any) -> int:
+    """Returns the operations of the gradients of a convolution, each as many as the forward pass has.
+
+    Torch's own formula counts grouped convolutions as if they had one group.
+    """
+    output_mask: list[bool] = rest[-1]
+    forward: int = 2 * math.prod(grad_out) * math.prod(weight[1:])
+    return forward * sum(output_mask[:2])
+
+
+FORMULAS = {torch.ops.aten.convolution_backward: _backward_of_convolution}
+"""Formulas of torch's flop counter that are replaced; they take shapes instead of tensors."""
 
 
 def measure_steps(results: Results, device: torch.device, preset: str, forms: list[str]) -> None:
@@ -56,7 +70,7 @@ class _Steps:
     def _tflop(self, trial: Trial) -> float:
         """Returns the operations of matrix products, convolutions and attention in a microbatch, in 10^12."""
         trial.use(REFERENCE)
-        with FlopCounterMode(display=False, custom_mapping=CUSTOM_FORMULAS) as counter:
+        with FlopCounterMode(display=False, custom_mapping=FORMULAS) as counter:
             trial.microbatch(self._batch)
         trial.reset()
         return float(counter.get_total_flops()) / 1e12
@@ -96,7 +110,6 @@ class _Steps:
             "kernels": sum(kernel.number for kernel in found.kernels),
             **memory,
             "first_s": first_s,
-            "groups_ms": found.groups_ms(),
         }
 
     def _timed(self, trial: Trial) -> float:

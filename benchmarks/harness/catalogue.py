@@ -1,8 +1,8 @@
 """Finds the benchmarks: the modules of each room that say how they are tried quickly.
 
 A room is a folder of benchmarks that measure the same part. A module there is a benchmark if it defines `QUICK`: the
-arguments with which it is tried on the demo corpus, where `{speech}`, `{noise}`, `{corpus}` and `{noise_corpus}` stand
-for its manifests and its prepared corpora; None if it needs more than that, such as real speech or NeMo.
+arguments with which it is tried on the demo corpus, where `{speech}` and `{noise}` stand for its manifests; None if it
+needs more than that, such as real speech or NeMo.
 """
 
 import ast
@@ -13,7 +13,7 @@ from typing import NamedTuple
 from benchmarks.harness.repository import REPOSITORY
 
 BENCHMARKS = REPOSITORY / "benchmarks"
-ROOMS = ("batches", "counts", "guard", "learning", "model", "prepare", "remote")
+ROOMS = ("batches", "guard", "learning", "model", "prepare", "remote")
 
 GPU = BENCHMARKS / "gpu" / "__main__.py"
 """The benchmark that is in no room. It is not tried on the demo corpus."""

@@ -1,11 +1,13 @@
-"""Settings of a benchmark that goes on where an earlier call ended.
+"""Settings and order of a benchmark that goes on where an earlier call ended.
 
 Results of both calls become one report, so both must have had the same settings.
 """
 
 import json
-from collections.abc import Mapping
+import random
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 
 def keep_settings(output: Path, settings: Mapping[str, str | int | bool]) -> None:
@@ -23,3 +25,13 @@ def keep_settings(output: Path, settings: Mapping[str, str | int | bool]) -> Non
     if names:
         changes = "; ".join(f"{name} was {first.get(name)!r} and is {settings.get(name)!r}" for name in names)
         raise SystemExit(f"{path}: {changes}. Give the same settings, or another output folder.")
+
+
+def draw_once(path: Path, items: Sequence[Any]) -> list[Any]:
+    """Returns items, JSON values, in a drawn order. It is kept in a file: a run that goes on gets the same order."""
+    if not path.exists():
+        drawn = list(items)
+        random.SystemRandom().shuffle(drawn)
+        path.write_text(json.dumps(drawn) + "\n", encoding="utf-8")
+    kept: list[Any] = json.loads(path.read_text(encoding="utf-8"))
+    return kept

@@ -2,6 +2,7 @@
 
 import os
 import platform
+import sys
 import textwrap
 from collections.abc import Iterable, Sequence
 from importlib.metadata import version
@@ -31,6 +32,9 @@ class Report:
         self.markdown(f"# {title}\n")
         self.text(f"Made by `{path}`: {conditions}")
         self.markdown(commit_line() + "\n")
+        name = Path(path).parent.name if path.endswith("__main__.py") else Path(path).stem
+        options = " ".join(Path(one).name if os.sep in one else one for one in sys.argv[1:])
+        self.markdown(f"    python -m benchmarks run {name} {options}".rstrip() + "\n")
 
     def section(self, title: str) -> None:
         """Prints a heading."""

@@ -2,7 +2,7 @@
 
     python -m benchmarks run continued OUTPUT --start 0.ckpt 1.ckpt --new new.corpus --old old.corpus
         --noise noise.corpus --language "old=old_train.json,old_test.json" --language "new=new_train.json,new_test.json"
-        --group-by scene --purpose figures
+        --group-by scene
 
 Every combination of a share of replayed old audio (`--replay`; 1 is the control, which hears nothing new) and a factor
 of the learning rate (`--lr`) is one run of `nestmodel fit --init-from` for each start, an encoder of another seed of
@@ -17,16 +17,19 @@ import shlex
 import sys
 import time
 from collections.abc import Mapping
+from functools import reduce
+from operator import add
 from pathlib import Path
 from typing import NamedTuple
 
+from benchmarks.harness.arguments import benchmark_parser
 from benchmarks.harness.children import run_command
-from benchmarks.harness.kept_settings import keep_settings
-from benchmarks.harness.report import machine, versions
+from benchmarks.harness.kept_settings import draw_once, keep_settings
+from benchmarks.harness.report import machine, table_text, versions
 from benchmarks.harness.repository import commit_line
-from benchmarks.learning.parts.blind import draw_once
-from benchmarks.learning.parts.manifests import PURPOSES, add_languages, write_languages
-from benchmarks.learning.parts.probes import probes_parser, read_errors, run_probe, variant_table
+from benchmarks.learning.parts.manifests import language, read_lines, write_languages
+from nestmodel import ErrorCounts, count_errors, error_difference, error_rate
+from nestmodel.evaluate.error_rates import percent
 
 QUICK = None
 FEW = {"steps": 2, "warmup_steps": 1, "probe_options": "--max-epochs 1 --learning-rates 0.08 --probe-seeds 0"}
@@ -66,12 +69,15 @@ def main() -> int:
     for number, run in enumerate(order):
         began = time.monotonic()
         checkpoint = _continue(arguments, output / f"run-{number}", run) if run.lr else arguments.start[run.seed]
-        for language, *_ in arguments.language:
-            task = (
-                f"{shlex.quote(str(checkpoint))} {language}-train.json --test {language}-test.json "
-                f"--baselines --group-by {arguments.group_by} {arguments.probe_options}"
-            )
-            run_probe(output, f"probe-{number}-{language}", task)
+        for name, *_ in arguments.language:
+            probe = f"probe-{number}-{name}"
+            if not (output / probe / "probe.json").exists():
+                run_command(
+                    f"nestmodel probe characters {shlex.quote(str(checkpoint))} {name}-train.json "
+                    f"--test {name}-test.json --group-by {arguments.group_by} {arguments.probe_options} "
+                    f"--overwrite -o {probe}",
+                    output,
+                )
         print(f"run {number + 1} of {len(order)}: {time.monotonic() - began:.0f} s", flush=True)
     numbers = {run: order.index(run) for run in runs}
     arguments.results.write_text(_report(arguments, numbers), encoding="utf-8")
@@ -81,22 +87,25 @@ def main() -> int:
 
 def _arguments() -> argparse.Namespace:
     """Returns the arguments of the command line, with absolute paths."""
-    parser = probes_parser(
-        __doc__, results="continued.md", probe_options="--learning-rates 0.08 --probe-seeds 0", quick=FEW
+    parser = benchmark_parser(__doc__, quick=FEW)
+    parser.set_defaults(results=Path("continued.md"))
+    option = parser.add_argument
+    option("output", type=Path)
+    option(
+        "--start", type=Path, nargs="+", required=True, help="checkpoints or .nemo files to start from, one for a seed"
     )
-    add = parser.add_argument
-    add("--start", type=Path, nargs="+", required=True, help="checkpoints or .nemo files to start from, one for a seed")
-    add("--new", type=Path, required=True, help="corpus of the new audio")
-    add("--old", type=Path, required=True, help="corpus of the old audio, or of a part of it")
-    add("--noise", type=Path, required=True, help="corpus of noise")
-    add_languages(parser, "--language", required=True)
-    add("--group-by", required=True, help="field of the lines whose values are drawn for the intervals")
-    add("--replay", type=float, nargs="+", default=[0.0, 0.25, 0.5, 1.0], help="shares of the old audio")
-    add("--lr", type=float, nargs="+", default=[0.03, 0.12], help="factors of the Noam schedule")
-    add("--steps", type=int, default=300, help="steps of a continuation")
-    add("--warmup-steps", type=int, default=50)
-    add("--config", default="demo", help="preset or file of the model")
-    add("--fit-options", default="", help="further flags of `nestmodel fit`")
+    option("--new", type=Path, required=True, help="corpus of the new audio")
+    option("--old", type=Path, required=True, help="corpus of the old audio, or of a part of it")
+    option("--noise", type=Path, required=True, help="corpus of noise")
+    option("--language", type=language, action="append", required=True, metavar="NAME=TRAIN,TEST")
+    option("--probe-options", default="--learning-rates 0.08 --probe-seeds 0")
+    option("--group-by", required=True, help="field of the lines whose values are drawn for the intervals")
+    option("--replay", type=float, nargs="+", default=[0.0, 0.25, 0.5, 1.0], help="shares of the old audio")
+    option("--lr", type=float, nargs="+", default=[0.03, 0.12], help="factors of the Noam schedule")
+    option("--steps", type=int, default=300, help="steps of a continuation")
+    option("--warmup-steps", type=int, default=50)
+    option("--config", default="demo", help="preset or file of the model")
+    option("--fit-options", default="", help="further flags of `nestmodel fit`")
     arguments = parser.parse_args()
     arguments.start = [path.absolute() for path in arguments.start]
     for name in ("output", "new", "old", "noise"):
@@ -127,12 +136,14 @@ def _continue(arguments: argparse.Namespace, directory: Path, run: Run) -> Path:
 def _report(arguments: argparse.Namespace, numbers: Mapping[Run, int]) -> str:
     """Returns the results as Markdown."""
     tables = []
-    for language, *_ in arguments.language:
-        errors = {
-            (run.variant, str(run.seed)): read_errors(arguments.output / f"probe-{number}-{language}")
-            for run, number in numbers.items()
-        }
-        tables.append(f"## {language}\n\n{variant_table(errors)}")
+    for name, *_ in arguments.language:
+        errors: dict[str, dict[int, ErrorCounts]] = {}
+        for run, number in numbers.items():
+            path = arguments.output / f"probe-{number}-{name}" / "hypotheses.jsonl"
+            errors.setdefault(run.variant, {})[run.seed] = _read_errors(path)
+        columns = ["variant", "CER", "CER by seed of pretraining", "minus before", "minus before, by seed"]
+        rows = (_row(variant, by_seed, errors["before"]) for variant, by_seed in errors.items())
+        tables.append(f"## {name}\n\n{table_text(columns, rows)}\n")
     script = "benchmarks/learning/continued.py"
     return f"""# Continued pretraining
 
@@ -142,10 +153,31 @@ Made by `{script}`{" --quick" if arguments.quick else ""} on {machine("CPU cores
 {versions("torch", "jiwer")}.
 {arguments.steps} steps with the preset `{arguments.config}`, a warm-up of {arguments.warmup_steps} steps, \
 further flags: {arguments.fit_options or "none"}; heads with `{arguments.probe_options}`. Rates in %, differences in
-percentage points, with 95 % bootstrap intervals over groups of `{arguments.group_by}`. {PURPOSES[arguments.purpose]}
-Runs had numbers in a drawn order until all were scored. Replay 1 is the control: the same steps on old audio alone.
+percentage points, with 95 % bootstrap intervals over groups of `{arguments.group_by}`, which do not cover
+seeds. Runs had numbers in a drawn order until all were scored. Replay 1 is the control: the same steps on old audio
+alone.
 
 {chr(10).join(tables)}"""
+
+
+def _read_errors(path: Path) -> ErrorCounts:
+    """Returns the errors in characters of a probe, added up over the seeds of its heads and over groups of lines."""
+    lines = sorted(read_lines(path), key=lambda line: str(line["id"]))
+    texts = [line["text"] for line in lines]
+    counts = (
+        count_errors(texts, [one["trained"][seed] for one in lines], "characters") for seed in lines[0]["trained"]
+    )
+    return reduce(add, counts).by_group([line["group"] for line in lines])
+
+
+def _row(variant: str, errors: Mapping[int, ErrorCounts], before: Mapping[int, ErrorCounts]) -> list[str]:
+    singles = ", ".join(f"{seed}: {100 * error_rate(counts).rate:.1f}" for seed, counts in errors.items())
+    cells = [variant, percent(error_rate(reduce(add, errors.values()))), singles]
+    if errors is before:
+        return [*cells, "", ""]
+    together = error_difference(reduce(add, errors.values()), reduce(add, before.values()))
+    apart = (f"{seed}: {100 * error_difference(errors[seed], before[seed]).value:.1f}" for seed in errors)
+    return [*cells, percent(together), ", ".join(apart)]
 
 
 if __name__ == "__main__":

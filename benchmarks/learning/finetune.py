@@ -9,7 +9,7 @@ A start is a name, an encoder that `nestmodel export --to huggingface` wrote, an
 for the number of the seed. Every run is one call of examples/finetune_ctc/finetune.py. The script draws their order,
 and gives them numbers instead of names until all are scored, so that nobody can watch one side and favour it. The first
 start is compared with each of the others. If OUTPUT holds runs of an earlier call with the same settings, only the
-missing ones are made. A recogniser for live speech has a row for each of its attention contexts.
+missing ones are made.
 """
 
 import argparse
@@ -21,7 +21,7 @@ import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import reduce
-from itertools import groupby, product
+from itertools import product
 from operator import add
 from pathlib import Path
 from typing import NamedTuple
@@ -31,10 +31,9 @@ from numpy.typing import NDArray
 
 from benchmarks.harness.arguments import benchmark_parser
 from benchmarks.harness.children import run_peer
-from benchmarks.harness.kept_settings import keep_settings
+from benchmarks.harness.kept_settings import draw_once, keep_settings
 from benchmarks.harness.report import machine, table_text, versions
 from benchmarks.harness.repository import REPOSITORY, commit_line
-from benchmarks.learning.parts.blind import draw_once
 from benchmarks.learning.parts.manifests import read_lines
 from nestdata import Corpus
 from nestmodel import ErrorCounts, Estimate, count_errors, error_rate
@@ -56,8 +55,8 @@ class Run(NamedTuple):
     seed: int
 
 
-Errors = Mapping[tuple[str, str], ErrorCounts]
-"""Errors of a recogniser by attention context, empty for a recogniser of recordings, and `characters` or `words`."""
+Errors = Mapping[str, ErrorCounts]
+"""Errors of a recogniser in `characters` and in `words`."""
 
 
 def main() -> int:
@@ -122,8 +121,7 @@ def report(arguments: argparse.Namespace, runs: list[Run]) -> str:
         f"labels {share}: {', '.join(sorted(number for of, number in trained if of == share))}"
         for share in arguments.shares
     )
-    scored = results[0].get("contexts", {"": results[0]})
-    num_test = next(iter(scored.values()))["num_test"]
+    num_test = results[0]["num_test"]
     script, first = "benchmarks/learning/finetune.py", next(iter(arguments.start))
     starts = "\n".join(
         f"- {name}: `{' '.join(['ENCODER', *each.split()[1:]])}`" for name, each in arguments.start.items()
@@ -169,35 +167,29 @@ def read_errors(directory: Path, group_by: str) -> Errors:
     corpus = Corpus.open(directory / "test.corpus")
     cuts = map(corpus.line, range(len(corpus)))
     groups = {cut["id"]: str(cut_labels(cut)[group_by]) for cut in cuts}
-    errors: dict[tuple[str, str], ErrorCounts] = {}
-    for context, found in groupby(read_lines(directory / "test.jsonl"), lambda line: str(line.get("context", ""))):
-        of_context = list(found)
-        texts = [[line[name] for line in of_context] for name in ("text", "recognised")]
-        of_lines = [groups[line["id"]] for line in of_context]
-        for unit in UNITS:
-            errors[context, unit] = count_errors(texts[0], texts[1], unit).by_group(of_lines)
-    return errors
+    lines = read_lines(directory / "test.jsonl")
+    texts = [[line[name] for line in lines] for name in ("text", "recognised")]
+    of_lines = [groups[line["id"]] for line in lines]
+    return {unit: count_errors(texts[0], texts[1], unit).by_group(of_lines) for unit in UNITS}
 
 
 def rows_of(errors: Mapping[Run, Errors], arguments: argparse.Namespace, unit: str) -> Iterator[list[str]]:
     """Returns the error rates with one share of the labels: a row for each start and seed, and one for all seeds.
 
-    All are compared with the first start, in its first context.
+    All are compared with the first start.
     """
-    by_recogniser: dict[tuple[str, str], dict[str, ErrorCounts]] = {}
-    for run in sorted(errors, key=lambda run: (list(arguments.start).index(run.start), run.seed)):
-        for (context, of_unit), counts in errors[run].items():
-            if of_unit == unit:
-                by_recogniser.setdefault((run.start, context), {})[str(run.seed)] = counts
-    for by_seed in by_recogniser.values():
+    by_start: dict[str, dict[str, ErrorCounts]] = {start: {} for start in arguments.start}
+    for run in sorted(errors, key=lambda run: run.seed):
+        by_start[run.start][str(run.seed)] = errors[run][unit]
+    for by_seed in by_start.values():
         by_seed["all"] = reduce(add, by_seed.values())
-    first, *_ = by_recogniser
-    for (start, context), by_seed in by_recogniser.items():
+    first = next(iter(by_start))
+    for start, by_seed in by_start.items():
         for seed, counts in by_seed.items():
             rate = error_rate(counts)
             kinds = f"{rate.insertions} / {rate.deletions} / {rate.substitutions}"
-            reduction = "" if start == first[0] else percent(error_reduction(by_recogniser[first][seed], counts))
-            yield [f"{start}, {context}" if context else start, seed, percent(rate), kinds, reduction]
+            reduction = "" if start == first else percent(error_reduction(by_start[first][seed], counts))
+            yield [start, seed, percent(rate), kinds, reduction]
 
 
 def error_reduction(counts: ErrorCounts, baseline: ErrorCounts) -> Estimate:

@@ -9,6 +9,7 @@ training again.
 """
 
 import hashlib
+import json
 import shlex
 import sys
 from pathlib import Path
@@ -22,8 +23,9 @@ from benchmarks.harness.children import run_command
 from benchmarks.harness.report import Report, machine, versions
 from benchmarks.learning.parts.manifests import read_lines, write_lines
 from benchmarks.learning.parts.pretraining import fit_command
-from benchmarks.learning.parts.probes import accuracy, read_probe
 from nestdata import Corpus
+from nestmodel import Estimate
+from nestmodel.evaluate.error_rates import percent
 
 FEW = "10 training utterances per class"
 RANDOMISED = "random level and frequency response"
@@ -100,7 +102,8 @@ def _probe(real: Path, output: Path, number: int, manifest: str, options: str) -
         output,
         echo=True,
     )
-    return read_probe(output / f"probe-{number}")
+    found: dict[str, Any] = json.loads((output / f"probe-{number}" / "probe.json").read_text(encoding="utf-8"))
+    return found
 
 
 def _print(results: Path | None, real: Path, output: Path, minutes: int, found: dict[str, dict[str, Any]]) -> None:
@@ -129,9 +132,10 @@ def _row(name: str, probe: dict[str, Any]) -> list[str]:
         name,
         f"{len(probe['classes'])}, {100 * probe['chance']['accuracy']:.1f}",
         f"{probe['num_train']}, {probe['num_held_out']}",
-        accuracy(probe["trained"]),
-        accuracy(probe["untrained"]),
-        accuracy(probe["log_mel"]),
+        *(
+            percent(Estimate(score["accuracy"], score["low"], score["high"]))
+            for score in (probe["trained"], probe["untrained"], probe["log_mel"])
+        ),
     ]
 
 

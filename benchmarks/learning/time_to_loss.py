@@ -8,9 +8,8 @@ same manifests, from the same weights, with the same schedule of fused AdamW, ma
 noise and seconds of audio per step, each with its own loader and trainer on the same cores, one after the other. For
 NeMo, a short calibration chooses the fastest of its loaders, ranks and threads. Both sides save their weights at fixed
 intervals. One evaluator, ours, then scores all of them on the same held-out speech with the same masks: with our noise,
-with NeMo's noise, which NeMo's own code mixes, and clean. To explain a difference after equally many steps, NeMo is
-also trained with parts of its augmentation changed (`peers/nemo_mixing.py`), in the same settings. What is finished is
-kept, so the same command continues. The script prints Markdown, and writes it and a plot to --results.
+with NeMo's noise, which NeMo's own code mixes, and clean. What is finished is kept, so the same command continues. The
+script prints Markdown, and writes it and a plot to --results.
 """
 
 import argparse
@@ -23,33 +22,24 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 import numpy as np
 import soundfile
 import torch
+import yaml
 from numpy.typing import NDArray
 
 from benchmarks.harness.arguments import benchmark_parser
 from benchmarks.harness.children import PEERS, command_environment, run_peer
 from benchmarks.harness.kept_settings import keep_settings
+from benchmarks.harness.report import machine, table_text, versions
+from benchmarks.harness.repository import commit_line
+from benchmarks.learning.parts.curves import SINCE, Curve, below_at, draw, encoded_seconds, speed_row, time_cells
 from benchmarks.learning.parts.held_out import held_out_batches, held_out_metrics
-from benchmarks.learning.parts.manifests import Line, by_speaker, read_lines, write_lines
-from benchmarks.learning.parts.time_to_loss_report import (
-    CALIBRATION_SECONDS,
-    CHANGED,
-    LIMITS,
-    LR,
-    SAMPLING_RATE,
-    SETS,
-    STEP_SECONDS,
-    WARMUP_STEPS,
-    Curve,
-    draw,
-    report,
-    sides_of,
-)
-from nestdata import AudioNoiseBatch, Corpus
+from benchmarks.learning.parts.manifests import HELD_OUT, Line, by_speaker, read_lines, write_lines
+from nestdata import Corpus
 from nestmodel import NestConfig, NestNetwork
 from nestmodel.formats.nemo_config import config_to_nemo
 
@@ -88,6 +78,19 @@ AUGMENTATION = {
     "min_num_speakers": 1,
     "max_num_speakers": 1,
 }
+LIMITS = (1.0, 16.0)
+"""Shortest and longest utterance in seconds. NEST's YAML files of NeMo leave out those below 1 s."""
+
+STEP_SECONDS = 64.0
+"""Audio of an optimizer step over all ranks, padding included."""
+
+SAMPLING_RATE = 16_000
+LR, WARMUP_STEPS = 0.3, 300
+CALIBRATION_SECONDS = 30.0
+SIDES = ("ours", "NeMo")
+SETS = ("our noise", "NeMo's noise", "clean")
+"""How the held-out speech is made noisy for scoring."""
+
 SETUPS = (
     *(Setup("Lhotse buckets", *numbers) for numbers in ((2, 0, 1), (1, 0, 2), (1, 1, 1), (1, 1, 2))),
     *(Setup("AudioNoiseDataset", *numbers) for numbers in ((2, 0, 1), (1, 1, 1))),
@@ -105,7 +108,6 @@ def main() -> int:
     add("--minutes-ours", type=float, default=12.0)
     add("--minutes-nemo", type=float, default=30.0)
     add("--seeds", type=int, default=1)
-    add("--changed-seeds", type=int, help="seeds of NeMo with a changed augmentation; by default all")
     add("--levels", type=float, nargs="+", default=[0.05, 0.10, 0.15], help="nats below the entropy")
     add("--saves", type=int, default=30, help="saved weights of each run, all of which are scored")
     arguments = parser.parse_args()
@@ -121,12 +123,11 @@ def main() -> int:
     best = max(setups, key=lambda setup: speeds[setup.name])
     curves: dict[tuple[str, int], Curve] = {}
     for seed in range(arguments.seeds):
-        for side in sides_of(seed, arguments.changed_seeds):
-            run = output / f"{side.lower().replace(', ', '_').replace(' ', '_')}-{seed}"
+        for side in SIDES:
+            run = output / f"{side.lower()}-{seed}"
             started = once(run / "run.json", train, output, run, side, seed, arguments, best)
             curves[side, seed] = once(run / "curve.json", score, output, run, seed) | started
-    interferences = json.loads((output / "interference.json").read_text())
-    text = report(arguments, prepared, interferences, speeds, best.name, best.ranks, curves)
+    text = report(arguments, prepared, speeds, best, curves)
     arguments.results.with_suffix(".md").write_text(text)
     draw(curves, arguments.levels, arguments.results.with_suffix(".png"))
     print(text)
@@ -210,7 +211,7 @@ def train(
     if side == "ours":
         train_ours(output, run, seed, 60 * minutes, interval_s)
     else:
-        train_nemo(output, run, seed, 60 * minutes, interval_s, arguments, setup, CHANGED.get(side))
+        train_nemo(output, run, seed, 60 * minutes, interval_s, arguments, setup)
     return {"started": started}
 
 
@@ -218,34 +219,30 @@ def train_ours(output: Path, run: Path, seed: int, seconds: float, interval_s: f
     """Runs `nestmodel fit` with two ranks of one thread, as in held_out_loss.py."""
     settings = {
         "seed": seed,
-        "data.noise": output / "noise.corpus",
-        "data.plan.max_batch_seconds": STEP_SECONDS / 2,
-        "data.plan.microbatches_per_step": 2,
-        "output": run,
-        "trainer.accelerator": "cpu",
-        "trainer.strategy": "ddp",
-        "trainer.devices": 2,
-        "trainer.max_steps": 10**6,
-        "trainer.max_time": f"00:{int(seconds) // 3600:02d}:{int(seconds) // 60 % 60:02d}:{int(seconds) % 60:02d}",
-        "trainer.log_every_n_steps": 10,
-        "model.config.optimizer.lr": LR,
-        "model.config.optimizer.warmup_steps": WARMUP_STEPS,
-        "trainer.callbacks": json.dumps(
-            [
+        "output": str(run),
+        "data": {
+            "noise": str(output / "noise.corpus"),
+            "plan": {"max_batch_seconds": STEP_SECONDS / 2, "microbatches_per_step": 2},
+        },
+        "model": {"config": {"optimizer": {"lr": LR, "warmup_steps": WARMUP_STEPS}}},
+        "trainer": {
+            "accelerator": "cpu",
+            "strategy": "ddp",
+            "devices": 2,
+            "max_steps": 10**6,
+            "max_time": f"{int(seconds)}s",
+            "log_every_n_steps": 10,
+            "callbacks": [
                 {
                     "class_path": "timed_weights.TimedWeights",
                     "init_args": {"directory": str(run / "weights"), "interval_s": interval_s},
                 }
-            ]
-        ),
+            ],
+        },
     }
-    options = [f"--{name}={value}" for name, value in settings.items()]
-    run_peer(
-        ["nestmodel", "fit", output / "train.corpus", "--config", "demo", *options],
-        cwd=output,
-        env=environment(1),
-        echo=True,
-    )
+    (output / "ours.yaml").write_text(yaml.safe_dump(settings), encoding="utf-8")
+    command = ["nestmodel", "fit", output / "train.corpus", "--config", "demo", "--config", output / "ours.yaml"]
+    run_peer(command, cwd=output, env=environment(1), echo=True)
 
 
 def train_nemo(
@@ -256,9 +253,8 @@ def train_nemo(
     interval_s: float,
     arguments: argparse.Namespace,
     setup: Setup,
-    augmentation: str | None = None,
 ) -> None:
-    """Runs NeMo's training from the weights that our side starts from, with NeMo's augmentation or another class."""
+    """Runs NeMo's training from the weights that our side starts from."""
     run.mkdir(parents=True, exist_ok=True)
     mean = json.loads((output / "prepared.json").read_text())["mean_duration"]
     config = config_of(seed)
@@ -268,7 +264,6 @@ def train_nemo(
     torch.save(NestNetwork(config).state_dict(), run / "initial.pt")
     command = [arguments.nemo_python, PEERS / "nemo_fit.py", run / "section.json", run / "initial.pt", run / "weights"]
     command += ["--ranks", setup.ranks, "--seconds", seconds, "--interval-s", interval_s, "--seed", seed]
-    command += [] if augmentation is None else ["--augmentation", augmentation]
     run_peer([str(part) for part in command], env=environment(setup.threads))
 
 
@@ -303,7 +298,7 @@ def saved(run: Path) -> list[Line]:
 
 
 def write_batches(output: Path, arguments: argparse.Namespace, num_batches: int | None) -> None:
-    """Writes the held-out batches of all sets to `batches.pt`, and how loud the interference is to `interference.json`.
+    """Writes the held-out batches of all sets to `batches.pt`.
 
     The lengths of NeMo's noisy audio are not used: all of an utterance is scored.
     """
@@ -316,37 +311,8 @@ def write_batches(output: Path, arguments: argparse.Namespace, num_batches: int 
     mixed = torch.load(output / "nemo_noise.pt")
     nemo = [replace(batch, noisy_audio=noisy) for batch, (noisy, _) in zip(ours, mixed, strict=True)]
     clean = [replace(batch, noisy_audio=batch.audio) for batch in ours]
-    facts = {"our noise": interference(ours), "NeMo's noise": interference(nemo)}
-    shorter = [lens < batch.audio_len for batch, (_, lens) in zip(ours, mixed, strict=True)]
-    facts["NeMo's noise"]["shortened"] = float(torch.cat(shorter).double().mean())
-    (output / "interference.json").write_text(json.dumps(facts, indent=2) + "\n")
     sets = dict(zip(SETS, (ours, nemo, clean), strict=True))
     torch.save(sets, output / "batches.pt")
-
-
-def interference(batches: list[AudioNoiseBatch]) -> dict[str, float]:
-    """Returns in how many utterances something is mixed, over which share of them, and how loud.
-
-    Returns:
-        Shares of the utterances in which something is mixed at all (`mixed`) and over more than 90 % of the length
-        (`throughout`); for those in which it covers about a half, the median of the level of the speech over the
-        interference there, in dB (`snr_db`).
-    """
-    shares, levels = [], []
-    for batch in batches:
-        for audio, noisy, length in zip(batch.audio, batch.noisy_audio, batch.audio_len, strict=True):
-            speech, added = audio[:length].double(), (noisy - audio)[:length].double()
-            share = float((added.abs() > 1e-7).double().mean())
-            shares.append(share)
-            if 0.4 < share < 0.6:
-                energy = (added**2).sum() / (share * len(added))
-                levels.append(float(10 * torch.log10((speech**2).mean() / energy)))
-    found = torch.tensor(shares)
-    return {
-        "mixed": float((found > 0.01).double().mean()),
-        "throughout": float((found > 0.9).double().mean()),
-        "snr_db": float(torch.tensor(levels).median()),
-    }
 
 
 def score(output: Path, run: Path, seed: int) -> dict[str, Any]:
@@ -365,6 +331,77 @@ def score(output: Path, run: Path, seed: int) -> dict[str, Any]:
         print(f"{run.name}: step {line['step']}, {losses}", file=sys.stderr, flush=True)
     targets = b"".join(value.numpy().tobytes() for value in network.quantizer.state_dict().values())
     return {"points": points, "quantizer": hashlib.sha256(targets).hexdigest()}
+
+
+def report(
+    arguments: argparse.Namespace,
+    prepared: dict[str, Any],
+    speeds: dict[str, float],
+    best: Setup,
+    curves: dict[tuple[str, int], Curve],
+) -> str:
+    """Returns the result as Markdown."""
+    seeds = range(arguments.seeds)
+    for seed in seeds:
+        assert curves["ours", seed]["quantizer"] == curves["NeMo", seed]["quantizer"], "the targets differ"
+    ranks = {"ours": 2, "NeMo": best.ranks}
+    entropy = curves["ours", 0]["points"][-1]["token_entropy"]
+    step = min(curve["points"][-1]["step"] for curve in curves.values())
+    equal = []
+    for side in SIDES:
+        losses = [" / ".join(f"{below_at(curves[side, seed], step, name):.3f}" for seed in seeds) for name in SETS]
+        encoded = mean(encoded_seconds(curves[side, seed], ranks[side]) for seed in seeds)
+        equal.append([side, f"{encoded:.1f}", *losses])
+    times = (
+        time_cells(curves["ours", seed], curves["NeMo", seed], seed, level, since)
+        for seed in seeds
+        for level in arguments.levels
+        for since in SINCE
+    )
+    times_columns = ["ours, s", "NeMo, s", "NeMo / ours", "steps, ours", "steps, NeMo"]
+    speed_columns = ["steps per second", "seconds of audio per second", "best, nats below the entropy"]
+    speed_cells = (speed_row(side, seed, curves[side, seed], ranks[side]) for seed in seeds for side in SIDES)
+    return f"""# Time to a loss, compared with NeMo 3.0.0
+
+Made by `benchmarks/learning/time_to_loss.py` on {machine("CPU cores")}, \
+{versions("torch", "lhotse", "pytorch-lightning")}, NeMo 3.0.0.
+{commit_line()}
+
+Both sides train the demo preset (lr {LR}, warm-up {WARMUP_STEPS} steps) on the same utterances of {LIMITS[0]:g} to
+{LIMITS[1]:g} s, {STEP_SECONDS:g} s per step, from the same weights, without validation. Ours ran for
+{arguments.minutes_ours:g} minutes as two ranks of one thread, and NeMo for {arguments.minutes_nemo:g}. One evaluator
+scores the weights of both on all utterances of the held-out speakers ({", ".join(HELD_OUT)}), with the same masks. Both
+have torch's fused AdamW. Noise of which NeMo would read crops again, up to 100 times, is left out for both.
+
+**The two sides do not train on the same noise**, although the numbers in their settings are equal: a half of the
+utterances gets interference over a half of its length, with noise at -5 to 20 dB or other speech at -5 to 5 dB. In
+NeMo, the other half keeps a crop of noise, unscaled, over its full length, and is cut to the length of this crop if
+that is shorter. In the selected half, the level of the interference is computed over the whole utterance, its silent
+half included, so that it is 3 dB louder.
+
+## After equally many steps
+
+Nats below the entropy of the held-out tokens ({entropy:.3f} with seed 0) after {step} steps, for the seeds
+{" / ".join(map(str, seeds))}; negative values are above it.
+
+{table_text(["side", "encoded seconds of a step", *SETS], equal)}
+
+## Over time
+
+Scored with our noise. The levels were chosen before the run. The times exclude the saving of weights on both sides.
+Ours excludes `nestdata prepare`, which ran once and took {prepared["seconds"]:.0f} s.
+
+{table_text(["seed", "nats below the entropy", "time since", *times_columns], times)}
+
+{table_text(["side and seed", *speed_columns], speed_cells)}
+
+NeMo ran as "{best.name}", the fastest in a calibration of {CALIBRATION_SECONDS:g} s each; every line of its manifests,
+noise included, has a duration:
+
+{table_text(["NeMo's loader", speed_columns[1]], ([name, f"{speed:.1f}"] for name, speed in speeds.items()))}
+
+The curves are next to this file.
+"""
 
 
 def environment(threads: int) -> dict[str, str]:

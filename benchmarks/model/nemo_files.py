@@ -22,59 +22,28 @@ from torch import Tensor
 from benchmarks.harness.arguments import benchmark_parser
 from benchmarks.harness.children import PEERS, run_peer
 from benchmarks.harness.report import Report
+from benchmarks.model.parity import SMALL, VARIANTS
 from benchmarks.peers.nemo_model import section
-from nestmodel import (
-    EncoderConfig,
-    FeatureConfig,
-    MaskConfig,
-    NestConfig,
-    NestNetwork,
-    QuantizerConfig,
-    load_network,
-)
+from nestmodel import FeatureConfig, NestConfig, NestNetwork, config_from_nemo, load_network
 from nestmodel.formats.nemo_archive import write_nemo
 
 QUICK = None
-_BASE = NestConfig(
-    encoder=EncoderConfig(d_model=64, num_heads=4, num_layers=3, subsampling_channels=32),
-    quantizer=QuantizerConfig(num_classes=512),
-)
-_ENCODER = _BASE.encoder
+_PAPER = config_from_nemo(section(**SMALL))
 OURS: dict[str, NestConfig] = {
-    "as in the paper": _BASE,
-    "no biases, no xscaling (as xlarge)": replace(_BASE, encoder=replace(_ENCODER, use_bias=False, xscaling=False)),
-    "three codebooks": replace(_BASE, quantizer=QuantizerConfig(num_classes=512, num_codebooks=3)),
-    "layer norm in the convolution": replace(_BASE, encoder=replace(_ENCODER, conv_norm="layer_norm")),
+    # NeMo's cosine distance raises an error.
+    **{name: config_from_nemo(section(**{**SMALL, **v})) for name, v in VARIANTS.items() if "dist_fn" not in v},
     "kernel of 31, subsampling by 4": replace(
-        _BASE, encoder=replace(_ENCODER, conv_kernel_size=31, subsampling_factor=4)
+        _PAPER, encoder=replace(_PAPER.encoder, conv_kernel_size=31, subsampling_factor=4)
     ),
     "other features": replace(
-        _BASE, features=FeatureConfig(num_mels=128, window_length=401, hop_length=161, preemphasis=0.9, pad_to=8)
+        _PAPER, features=FeatureConfig(num_mels=128, window_length=401, hop_length=161, preemphasis=0.9, pad_to=8)
     ),
-    "chunks, causal, unnormalised features": replace(
-        _BASE,
-        features=FeatureConfig(normalize="NA"),
-        encoder=replace(
-            _ENCODER,
-            att_context_size=((70, 13), (70, 6)),
-            att_context_probs=(0.7, 0.3),
-            att_context_style="chunked_limited",
-            conv_context_size="causal",
-            causal_downsampling=True,
-        ),
-    ),
-    "post_conv": replace(_BASE, masking=MaskConfig(position="post_conv")),
-    "18 layers, as the released large one, 192 wide": replace(
-        _BASE,
-        encoder=EncoderConfig(d_model=192, num_heads=8, num_layers=18),
-        quantizer=QuantizerConfig(num_classes=8192),
-    ),
+    "18 layers, as the released large one, 192 wide": config_from_nemo(section(d_model=192, n_heads=8, n_layers=18)),
 }
-_SECTION: dict[str, Any] = {"d_model": 64, "n_heads": 4, "n_layers": 3, "num_classes": 512, "channels": 32}
 NEMOS: dict[str, dict[str, Any]] = {
-    "as in the paper": section(**_SECTION),
-    "no biases, no xscaling, two codebooks": section(**_SECTION, use_bias=False, xscaling=False, num_books=2),
-    "post_conv": section(**_SECTION, mask_position="post_conv"),
+    "as in the paper": section(**SMALL),
+    "no biases, no xscaling, two codebooks": section(**SMALL, use_bias=False, xscaling=False, num_books=2),
+    "post_conv": section(**SMALL, mask_position="post_conv"),
 }
 TOLERANCES = {"feats": 1e-4, "encoded": 1e-5, "log_probs": 1e-5}
 COLUMNS = ("from", "model", "features", "tokens equal", "encoded", "log-probabilities", "weights back", "settings back")

@@ -8,10 +8,12 @@ reported. Ours is given samples and computes features; NeMo is given the feature
 not count.
 """
 
+import argparse
 import json
 import statistics
 import sys
 import tempfile
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -22,10 +24,10 @@ import soundfile
 import torch
 
 from benchmarks.harness.arguments import benchmark_parser
-from benchmarks.harness.children import PEERS, json_of
+from benchmarks.harness.children import PEERS, json_of, own_command
 from benchmarks.harness.report import Report, machine, versions
 from benchmarks.harness.rounds import run_rounds, spread
-from nestmodel import NestConfig, NestNetwork, export_model, load_network, save_network
+from nestmodel import NestConfig, NestNetwork, StreamingEncoder, export_model, load_network, save_network
 
 QUICK = None
 RATE = 16000
@@ -48,11 +50,17 @@ class Case(NamedTuple):
 def main() -> int:
     """Measures, and writes the table."""
     parser = benchmark_parser(__doc__, rounds=5, quick={"rounds": 1, "seconds": 10, "hour_s": 60})
-    parser.add_argument("speech", type=Path, help="NeMo lines")
-    parser.add_argument("--nemo-python", required=True, help="Python of an environment with NeMo")
+    parser.add_argument("speech", type=Path, nargs="?", help="NeMo lines")
+    parser.add_argument("--nemo-python", help="Python of an environment with NeMo")
     parser.add_argument("--seconds", type=int, default=60, help="length of the audio [%(default)s]")
     parser.add_argument("--hour-s", type=int, default=3600, help="audio after which memory is measured [%(default)s]")
+    parser.add_argument("--child", nargs=4, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
+    if arguments.child:
+        stream(*map(Path, arguments.child[:3]), int(arguments.child[3]))
+        return 0
+    if arguments.speech is None or arguments.nemo_python is None:
+        parser.error("SPEECH and --nemo-python are required")
     cases = [Case(preset, context) for preset in PRESETS for context in CONTEXTS]
     cases = cases[:1] if arguments.quick else cases
     with tempfile.TemporaryDirectory() as name:
@@ -62,7 +70,7 @@ def main() -> int:
             write_models(directory, case)
         contestants = {case: partial(measure, arguments.nemo_python, directory, case) for case in cases}
         rounds = run_rounds(contestants, arguments.rounds, warm_up=0)
-        growth_mb = run_ours(directory, cases[0], "--repeats", arguments.hour_s // arguments.seconds)["growth_mb"]
+        growth_mb = run_ours(directory, cases[0], arguments.hour_s // arguments.seconds)["growth_mb"]
     report = Report(
         "Streaming encoders",
         __file__,
@@ -120,10 +128,37 @@ def measure(nemo_python: str, directory: Path, case: Case) -> dict[str, Any]:
     }
 
 
-def run_ours(directory: Path, case: Case, *options: object) -> Any:
-    """Runs our side, and returns what it measured."""
+def run_ours(directory: Path, case: Case, repeats: int = 1) -> Any:
+    """Runs our side in a process of its own, and returns what it measured."""
     paths = [directory / f"{case.name}.ckpt", directory / "audio.pt", directory / "ours.pt"]
-    return json_of([sys.executable, PEERS / "our_stream.py", *paths, *map(str, options)])
+    return json_of(own_command(__file__, "--child", *paths, repeats))
+
+
+def stream(model: Path, audio: Path, frames: Path, repeats: int) -> None:
+    """Writes the frames, and prints the seconds of each chunk as JSON, features included, and the growth of memory."""
+    torch.set_num_threads(1)
+    encoder = StreamingEncoder(load_network(model))
+    parts = torch.load(audio).split(round(encoder.chunk_s * RATE))
+    found: list[torch.Tensor] = []
+    seconds = []
+    first_mb = 0.0
+    for repeat in range(repeats):
+        for part in parts:
+            began = time.perf_counter()
+            encoded = encoder.feed(part)
+            seconds.append(time.perf_counter() - began)
+            if repeat == 0:
+                found.append(encoded)
+        if repeat == 0:
+            first_mb = resident_mb()
+    found.append(encoder.close())
+    torch.save(torch.cat(found), frames)
+    print(json.dumps({"seconds": seconds, "growth_mb": resident_mb() - first_mb}))
+
+
+def resident_mb() -> float:
+    """Returns the memory of this process."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096 / 2**20
 
 
 @torch.inference_mode()

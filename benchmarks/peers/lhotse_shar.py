@@ -1,6 +1,6 @@
-"""Lhotse Shar on the speech of the benchmark `remote`, which runs it: writing, speed, resume and order.
+"""Lhotse Shar on the speech of the benchmark `remote`, which runs it: writing, speed and resume.
 
-Runs in this project's environment, which has Lhotse. Prints JSON.
+Runs in this project's environment, which has Lhotse. Prints utterances per second, or seconds.
 """
 
 import argparse
@@ -40,28 +40,25 @@ class Speech(torch.utils.data.Dataset[Any]):
 def main() -> int:
     """Does one thing and prints what it measured."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("what", choices=["write", "speed", "resume", "order"])
-    parser.add_argument("directory", type=Path, nargs="?")
+    parser.add_argument("what", choices=["write", "speed", "resume"])
+    parser.add_argument("directory", type=Path)
     parser.add_argument("--manifest", type=Path)
-    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--min-batches", type=int, default=160)
-    parser.add_argument("--utterances", type=int, default=200_000)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     if arguments.what == "write":
-        _write(arguments.manifest, arguments.directory)
-    elif arguments.what == "order":
-        print(json.dumps(_orders(arguments.directory, arguments.utterances)))
+        write(arguments.manifest, arguments.directory)
     else:
-        print(json.dumps((_speed if arguments.what == "speed" else _resume)(arguments)))
+        print(speed(arguments) if arguments.what == "speed" else resume(arguments.directory))
     return 0
 
 
-def _write(manifest: Path, directory: Path) -> None:
-    rows = [json.loads(line) for line in manifest.open()]
+def write(manifest: Path, directory: Path) -> None:
+    """Writes the files of a manifest as Lhotse Shar."""
     directory.mkdir()
     cuts = []
-    for row in rows:
+    for row in map(json.loads, manifest.open()):
         path = Path(manifest.parent, row["audio_filepath"])
         info = soundfile.info(path)
         source = AudioSource("file", [0], str(path))
@@ -70,7 +67,8 @@ def _write(manifest: Path, directory: Path) -> None:
     CutSet.from_cuts(cuts).to_shar(directory, fields={"recording": "flac"}, shard_size=SHARD)
 
 
-def _sampler(directory: Path, *, is_endless: bool = False) -> DynamicBucketingSampler:
+def sampler_of(directory: Path, *, is_endless: bool = False) -> DynamicBucketingSampler:
+    """Returns a sampler from the start of an epoch."""
     cuts = CutSet.from_shar(in_dir=directory, shuffle_shards=True, seed=0, stateful_shuffle=True)
     if is_endless:
         cuts = cuts.repeat(preserve_id=True)
@@ -79,64 +77,29 @@ def _sampler(directory: Path, *, is_endless: bool = False) -> DynamicBucketingSa
     )
 
 
-def _loader(arguments: argparse.Namespace, sampler: DynamicBucketingSampler) -> DataLoader[Any]:
-    return DataLoader(IterableDatasetWrapper(Speech(), sampler), batch_size=None, num_workers=arguments.workers)
-
-
-def _speed(arguments: argparse.Namespace) -> dict[str, float]:
+def speed(arguments: argparse.Namespace) -> float:
     """Reads at least two epochs, which follow on each other without a pause, as ours do."""
-    num_batches = max(arguments.min_batches, 2 * sum(1 for _ in _sampler(arguments.directory)))
-    loader = _loader(arguments, _sampler(arguments.directory, is_endless=True))
-    return {"utterances_per_s": utterances_per_s((len(ids) for ids, _ in loader), num_batches)}
+    num_batches = max(arguments.min_batches, 2 * sum(1 for _ in sampler_of(arguments.directory)))
+    dataset = IterableDatasetWrapper(Speech(), sampler_of(arguments.directory, is_endless=True))
+    loader = DataLoader(dataset, batch_size=None, num_workers=arguments.workers)
+    found: float = utterances_per_s((len(ids) for ids, _ in loader), num_batches)
+    return found
 
 
-def _resume(arguments: argparse.Namespace) -> dict[str, float]:
+def resume(directory: Path) -> float:
     """Stops in the middle of an epoch, and measures the time to the next batch of a restored sampler."""
-    sampler, num_batches = _sampler_in_middle(arguments.directory)
-    Speech()[next(iter(_sampler(arguments.directory)))]
-    state = sampler.state_dict()
-    started = time.perf_counter()
-    resumed = _sampler(arguments.directory)
-    resumed.load_state_dict(state)
-    Speech()[next(iter(resumed))]
-    return {"seconds": time.perf_counter() - started, "batches": num_batches}
-
-
-def _sampler_in_middle(directory: Path) -> tuple[DynamicBucketingSampler, int]:
-    """Returns a sampler that has yielded half of an epoch, and the number of batches of the epoch."""
-    num_batches = sum(1 for _ in _sampler(directory))
-    sampler = _sampler(directory)
-    batches = iter(sampler)
+    num_batches = sum(1 for _ in sampler_of(directory))
+    stopped = sampler_of(directory)
+    batches = iter(stopped)
     for _ in range(num_batches // 2):
         next(batches)
-    return sampler, num_batches
-
-
-def _orders(directory: Path, num_utterances: int) -> dict[str, Any]:
-    """Returns the positions of all utterances in two epochs of a set of cuts without audio, and the time to resume."""
-    directory.mkdir()
-    CutSet.from_cuts(map(_cut, range(num_utterances))).to_shar(directory, fields={}, shard_size=SHARD)
-    sampler = _sampler(directory)
-    positions = []
-    for epoch in range(2):
-        sampler.set_epoch(epoch)
-        ids = [int(cut.id) for cuts in sampler for cut in cuts]
-        inverse = [0] * num_utterances
-        for position, number in enumerate(ids):
-            inverse[number] = position
-        positions.append(inverse)
-    state = _sampler_in_middle(directory)[0].state_dict()
+    Speech()[next(iter(sampler_of(directory)))]
+    state = stopped.state_dict()
     started = time.perf_counter()
-    resumed = _sampler(directory)
+    resumed = sampler_of(directory)
     resumed.load_state_dict(state)
-    next(iter(resumed))
-    return {"positions": positions, "resume_s": time.perf_counter() - started}
-
-
-def _cut(number: int) -> MonoCut:
-    """Returns a cut of 8 to 12 s; its length says nothing about its number."""
-    duration = 8 + 4 * (number * 0.618034 % 1)
-    return MonoCut(str(number), 0, round(duration, 2), 0)
+    Speech()[next(iter(resumed))]
+    return time.perf_counter() - started
 
 
 if __name__ == "__main__":

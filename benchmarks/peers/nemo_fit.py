@@ -28,7 +28,6 @@ def main() -> int:
     parser.add_argument("--interval-s", type=float, default=30.0)
     parser.add_argument("--max-steps", type=int, default=1_000_000, help="must be given with Lhotse, as in NeMo")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--augmentation", help="class of nemo_mixing.py that replaces NeMo's augmentation")
     arguments = parser.parse_args()
 
     import lightning.pytorch as pl
@@ -37,11 +36,6 @@ def main() -> int:
     from omegaconf import OmegaConf
 
     nemo_logging.setLevel(logging.ERROR)
-    if arguments.augmentation is not None:  # NeMo takes classes from its own modules only
-        import nemo_mixing
-        from nemo.collections.asr.modules import ssl_modules
-
-        ssl_modules.MultiSpeakerNoiseAugmentation = getattr(nemo_mixing, arguments.augmentation)
     pl.seed_everything(arguments.seed, verbose=False)
     with open(arguments.section) as file:
         section = OmegaConf.create(json.load(file))

@@ -34,7 +34,7 @@ _LENGTH_TOLERANCE_S = 0.01
 # recording, as Lhotse does.
 _END_MARGIN_S = 0.002
 # Shortest beginning of a FLAC file for which decoding the whole file with dr_flac is faster than libsndfile's decoding
-# of the beginning; see benchmarks/results/decoders_2cores_2026-11.md.
+# of the beginning; see docs/results.md.
 _MIN_SHARE_OF_FLAC = 0.8
 # OpenBLAS computes dot products of more than 10,000 elements in as many threads as there are cores. They wait actively
 # for each other, and take the cores from other loader workers.

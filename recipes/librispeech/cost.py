@@ -15,7 +15,7 @@ LAUNCH_US = 11.5
 AUDIO_S_PER_S = 6268
 """Audio that `large` took there in a second, eager, 133 x 15 s in a microbatch: an earlier version of the code."""
 FLOOR_MS, FLOOR_AUDIO_S = 75.8, 1995
-"""Least time of a compiled step of 133 x 15 s, counted (benchmarks/results/step_counts_2026-11.md)."""
+"""Least time of a compiled step of 133 x 15 s, counted (docs/results.md)."""
 PARAMETERS = 113.1e6
 """Parameters of `large`; each has a gradient of four bytes."""
 STEP_AUDIO_S, MAX_STEPS, CORPUS_H = 16_000, 80_000, 960

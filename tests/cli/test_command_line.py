@@ -1,6 +1,7 @@
 """The grammar of both programs: options, files, mistakes, help and completion."""
 
 import inspect
+import os
 import re
 import shlex
 import subprocess
@@ -25,6 +26,7 @@ from nestmodel import NestConfig, NestNetwork, RunConfig, WeightsError, preset_n
 from nestmodel.config import LIVE_PRESETS
 from tests.cli.commands import error_of, run
 from tests.conftest import MessyCorpora
+from tests.terminal import Terminal
 
 PROGRAMS = {"nestdata": nestdata_program.PROGRAM, "nestmodel": nestmodel_program.PROGRAM}
 COMMANDS = [(program, name) for program in PROGRAMS for name in PROGRAMS[program].commands if name != "probe"]
@@ -204,6 +206,17 @@ def test_a_mistake_is_one_line_and_leaves_nothing(
     assert PROGRAMS["nestmodel"].run(["fit", *shlex.split(words.format(speech=messy_corpora.speech))]) == 2
     assert message in error_of(capsys)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_mistake_is_one_line_on_a_terminal_as_well(tmp_path: Path) -> None:
+    terminal = Terminal(columns=120)
+    environment = {**os.environ, "TERM": "xterm-256color"}
+    code = terminal.run(
+        [Path(sys.executable).parent / "nestmodel", *"fit x -c demo --lrr 3".split()], tmp_path, environment
+    )
+    (line,) = terminal.lines()
+    terminal.close()
+    assert (code, line.startswith("error: unknown option --lrr; the nearest is '--lr'")) == (2, True)
 
 
 @pytest.mark.parametrize(

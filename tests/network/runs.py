@@ -1,4 +1,4 @@
-"""Starts a run on two nodes, as docs/long-runs.md tells, and reads what it leaves."""
+"""Starts a run on two nodes, as docs/many-gpus.md tells, and reads what it leaves."""
 
 import os
 import re

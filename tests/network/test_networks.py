@@ -1,4 +1,4 @@
-"""What happens to a run on two nodes when their network fails or is unusual: the table of docs/long-runs.md."""
+"""What happens to a run on two nodes when their network fails or is unusual: the table of docs/many-gpus.md."""
 
 import re
 import time

@@ -1,4 +1,4 @@
-"""What happens to a job, what it does, and how it ends: the rows of the table in docs/long-runs.md."""
+"""What happens to a job, what it does, and how it ends: the rows of the table in docs/many-gpus.md."""
 
 import os
 import signal

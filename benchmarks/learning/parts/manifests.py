@@ -10,12 +10,6 @@ Line = dict[str, Any]
 HELD_OUT = ("fr_CA_f_June", "it_IT_m_Carlo")
 """Speakers of the recorded speech whose loss is measured."""
 
-PURPOSES = {
-    "choices": "The test lines are those for choices: settings have been or will be chosen on them.",
-    "figures": "The test lines are those for figures: no setting was chosen on them.",
-}
-"""What test lines are used for, as a result says it."""
-
 QUICK_LINES = {"train": 60, "test": 20}
 """Lines of each side of a language with `--quick`."""
 
@@ -38,11 +32,6 @@ def read_manifest(path: Path, limit: int = 0) -> list[Line]:
     return [lines[number * len(lines) // limit] for number in range(limit)] if 0 < limit < len(lines) else lines
 
 
-def without_text(lines: Iterable[Line]) -> list[Line]:
-    """Returns lines without their transcripts, for pretraining."""
-    return [{key: value for key, value in line.items() if key != "text"} for line in lines]
-
-
 def by_speaker(real_speech: Path) -> dict[str, list[Line]]:
     """Returns the lines of `speech.json` of a folder, those of `HELD_OUT` apart, and those of `noise.json`."""
     lines = read_manifest(real_speech / "speech.json")
@@ -51,14 +40,6 @@ def by_speaker(real_speech: Path) -> dict[str, list[Line]]:
         "held_out": [line for line in lines if line.get("speaker") in HELD_OUT],
         "noise": read_manifest(real_speech / "noise.json"),
     }
-
-
-def add_languages(parser: argparse.ArgumentParser, option: str, *, required: bool = False) -> None:
-    """Adds an option `NAME=TRAIN,TEST` to a parser, which may be repeated; its value is a list of `language`."""
-    text = "a language, and its manifests with texts; may be repeated"
-    parser.add_argument(
-        option, type=language, action="append", default=[], required=required, metavar="NAME=TRAIN,TEST", help=text
-    )
 
 
 def language(text: str) -> tuple[str, str, str]:

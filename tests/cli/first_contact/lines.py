@@ -1,6 +1,6 @@
 """What a newcomer types, right and wrong, with the exit code and the decisive line of each.
 
-`tests/cli/test_first_contact.py` runs these lines, and `benchmarks/first_contact.py` runs them with an older checkout.
+`tests/cli/test_first_contact.py` runs these lines; `benchmarks/first_contact.py` compares two checkouts by theirs.
 """
 
 from dataclasses import dataclass

@@ -2,12 +2,12 @@ import pytest
 import torch
 from torch import nn
 
-from benchmarks.counts.fake_gpu import OperationLog
 from nestmodel.nn.gpu import devices
 from nestmodel.nn.loss import loss_stats
 from nestmodel.nn.network import NestNetwork
 from nestmodel.preflight.trial import noise_batch
 from nestmodel.training.step_stats import GradientSums
+from tests.fake_gpu import OperationLog
 from tests.training import tiny_config
 
 

@@ -1,6 +1,6 @@
 """Counts the waits of the CPU for the GPU in training steps, without a GPU and, where there is one, on it.
 
-A change that adds a wait fails here. `python -m benchmarks run count_waits` prints the functions that wait.
+A change that adds a wait fails here, and the functions that wait are named.
 """
 
 from pathlib import Path
@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.counts.count_waits import GPU, MB, Count, Wait, count_waits, dense_batch, fake_gpu
 from nestmodel import NestConfig, NestModel, Throughput
 from nestmodel.config import LIVE_PRESETS
 from nestmodel.training import module
 from tests.conftest import MessyCorpora
-from tests.fakes import needs_fake_gpu
+from tests.fake_gpu import needs_fake_gpu
 from tests.training import messy_data, tiny_config, trainer
+from tests.waits import GPU, MB, Count, Wait, count_waits, dense_batch, fake_gpu
 
 
 @pytest.fixture(scope="module")

@@ -7,13 +7,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from benchmarks.counts.fake_gpu import OperationLog, fake_gpu
 from nestmodel.nn import subsampling as reference
 from nestmodel.nn.gpu import devices, subsampling
 from nestmodel.nn.gpu.first_stages import Convolutions, first_stages, has_kernels
 from nestmodel.nn.gpu.subsampling import AcceleratedConvSubsampling
 from nestmodel.nn.subsampling import num_subsampled
-from tests.fakes import needs_fake_gpu
+from tests.fake_gpu import OperationLog, fake_gpu, needs_fake_gpu
 from tests.kernels import compile_kernel, run_interpreted
 
 

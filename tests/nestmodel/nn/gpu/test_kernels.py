@@ -6,13 +6,12 @@ from dataclasses import replace
 import pytest
 import torch
 
-from benchmarks.counts.count_step import empty_keys
-from benchmarks.counts.fake_gpu import OperationLog, fake_gpu
 from nestmodel.config import NestConfig
+from nestmodel.nn.block import KEYS_PER_BLOCK
 from nestmodel.nn.encoder import ConformerEncoder
 from nestmodel.nn.loss import masked_nll
 from nestmodel.nn.network import MultiSoftmaxDecoder
-from tests.fakes import needs_fake_gpu
+from tests.fake_gpu import OperationLog, fake_gpu, needs_fake_gpu
 
 pytestmark = needs_fake_gpu
 
@@ -35,8 +34,9 @@ def encode(
         decoder = MultiSoftmaxDecoder(dim=config.d_model, num_classes=8192, num_codebooks=1)
         rows, num_frames = shape
         feats, lens = torch.empty(rows, 80, num_frames), torch.empty(rows, dtype=torch.int64)
+        keys = torch.empty(config.num_layers + 1, KEYS_PER_BLOCK, 2, dtype=torch.int32)
         with OperationLog() as log, torch.set_grad_enabled(train):
-            encoded, _ = encoder(feats, lens, empty_keys(config.num_layers))
+            encoded, _ = encoder(feats, lens, keys)
             if with_loss:
                 masked_nll(decoder.logits(encoded[:, 0]), torch.empty(rows, 1, dtype=torch.int64))
     return log
@@ -97,7 +97,7 @@ def test_matrix_products_run_in_bfloat16_and_norms_and_the_loss_in_float32(one_b
 
 
 def test_nothing_is_computed_in_float32_that_could_be_lowered(one_block: OperationLog) -> None:
-    of_images = [each for each in one_block.operations if each.inputs and len(each.inputs[0].sizes) >= 4]
+    of_images = [each for each in one_block.operations if each.input_sizes and len(each.input_sizes[0]) >= 4]
     raised = [each.name for each in of_images if torch.float32 in each.input_types]
     # The weights of the last three convolutions of the subsampling. Attention has nothing.
     assert raised == ["_to_copy"] * 3
@@ -106,7 +106,7 @@ def test_nothing_is_computed_in_float32_that_could_be_lowered(one_block: Operati
 def test_scores_are_written_twice_and_never_copied(one_block: OperationLog) -> None:
     num_frames, num_keys = 188, 192  # rounded up
     wide = (num_keys, 2 * num_keys)
-    shapes = [(each.name, out.sizes) for each in one_block.operations for out in each.outputs]
+    shapes = [(each.name, sizes) for each in one_block.operations for sizes in each.output_sizes]
     seen = [
         name for name, sizes in shapes if math.prod(sizes) >= ROWS * 8 * num_frames * num_keys and sizes[-1] in wide
     ]

@@ -1,8 +1,8 @@
-"""Training steps of NeMo's NEST models, in turns with another process; `benchmarks/gpu/nemo.py` runs it.
+"""Training steps of NeMo's NEST models; `benchmarks/gpu/nemo.py` and `benchmarks/model/step.py` run it.
 
-    python benchmarks/peers/nemo_turns.py cuda|cpu
+    python benchmarks/peers/nemo_steps.py cuda|cpu [REQUESTS]
 
-Reads requests from standard input and answers on standard output, one JSON object a line:
+Reads requests from a file or from standard input, and answers on standard output, one JSON object a line:
 
     {"do": "build", "section": ARGUMENTS, "encoder": SETTINGS, "audio": FILE}    {"parameters": NUMBER}
     {"do": "steps", "warm_up": NUMBER, "number": NUMBER}                         times, memory, loss
@@ -110,7 +110,7 @@ def main() -> int:
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # NeMo prints to standard output
     device, turns = sys.argv[1], None
-    for line in sys.stdin:
+    for line in open(sys.argv[2]) if len(sys.argv) > 2 else sys.stdin:
         request = json.loads(line)
         try:
             if request["do"] == "build":

@@ -1,24 +1,17 @@
 """Counts how often the CPU waits for the GPU in training steps, and the bytes that a batch sends, without a GPU.
 
-    python -m benchmarks run count_waits [--results FILE]
-
 Lightning trains a small model with the callbacks and the logger of a run on a fake GPU: tensors on the CPU are real,
 and those on the GPU are torch's fake tensors, which have a shape but no values. Every operation for which the CPU would
-wait for the GPU is counted, with the function that called it. Nothing is timed, so
-the result is the same on every machine.
+wait for the GPU is counted, with the function that called it.
 """
 
-import logging
 import math
-import sys
 import tempfile
 import traceback
 import warnings
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass
-from importlib.metadata import version
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 from unittest import mock
@@ -38,9 +31,6 @@ from torch._subclasses.fake_tensor import (
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from benchmarks.counts.fake_gpu import backward
-from benchmarks.harness.arguments import benchmark_parser
-from benchmarks.harness.report import Report
 from nestdata import AudioNoiseBatch, MicrobatchKey, Mix
 from nestmodel import (
     EncoderConfig,
@@ -54,10 +44,7 @@ from nestmodel import (
 )
 from nestmodel.training.callbacks.progress import PlainLines
 from nestmodel.training.copy_ahead import Loader, copied_ahead
-
-_CONDITIONS = f"""counted on a fake GPU, with torch {torch.__version__} and Lightning {version("pytorch-lightning")}.
-Batches have 16 cuts of 15 s and are in page-locked memory. The run has one GPU."""
-QUICK = ()
+from tests.fake_gpu import backward
 
 GPU = torch.device("cuda:0")
 MB = 1e6
@@ -403,41 +390,3 @@ def count_waits(
         )
         for index, (start, end) in enumerate(zip(starts, ends, strict=True))
     ]
-
-
-def measure() -> dict[str, Any]:
-    """Returns the counts of this checkout without the first two steps and the last, which set up and clean up."""
-    one = {count.is_logged: count for count in count_waits(dense_batch(), num_steps=5)[2:4]}
-    *_, first, _ = count_waits(dense_batch(), microbatches=2)
-    return {
-        "waits in a step of one microbatch": len(one[False].waits),
-        "waits in such a step that logs": len(one[True].waits),
-        "waits in each further microbatch of a step": len(first.waits),
-        "MB sent for 240 s, float32": one[False].bytes_sent / MB,
-        "waits": [asdict(wait) for wait in one[False].waits],
-    }
-
-
-def main() -> int:
-    """Counts, and prints the tables."""
-    arguments = benchmark_parser(__doc__).parse_args()
-    torch.set_num_threads(1)
-    for name in ("pytorch_lightning", "lightning"):
-        logging.getLogger(name).setLevel(logging.ERROR)
-    found = measure()
-    report = Report(
-        "Waits for the GPU",
-        __file__,
-        _CONDITIONS,
-        results=arguments.results,
-    )
-    waits = Counter((wait["operation"], wait["caller"]) for wait in found.pop("waits"))
-    report.table(["", "number"], ([name, f"{number:.4g}"] for name, number in found.items()))
-    report.text("Waits of a step of one microbatch that does not log:")
-    rows = ([operation, f"`{caller}`", number] for (operation, caller), number in waits.items())
-    report.table(["operation", "function", "number"], rows)
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
