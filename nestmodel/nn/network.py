@@ -141,6 +141,18 @@ class NestNetwork(nn.Module):
         self.encoder.config = self.config.encoder.with_context(context)
         self.config = replace(self.config, encoder=self.encoder.config)
 
+    def __repr__(self) -> str:
+        """Returns the sizes in one line; a part such as `encoder` shows its modules."""
+        encoder = self.config.encoder
+        num_parameters, num_in_encoder = (
+            sum(parameter.numel() for parameter in module.parameters()) for module in (self, self.encoder)
+        )
+        return (
+            f"{type(self).__name__}({encoder.num_layers} layers of dim {encoder.d_model}, frames of "
+            f"{1000 * self.config.frame_s:g} ms; {num_parameters:,} parameters, {num_in_encoder:,} of them in the "
+            f"encoder; weights {f'from {self.source}' if self.source else 'of this program'})"
+        )
+
     def use_forms(self, forms: Forms) -> None:
         """Sets the form of a training step, which may be changed at any time."""
         self.forms = forms

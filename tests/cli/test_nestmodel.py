@@ -98,7 +98,7 @@ def test_fit_writes_checkpoints_metrics_and_curves_and_prints_their_paths(
         (["--trainer.lightning", "{check_val_every_n_epoch: 1}", "--val-check-interval", "99"], "but an epoch has"),
         (["--trainer.callbacks", "[{class_path: nestmodel.Gone}]"], "class_path nestmodel.Gone: "),
         (["--resume"], "there is no checkpoint in "),
-        (["--checkpoints.monitor", "val_los"], "checkpoints.monitor is 'val_los', which is not logged: take one of"),
+        (["--checkpoints.monitor", "val_los"], "invalid choice 'val_los'"),
     ],
 )
 def test_a_mistake_of_configuration_is_exit_code_2_before_anything_is_written(
