@@ -241,7 +241,8 @@ def train_ours(output: Path, run: Path, seed: int, seconds: float, interval_s: f
         },
     }
     (output / "ours.yaml").write_text(yaml.safe_dump(settings), encoding="utf-8")
-    command = ["nestmodel", "fit", output / "train.corpus", "--config", "demo", "--config", output / "ours.yaml"]
+    command: list[str | Path] = ["nestmodel", "fit", output / "train.corpus"]
+    command += ["--config", "demo", "--config", output / "ours.yaml"]
     run_peer(command, cwd=output, env=environment(1), echo=True)
 
 

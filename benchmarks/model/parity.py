@@ -27,7 +27,7 @@ from benchmarks.peers.nemo_model import PRESETS, section
 from nestmodel import NestNetwork, config_from_nemo
 from nestmodel.nn.masking import scored_token_mask
 
-SMALL = {"d_model": 64, "n_heads": 4, "n_layers": 3, "num_classes": 512, "channels": 32}
+SMALL: dict[str, Any] = {"d_model": 64, "n_heads": 4, "n_layers": 3, "num_classes": 512, "channels": 32}
 _CHUNKS = {"att_context_size": [70, 13], "att_context_style": "chunked_limited"}
 VARIANTS: dict[str, dict[str, Any]] = {
     "as in the paper": {},

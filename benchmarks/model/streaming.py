@@ -57,7 +57,8 @@ def main() -> int:
     parser.add_argument("--child", nargs=4, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.child:
-        stream(*map(Path, arguments.child[:3]), int(arguments.child[3]))
+        model, audio, frames = map(Path, arguments.child[:3])
+        stream(model, audio, frames, int(arguments.child[3]))
         return 0
     if arguments.speech is None or arguments.nemo_python is None:
         parser.error("SPEECH and --nemo-python are required")

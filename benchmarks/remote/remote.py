@@ -17,6 +17,7 @@ import tarfile
 import tempfile
 import time
 import warnings
+from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -79,7 +80,8 @@ def main() -> int:
     warnings.filterwarnings("ignore", message="This DataLoader will create")
     if arguments.child:
         what, *rest = arguments.child
-        print(json.dumps({"prepare": prepare_tars, "speed": speed, "resume": resume}[what](*rest)))
+        children: dict[str, Callable[..., Any]] = {"prepare": prepare_tars, "speed": speed, "resume": resume}
+        print(json.dumps(children[what](*rest)))
         return 0
     if arguments.speech is None or arguments.noise is None:
         parser.error("SPEECH.json and NOISE.json are required")
@@ -142,7 +144,7 @@ def set_up(arguments: argparse.Namespace, folder: Path, servers: ExitStack) -> d
         "resume, local tars": partial(child, "resume", folder / "tars.corpus"),
         "resume, S3 at 25 ms": partial(child, "resume", folder / "s3.corpus", **s3),
     }
-    shar = [sys.executable, PEERS / "lhotse_shar.py"]
+    shar: list[str | Path] = [sys.executable, PEERS / "lhotse_shar.py"]
     run_peer([*shar, "write", folder / "shar", "--manifest", manifest])
     found["Lhotse Shar"] = partial(peer, [*shar, "speed", folder / "shar"])
     found["resume, Lhotse Shar"] = partial(peer, [*shar, "resume", folder / "shar"])

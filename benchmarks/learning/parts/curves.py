@@ -5,7 +5,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from nestmodel.figures import BLUE, ORANGE, finish_axes, new_figure
+from nestmodel.training.callbacks.curves import BLUE, ORANGE, finish_axes, new_figure
 
 Curve = Mapping[str, Any]
 """A run: when its process started (`started`), its saved weights (`points`), and the digest of its `quantizer`."""
