@@ -301,6 +301,9 @@ def _value(word: str, hint: Any, name: str) -> Any:
         raise ValueError(" ".join(str(error).split())) from error  # which tyro takes as a mistake of this option
 
 
+_OTHER_NAMES = {"--epochs": "--max-steps", "--gpus": "--devices", "--num-gpus": "--devices"}
+"""What other programs call an option, where the letters do not show it."""
+
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 """Codes of colours and fonts, which are there if the program writes to a terminal."""
 
@@ -330,5 +333,7 @@ def _message(box: str, help_of_all: str) -> str:
         return f"{unknown} is no argument. Settings are options: --{setting.replace('_', '-')} {value}."
     if not setting.startswith("-"):
         return f"{unknown} belongs to no option and is no argument here."
+    if setting in _OTHER_NAMES:
+        return f"unknown option {setting}; here it is {_OTHER_NAMES[setting]}."
     known = re.findall(r"(?<=[ ,])--[a-z][\w.-]*", help_of_all)
     return f"unknown option {setting}{nearest_name_hint(setting, known, min_similarity=0.6)}."

@@ -172,6 +172,7 @@ def test_the_printed_settings_are_read_as_they_were_given(tmp_path: Path, capsys
             "--data.plan.max-batch-secs; the nearest is '--data.plan.max",
         ),
         ("{speech} -c demo --conf demo", "unknown option --conf; the nearest is '--config'"),
+        ("{speech} -c demo --gpus 2", "unknown option --gpus; here it is --devices"),
         ("{speech} -c demo --max-steps ten", "'ten'"),
         ("{speech} -c demo --max-steps", "--max-steps"),
         ("{speech} -c demo --max-steps 0", "trainer.max_steps is 0"),
