@@ -12,6 +12,9 @@ from importlib.metadata import version
 from itertools import pairwise
 from typing import Any, NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
 from nestdata.audio.decode import at_rate, load_samples, samples_in
 from nestdata.audio.lhotse_audio import needs_whole_cut
 from nestdata.errors import AudioError, ConfigError
@@ -25,6 +28,8 @@ RATE = 16000
 _RELEASE = 0.1
 # Shortest part of a recording that is searched at a time.
 _BLOCK_SECONDS = 120.0
+# How exactly damage is located: audio before it is searched up to this many samples from it.
+_DAMAGE_MARGIN = RATE // 10
 # Speech that is near the end of a part is searched again, from this many samples before it, with the next part.
 _MARGIN = RATE
 _MISSING = "finding speech needs silero-vad and onnxruntime. Install them with `pip install 'nest-pretrain[vad]'`."
@@ -34,7 +39,7 @@ Span = tuple[int, int]
 
 
 class Speech(NamedTuple):
-    """The speech of a recording, up to the part of it that cannot be decoded."""
+    """The speech of a recording, up to where it can be decoded."""
 
     spans: list[Span]
     """Ordered and disjoint."""
@@ -86,18 +91,37 @@ def find_speech(row: Mapping[str, Any], content: bytes | None, max_seconds: floa
     spans, unfinished, start = list[Span](), list[Span](), 0
     while start < num_samples:
         stop = min(start + block, num_samples)
-        try:
-            samples = load_samples(row, start=start, num_samples=stop - start, content=content)
-        except AudioError as error:
-            # What was found with the part before stays.
-            return Speech(spans + unfinished, max([start, *(end for _, end in unfinished)]), error)
+        samples, error = _load_up_to_damage(row, start, stop - start, content)
         found = [(start + each["start"], start + each["end"]) for each in _detector()(samples, max_seconds)]
+        if error:
+            # What was found with the part before stays, if less can be decoded now.
+            end = max([start + len(samples), *(end for _, end in unfinished)])
+            return Speech(spans + (found if end == start + len(samples) else unfinished), end, error)
         unfinished = [span for span in found[-1:] if stop < num_samples and span[1] > stop - _MARGIN]
         spans += found[: len(found) - len(unfinished)]
         for begin, _ in unfinished:
             stop = max(begin - _MARGIN, *(end for _, end in spans[-1:]), start + 1)
         start = stop
     return Speech(spans, num_samples, None)
+
+
+def _load_up_to_damage(
+    row: Mapping[str, Any], start: int, num_samples: int, content: bytes | None
+) -> tuple[NDArray[np.float32], AudioError | None]:
+    """Returns the samples of a part of a cut, or those before its first damage and why the next ones are not there."""
+    try:
+        return load_samples(row, start=start, num_samples=num_samples, content=content), None
+    except AudioError as error:
+        failure = error
+    samples, failing = np.empty(0, np.float32), num_samples
+    is_divisible = not needs_whole_cut(row["recording"])
+    while is_divisible and failing - len(samples) > _DAMAGE_MARGIN:
+        middle = (len(samples) + failing) // 2
+        try:
+            samples = load_samples(row, start=start, num_samples=middle, content=content)
+        except AudioError as error:
+            failing, failure = middle, error
+    return samples, failure
 
 
 def join_speech(speech: Speech, config: SegmentConfig) -> list[Span]:

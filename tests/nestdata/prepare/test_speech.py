@@ -87,8 +87,11 @@ def test_parts_of_a_long_recording_give_nearly_the_speech_of_the_whole(
 
 
 @needs_vad
-def test_parts_before_damage_have_their_speech(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(speech, "_BLOCK_SECONDS", 4.0)
+@pytest.mark.parametrize("block_seconds", [120.0, 4.0])
+def test_audio_before_damage_has_the_speech_that_it_has_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block_seconds: float
+) -> None:
+    monkeypatch.setattr(speech, "_BLOCK_SECONDS", block_seconds)
     samples = joined([0.3, 2.0, 1.0, 0.5]).samples
     damage = 7 * len(samples) // 10
     damaged = samples.copy()
@@ -96,8 +99,11 @@ def test_parts_before_damage_have_their_speech(tmp_path: Path, monkeypatch: pyte
     found = find_speech(row_of(str(write_audio(tmp_path / "a.wav", damaged, subtype="FLOAT")), samples), None, 1.0)
     assert found.error
     assert found.error.reason == "not_finite"
-    assert 0 <= damage - found.num_samples <= 5 * RATE
-    assert 0 < found.spans[-1][1] <= found.num_samples
+    assert 0 <= damage - found.num_samples <= RATE // 10
+    before = samples[: found.num_samples]
+    alone = find_speech(row_of(str(write_audio(tmp_path / "b.wav", before, subtype="FLOAT")), before), None, 1.0)
+    assert found.spans == alone.spans
+    assert found.spans[-1][1] > 5 * RATE
 
 
 @needs_vad
