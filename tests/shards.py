@@ -9,9 +9,8 @@ from unittest.mock import patch
 
 import nestdata.prepare.run
 from nestdata import Corpus, PrepareConfig, prepare_corpus
-from nestdata.prepare.inputs import Entry
 from nestdata.prepare.inputs.audio import Member
-from nestdata.prepare.inputs.content import StoredContent
+from nestdata.prepare.inputs.entry import Entry
 from nestdata.storage import ObjectInfo
 
 
@@ -29,7 +28,7 @@ def write_tar(tar: Path, folder: Path, names: Sequence[str] | None = None) -> di
     info = ObjectInfo(str(tar), tar.stat().st_size, None)
     with tarfile.open(tar) as reader:
         places = {name: (reader.getmember(name).offset_data, reader.getmember(name).size) for name in names}
-    return {name: Member(info, *place, StoredContent(str(tar), *place)) for name, place in places.items()}
+    return {name: Member(info, *place) for name, place in places.items()}
 
 
 @dataclass(frozen=True)

@@ -19,9 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nestdata.audio.channels import is_mixed
-from nestdata.audio.decoder_messages import named_messages
 from nestdata.audio.encoded import EncodedAudio
-from nestdata.audio.lhotse_audio import needs_whole_cut, parsed_transforms, transformed
+from nestdata.audio.lhotse_audio import name_of, needs_whole_cut, parsed_transforms, transformed
 from nestdata.audio.resampling import resample
 from nestdata.errors import AudioError, ConfigError
 
@@ -172,11 +171,15 @@ def _read(
         source = _source(fields)
         if source["type"] != "file" and content is None:
             raise ValueError(f"an audio source of type {source['type']!r} is not supported here")
+        channel = None if is_mixed(fields) else source["channels"].index(fields["channel"])
         transforms = fields["recording"].get("transforms") or ()
         # Two resamplings in a row differ from a single one.
-        if not transforms or (len(transforms) == 1 and _is_resampling(transforms[0])):
-            return _read_file(fields, source, audio, offset_s, seconds, out)
-        return _read_transformed(fields, source, audio, offset_s, seconds, out)
+        if transforms and not (len(transforms) == 1 and name_of(transforms[0]) == "Resample"):
+            return _read_transformed(fields, audio, channel, offset_s, seconds, out)
+        if num_found := _decode_flac(fields, audio, channel, offset_s, seconds, out):
+            return num_found
+        with audio.open(offset_s + seconds) as file:
+            return _decode(file, channel, fields["recording"]["sampling_rate"], offset_s, seconds, out)
     except (AudioError, ConfigError):
         raise
     except Exception as error:  # decoders raise many types, all of which mean that the audio cannot be read
@@ -189,36 +192,23 @@ def _read(
         ) from error
 
 
-def _read_file(
-    fields: Mapping[str, Any],
-    source: Mapping[str, Any],
-    audio: EncodedAudio,
-    offset_s: float,
-    seconds: float,
-    out: NDArray[np.float32],
-) -> int:
-    """Does the work of `_read` for audio of any sampling rate."""
-    channel, rate = _channel_in(fields, source), fields["recording"]["sampling_rate"]
-    if num_found := _decode_flac(fields, audio, channel, offset_s, seconds, out):
-        return num_found
-    with audio.open(offset_s + seconds) as file, named_messages(audio.path, file.format):
-        return _decode(file, channel, rate, offset_s, seconds, out)
-
-
 def _read_transformed(
     fields: Mapping[str, Any],
-    source: Mapping[str, Any],
     audio: EncodedAudio,
+    channel: int | None,
     offset_s: float,
     seconds: float,
     out: NDArray[np.float32],
 ) -> int:
-    """Does the work of `_read` for a recording with any transforms of Lhotse."""
-    rate, channel = fields["recording"]["sampling_rate"], _channel_in(fields, source)
+    """Does the work of `_read` for a recording with any transforms of Lhotse.
+
+    `channel` is the index of the channel of the cut in the file, or None for the average of all channels.
+    """
+    rate = fields["recording"]["sampling_rate"]
     transforms = parsed_transforms(fields["recording"])
     for transform in reversed(transforms):
         offset_s, seconds = transform.reverse_timestamps(offset=offset_s, duration=seconds, sampling_rate=rate)
-    with audio.open(offset_s + seconds) as file, named_messages(audio.path, file.format):
+    with audio.open(offset_s + seconds) as file:
         if offset_s:
             file.seek(min(samples_in(offset_s, file.samplerate), file.frames))
         num_samples = min(samples_in(seconds, file.samplerate), file.frames)
@@ -238,16 +228,17 @@ def _decode_flac(
     # libsndfile seeks to a later start, which may fail in a file that can be decoded from its beginning.
     if offset_s or seconds < _MIN_SHARE_OF_FLAC * fields["recording"]["duration"]:
         return 0
-    file, rate = audio.read_flac(), fields["recording"]["sampling_rate"]
-    if file is None or (channel or 0) >= file.num_channels:
+    flac, rate = audio.read_flac(), fields["recording"]["sampling_rate"]
+    if flac is None or (channel or 0) >= flac.header.num_channels:
         return 0
+    file = flac.header
     num_samples = len(out) if file.rate == rate else samples_in(seconds, file.rate)
     if num_samples < _MIN_SHARE_OF_FLAC * file.num_samples:  # the header may differ from the manifest
         return 0
     if file.rate == rate and file.num_channels == 1 and len(out) == file.num_samples:
-        return len(out) if file.decode(out) else 0
+        return len(out) if flac.decode(out) else 0
     decoded = np.empty((file.num_samples, file.num_channels), np.float32)
-    if not file.decode(decoded):
+    if not flac.decode(decoded):
         return 0
     samples = _select(decoded[:num_samples], channel)
     return _fill(out, samples if file.rate == rate else _resample(samples, file.rate, rate, len(out)))
@@ -298,19 +289,6 @@ def _source(fields: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the source of the recording that holds the channel of the cut."""
     found: dict[str, Any] = next(s for s in fields["recording"]["sources"] if fields["channel"] in s["channels"])
     return found
-
-
-def _channel_in(fields: Mapping[str, Any], source: Mapping[str, Any]) -> int | None:
-    """Returns the index of the channel of the cut in the file, or None for the average of all channels."""
-    if is_mixed(fields):
-        return None
-    position: int = source["channels"].index(fields["channel"])
-    return position
-
-
-def _is_resampling(transform: Any) -> bool:
-    name = transform["name"] if isinstance(transform, dict) else type(transform).__name__
-    return bool(name == "Resample")
 
 
 def _resample(samples: NDArray[np.float32], source_rate: int, rate: int, num_wanted: int) -> NDArray[np.float32]:

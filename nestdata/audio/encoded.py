@@ -8,16 +8,14 @@ MPEG, FLAC, WAV), it reads the streams one by one. What it does not know is left
 import os
 from collections.abc import Callable, Sequence
 from functools import cache, partial
-from io import BytesIO
 from typing import Any, NamedTuple
 
 from nestdata.audio import flac, mpeg, not_audio, ogg, torchcodec_audio, wav
-from nestdata.audio.byte_ranges import ByteRanges, FileRanges, MemoryRanges, Piece, SplicedStream
-from nestdata.audio.decoder_messages import named_messages
+from nestdata.audio.byte_ranges import ByteRanges, Piece, SplicedStream
 from nestdata.audio.file_kind import check_regular_file, special_file_kind
 from nestdata.audio.parts import UNKNOWN_LENGTH, AudioPart, JoinedAudio
 from nestdata.audio.torchcodec_audio import TorchcodecAudio
-from nestdata.audio.wav import open_wav, parse_wav
+from nestdata.audio.wav import PlainWav
 from nestdata.errors import AudioReason
 
 # Holds the first frame of MPEG with a short ID3v2 tag before it.
@@ -48,42 +46,40 @@ class EncodedAudio(NamedTuple):
             MixedStreamsError: The file is several streams of different form.
             soundfile.LibsndfileError: No decoder knows the format.
         """
-        import soundfile
-
         if self.content is not None:
-            if plain := parse_wav(self.content):
-                return plain
-            content = self.content
-            try:
-                return open_ranges(MemoryRanges(content), lambda: open_stream(_Bytes(content)), self.path, min_seconds)
-            except soundfile.LibsndfileError as error:
-                return self._open_other(error)
+            return self._open_ranges(ByteRanges.of_bytes(self.content), None, min_seconds)
         check_regular_file(self.path)
         descriptor = os.open(self.path, os.O_RDONLY)
-        if plain := open_wav(descriptor):
-            return plain
         try:
-            ranges = FileRanges(descriptor, os.fstat(descriptor).st_size)
-            file = open_ranges(ranges, lambda: open_copy(descriptor), self.path, min_seconds)
-        except soundfile.LibsndfileError as error:
-            os.close(descriptor)
-            return self._open_other(error)
+            ranges = ByteRanges.of_file(descriptor, os.fstat(descriptor).st_size)
+            file = self._open_ranges(ranges, partial(open_copy, descriptor), min_seconds)
         except BaseException:
             os.close(descriptor)
             raise
-        if isinstance(file, JoinedAudio):
+        if isinstance(file, PlainWav | JoinedAudio):
             file.closes(partial(_close, descriptor, ranges))
         else:
             os.close(descriptor)
         return file
+
+    def _open_ranges(self, ranges: ByteRanges, open_whole: Callable[[], Any] | None, min_seconds: float) -> Any:
+        import soundfile
+
+        header = wav.parse_header(ranges.at(0, wav.HEAD_BYTES), ranges.size)
+        ranges.check()
+        if header:
+            return PlainWav(header, ranges)
+        try:
+            return open_ranges(ranges, open_whole, min_seconds)
+        except soundfile.LibsndfileError as error:
+            return self._open_other(error)
 
     def _open_other(self, error: Exception) -> TorchcodecAudio:
         """Opens audio of a format that libsndfile does not know, or raises libsndfile's error, the clearest one."""
         if not_audio.may_name_files(self._head(not_audio.PLAYLIST_BYTES)) or torchcodec_audio.problem():
             raise error
         try:
-            with named_messages(self.path, "FFMPEG"):
-                return TorchcodecAudio(os.path.abspath(self.path) if self.content is None else self.content)
+            return TorchcodecAudio(os.path.abspath(self.path) if self.content is None else self.content)
         except Exception:  # FFmpeg finds no audio, and torchcodec raises errors of many types
             raise error from None
 
@@ -159,25 +155,18 @@ class EncodedAudio(NamedTuple):
             return "unreadable"
 
 
-class _Bytes(BytesIO):
-    """Bytes in memory. A position before the start, which damaged headers ask for, is the start.
-
-    libsndfile cannot be told of an exception, which would be printed.
-    """
-
-    def seek(self, offset: int, whence: int = 0, /) -> int:
-        return super().seek(max(0, offset) if whence == 0 else offset, whence)
-
-
 def open_ranges(
-    ranges: ByteRanges, open_whole: Callable[[], Any], name: str, min_seconds: float = 0.0, *, searches: bool = False
+    ranges: ByteRanges,
+    open_whole: Callable[[], Any] | None = None,
+    min_seconds: float = 0.0,
+    *,
+    searches: bool = False,
 ) -> Any:
     """Opens audio as a `soundfile.SoundFile`, or as `JoinedAudio` where libsndfile would not find all of it.
 
     Args:
         ranges: The bytes of the audio.
-        open_whole: Opens all of them with libsndfile.
-        name: Names the audio in messages.
+        open_whole: Opens all of them with libsndfile, if that is faster than by `ranges`.
         min_seconds: As for `EncodedAudio.open`.
         searches: Whether to look for FLAC files behind the first one whatever its header says.
 
@@ -185,6 +174,7 @@ def open_ranges(
         MixedStreamsError: The file is several streams of different form.
         soundfile.LibsndfileError: The file has no audio format that libsndfile reads.
     """
+    open_whole = open_whole or (lambda: open_stream(SplicedStream(ranges)))
     head = ranges.at(0, _HEAD_BYTES)
     if head.startswith(b"OggS"):
         links = ogg.links_of(ranges)
@@ -192,31 +182,22 @@ def open_ranges(
             return JoinedAudio([_part_of(ranges, link.pieces, is_clean=link.is_clean) for link in links])
         return open_whole()
     if head.startswith(_MPEG_STARTS):
-        with named_messages(name, "MP3"):
-            if mpeg.is_whole(head, ranges):
-                return open_whole()
-            if (start := mpeg.find_start(ranges)) is not None:
-                return _open_mpeg(ranges, open_whole, start)
+        if mpeg.is_whole(head, ranges):
+            return open_whole()
+        if (start := mpeg.find_start(ranges)) is not None:
+            return _open_mpeg(ranges, open_whole, start)
     if head.startswith(b"RIFF") and len(starts := wav.starts_of_files(ranges)) > 1:
         return _files_at(ranges, starts)
     file = open_whole()
-    try:
-        if file.format == "MP3":
-            start = mpeg.find_start(ranges, searches=True)
-            with named_messages(name, "MP3"):
-                if start is not None:
-                    file.close()
-                    return _open_mpeg(ranges, open_whole, start)
-        has_no_length = file.frames == UNKNOWN_LENGTH
-        is_longer = (min_seconds - _MIN_EXCESS_S) * file.samplerate > file.frames
-        if file.format == "FLAC" and (searches or has_no_length or is_longer):
-            starts = flac.starts_of_files(ranges)
-            if len(starts) > 1:
-                file.close()
-                return _files_at(ranges, starts)
-    except BaseException:
+    is_longer = (min_seconds - _MIN_EXCESS_S) * file.samplerate > file.frames
+    if file.format == "MP3" and (start := mpeg.find_start(ranges, searches=True)) is not None:
         file.close()
-        raise
+        return _open_mpeg(ranges, open_whole, start)
+    if file.format == "FLAC" and (searches or file.frames == UNKNOWN_LENGTH or is_longer):
+        starts = flac.starts_of_files(ranges)
+        if len(starts) > 1:
+            file.close()
+            return _files_at(ranges, starts)
     return file
 
 
@@ -245,29 +226,20 @@ def _part_of(
     return AudioPart(lambda: open_stream(SplicedStream(ranges, pieces, claimed_size)), num_samples, is_clean)
 
 
-def _close(descriptor: int, ranges: FileRanges) -> None:
+def _close(descriptor: int, ranges: ByteRanges) -> None:
     os.close(descriptor)
     ranges.check()
 
 
-def open_descriptor(descriptor: int) -> Any:
-    """Opens a file at its start for one sequential read from any position; closes the descriptor in any case.
-
-    Raises:
-        soundfile.LibsndfileError: The file has no audio format that libsndfile reads.
-    """
-    # libsndfile closes the descriptor, even if it does not know the format.
-    return _sound_file_class()(descriptor)
-
-
 def open_copy(descriptor: int) -> Any:
-    """Opens a file at its start, as `open_descriptor` does, and leaves the descriptor open; they share a position."""
+    """Opens a file at its start as `open_stream` does, and leaves the descriptor open; they share a position."""
     os.lseek(descriptor, 0, os.SEEK_SET)
-    return open_descriptor(os.dup(descriptor))
+    # libsndfile closes the copy, even if it does not know the format.
+    return open_stream(os.dup(descriptor))
 
 
 def open_stream(stream: Any) -> Any:
-    """Opens a seekable stream of bytes as a `soundfile.SoundFile` for one sequential read from any position.
+    """Opens a seekable stream or a descriptor as a `soundfile.SoundFile`, for one sequential read from any position.
 
     Raises:
         soundfile.LibsndfileError: The stream has no audio format that libsndfile reads.

@@ -46,16 +46,10 @@ class FlacHeader(NamedTuple):
 
 
 class FlacFile(NamedTuple):
-    """A FLAC file in memory, with the properties that its header gives."""
+    """A FLAC file in memory."""
 
     content: bytes
-    rate: int
-    num_channels: int
-    bits: int
-    """Bits per sample."""
-
-    num_samples: int
-    """Number of samples of each channel, at least 1."""
+    header: FlacHeader
 
     def decode(self, out: NDArray[np.float32]) -> bool:
         """Decodes all samples into `out`.
@@ -74,7 +68,8 @@ class FlacFile(NamedTuple):
             read, samples = library.ma_dr_flac_read_pcm_frames_f32, ffi.from_buffer("float[]", out)
             # A further sample would mean that the header gives too few, so that a missing frame would not be noticed.
             return bool(
-                read(decoder, self.num_samples, samples) == self.num_samples and read(decoder, 1, ffi.NULL) == 0
+                read(decoder, self.header.num_samples, samples) == self.header.num_samples
+                and read(decoder, 1, ffi.NULL) == 0
             )
         finally:
             library.ma_dr_flac_close(decoder)
@@ -104,7 +99,7 @@ def parse_flac(content: bytes) -> FlacFile | None:
         None if libsndfile has to decode the file, as for `read_flac`.
     """
     header = None if _dr_flac() is None else parse_header(content)
-    return None if header is None else FlacFile(content, *header)
+    return None if header is None else FlacFile(content, header)
 
 
 def parse_header(content: bytes) -> FlacHeader | None:

@@ -10,7 +10,6 @@ draws in part from the global generator of torch, is computed from the seeds in 
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from functools import lru_cache
 from importlib.util import find_spec
 from typing import Any
 
@@ -18,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nestdata.audio.resampling import has_small_kernel, one_torch_thread, resample
-from nestdata.errors import ConfigError, in_one_line
+from nestdata.errors import ConfigError
 from nestdata.stateless_rng import derive_key
 
 # Transforms that give the same samples for a span as for the whole audio, except near the ends of the span.
@@ -47,16 +46,21 @@ _WPE_LIMITS = {"n_fft": (16, 4096), "hop_length": (8, 4096), "taps": (1, 64), "d
 _MAX_ROOM_SAMPLES = 192_000
 # The rate in Hz of the codecs of the transform `Narrowband`, which computes the kernels of Lhotse.
 _NARROWBAND_RATE = 8000
-_TRIAL_SECONDS = 0.5
 
 
-def check_transforms(transforms: Sequence[Any]) -> None:
+def check_transforms(transforms: Sequence[Any], rate: int) -> None:
     """Checks the transforms of a recording, as dicts.
+
+    Args:
+        transforms: The transforms.
+        rate: Rate of the recording in Hz after all transforms.
 
     Raises:
         ValueError: One is unknown, would read other audio, or would take too much memory.
         ConfigError: One needs a package that is not installed.
     """
+    if not 1 <= rate <= _MAX_RATE:
+        raise ValueError(f"a recording with transforms at {rate} Hz is not supported")
     for transform in transforms:
         name, arguments = transform["name"], transform["kwargs"]
         if name not in _TRANSFORMS:
@@ -92,51 +96,6 @@ def _check_room(generator: Any) -> None:
         raise ValueError(f"the transform 'ReverbWithImpulseResponse' of {max_seconds!r} s is not supported")
 
 
-def check_application(transforms: Sequence[Any], rate: int) -> None:
-    """Applies transforms, as dicts that `check_transforms` accepts, to noise of half a second.
-
-    That finds those that fail for any audio, such as a codec that libsndfile or this machine does not have, or that
-    does not have the rate of the recording. Each kind of transform is tried once in a process.
-
-    Args:
-        transforms: The transforms of a recording.
-        rate: Rate of the recording in Hz after all transforms.
-
-    Raises:
-        ValueError: A rate is too high.
-        ConfigError: A transform fails.
-    """
-    for transform, transform_rate in zip(transforms, _rates_before(transforms, rate), strict=True):
-        name, codec = transform["name"], transform["kwargs"].get("codec")
-        if not 1 <= transform_rate <= _MAX_RATE:
-            raise ValueError(f"the transform {name!r} at {transform_rate} Hz is not supported")
-        if name not in _LOCAL_TRANSFORMS and (problem := _trial_problem(name, codec, transform_rate)):
-            with_codec = f" with the codec {codec!r}" if codec else ""
-            raise ConfigError(
-                f"the transform {name!r}{with_codec} fails at {transform_rate} Hz: {problem}. Change it, or remove it."
-            )
-
-
-@lru_cache(maxsize=256)
-def _trial_problem(name: str, codec: str | None, rate: int) -> str | None:
-    """Returns why a transform with typical arguments fails; None if it does not."""
-    arguments: dict[str, dict[str, Any]] = {
-        "Tempo": {"factor": 1.1},
-        "Narrowband": {"codec": codec, "source_sampling_rate": rate, "restore_orig_sr": True},
-        "Compress": {"codec": codec, "compression_level": 0.5},
-        "LoudnessNormalization": {"target": -25.0},
-        "ReverbWithImpulseResponse": {"rir_generator": {"sr": rate, "room_seed": 0, "source_seed": 0}},
-    }
-    noise = np.random.default_rng(0).uniform(-0.5, 0.5, int(_TRIAL_SECONDS * rate)).astype(np.float32)
-    try:
-        given = {"id": "", "transforms": [{"name": name, "kwargs": arguments.get(name, {})}]}
-        transformed(noise, parsed_transforms(given), rate)
-    except Exception as error:  # transforms raise the errors of many libraries
-        # libsndfile's own message: soundfile adds the address of a buffer.
-        return " ".join(getattr(error, "error_string", in_one_line(error)).split()).rstrip(".")
-    return None
-
-
 def _has_module(name: str) -> bool:
     try:
         return find_spec(name) is not None
@@ -149,7 +108,7 @@ def needs_whole_cut(recording: Mapping[str, Any]) -> bool:
 
     The loudness of a span differs from that of the cut, and a span has no reverberation from before its start.
     """
-    return any(_name_of(transform) not in _LOCAL_TRANSFORMS for transform in recording.get("transforms") or ())
+    return any(name_of(transform) not in _LOCAL_TRANSFORMS for transform in recording.get("transforms") or ())
 
 
 def file_rate(recording: Mapping[str, Any]) -> int:
@@ -172,7 +131,7 @@ def parsed_transforms(recording: Mapping[str, Any]) -> list[Any]:
 
     transforms = recording["transforms"]
     as_dicts = [transform if isinstance(transform, dict) else transform.to_dict() for transform in transforms]
-    check_transforms(as_dicts)
+    check_transforms(as_dicts, recording["sampling_rate"])
     parsed = []
     for transform in as_dicts:
         arguments = {**transform["kwargs"]}
@@ -193,7 +152,7 @@ def transformed(samples: NDArray[np.float32], transforms: Sequence[Any], rate: i
             measured, and a codec applied, at a wrong rate before a resampling; here, they get the rate of the samples.
     """
     for transform, transform_rate in zip(transforms, _rates_before(transforms, rate), strict=True):
-        kind = type(transform).__name__
+        kind = name_of(transform)
         # Lhotse keeps the kernels of all pairs of rates, of any size.
         if kind == "Resample":
             samples = resample(samples, transform.source_sampling_rate, transform.target_sampling_rate)
@@ -240,5 +199,6 @@ def _drawing_from_seeds(transform: Any) -> AbstractContextManager[Any]:
     return Seeded()
 
 
-def _name_of(transform: Any) -> str:
+def name_of(transform: Any) -> str:
+    """Returns the name of a transform, a dict or an object of Lhotse."""
     return str(transform["name"]) if isinstance(transform, Mapping) else type(transform).__name__

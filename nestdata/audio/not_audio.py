@@ -23,18 +23,8 @@ _TEXTS = (
 _BINARIES = (
     (b"PK\x03\x04", "a zip archive: unpack it"),
     (b"\x1f\x8b", "gzip data: unpack it"),
-    (b"BZh", "bzip2 data: unpack it"),
-    (b"\xfd7zXZ\0", "xz data: unpack it"),
-    (b"\x28\xb5\x2f\xfd", "zstd data: unpack it"),
-    (b"7z\xbc\xaf\x27\x1c", "a 7z archive: unpack it"),
-    (b"Rar!\x1a\x07", "a rar archive: unpack it"),
     (b"%PDF-", "a PDF document, not audio: remove it"),
-    (b"\x89PNG\r\n", "a PNG image, not audio: remove it"),
-    (b"\xff\xd8\xff", "a JPEG image, not audio: remove it"),
-    (b"GIF8", "a GIF image, not audio: remove it"),
     (b"\x93NUMPY", "a NumPy array, not audio: write its samples to a WAV or FLAC file"),
-    (b"\x89HDF\r\n", "an HDF5 file, not audio: write its samples to WAV or FLAC files"),
-    (b"PAR1", "a Parquet table: give it as an input, not as an audio file"),
     (b"\0\x05\x16\x07", "a file of macOS with properties of another file: remove it"),
 )
 # Of HLS, DASH, FFmpeg's own lists, IMF and SDP.

@@ -4,18 +4,15 @@ libsndfile decodes the first stream of a chain, and does not read FLAC in Ogg. S
 after the other, and FLAC as the file that its packets make up. Layout: RFC 3533; FLAC: RFC 9639, section 10.1.
 """
 
-import struct
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from nestdata.audio.byte_ranges import ByteRanges, MemoryRanges, Piece
+from nestdata.audio.byte_ranges import ByteRanges, Piece
 from nestdata.audio.parts import MixedStreamsError
 
 # The capture pattern and the version.
 _FIRST_BYTES = b"OggS\0"
 _HEAD_BYTES = 27
-# First bytes, flags, serial number, number of the page, number of segments.
-_HEAD = struct.Struct("<5sB8x4sI4xB")
 _MAX_HEAD_BYTES = _HEAD_BYTES + 255
 _MAX_PAGE_BYTES = _MAX_HEAD_BYTES + 255 * 255
 _BEGINS_STREAM, _ENDS_STREAM = 2, 4
@@ -60,8 +57,6 @@ def links_of(ranges: ByteRanges) -> list[OggLink]:
     Raises:
         MixedStreamsError: There are more than 10,000.
     """
-    if ranges.size <= _BLOCK_BYTES and _is_plain(ranges.at(0, ranges.size)):
-        return [OggLink([(0, ranges.size)], is_clean=True, is_flac=False)]
     links: list[_Link] = []
     follows_beginning = False
     for page in _pages(ranges):
@@ -83,25 +78,8 @@ def lacks_end_mark(ranges: ByteRanges) -> bool:
         return False
     tail = ranges.at(max(0, ranges.size - _MAX_PAGE_BYTES), _MAX_PAGE_BYTES)
     tail = tail[max(0, tail.rfind(_FIRST_BYTES)) :]
-    last = next(_pages(MemoryRanges(tail)), None)
+    last = next(_pages(ByteRanges.of_bytes(tail)), None)
     return last is None or not last.ends_stream
-
-
-def _is_plain(content: bytes) -> bool:
-    """Returns whether a file is the pages of one stream and nothing else, and not FLAC; takes 1 microsecond a page."""
-    if len(content) < _HEAD_BYTES:
-        return False
-    position = number = 0
-    serial = content[14:18]
-    while position + _HEAD_BYTES <= len(content):
-        first, flags, serial_here, number_here, num_segments = _HEAD.unpack_from(content, position)
-        begins_late = flags & _BEGINS_STREAM and number
-        if first != _FIRST_BYTES or serial_here != serial or number_here != number or begins_late:
-            return False
-        start = position + _HEAD_BYTES
-        position = start + num_segments + sum(content[start : start + num_segments])
-        number += 1
-    return position == len(content) and not content.startswith(_FLAC_MAGIC, _HEAD_BYTES + content[_HEAD_BYTES - 1])
 
 
 class _Link:

@@ -47,7 +47,8 @@ def resample(samples: NDArray[np.float32], source_rate: int, rate: int) -> NDArr
 
 def has_small_kernel(source_rate: int, rate: int) -> bool:
     """Returns whether torchaudio's kernel for a pair of rates has at most `_MAX_KERNEL` elements."""
-    return _kernel_size(source_rate, rate) <= _MAX_KERNEL
+    old, new = _reduced(source_rate, rate)
+    return new * (old + 2 * _half_width(old, new)) <= _MAX_KERNEL
 
 
 @contextmanager
@@ -69,12 +70,6 @@ def _resampler(source_rate: int, rate: int) -> Any:
     import torchaudio
 
     return torchaudio.transforms.Resample(source_rate, rate)
-
-
-def _kernel_size(source_rate: int, rate: int) -> int:
-    """Returns the number of elements of torchaudio's kernel."""
-    old, new = _reduced(source_rate, rate)
-    return new * (old + 2 * _half_width(old, new))
 
 
 def _interpolated(samples: NDArray[np.float32], source_rate: int, rate: int) -> NDArray[np.float32]:

@@ -5,10 +5,8 @@ as copying all samples at once. Only files whose layout leaves nothing to interp
 everything else is left to libsndfile, which decides whether it can be used.
 """
 
-import os
 import struct
 from collections.abc import Callable
-from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,8 +23,8 @@ _MAX_TEXT_BYTES = 1000
 _FORM_BYTES = (16, 18)
 # libsndfile refuses files with more channels.
 _MAX_CHANNELS = 1024
-# Bytes from the start of a file in which all chunks have to begin; most headers have 44 or 78 bytes.
-_HEAD_BYTES = 1 << 12
+HEAD_BYTES = 1 << 12
+"""Bytes from the start of a file in which all chunks have to begin; most headers have 44 or 78 bytes."""
 
 
 class PlainWav:
@@ -35,32 +33,23 @@ class PlainWav:
     subtype = "PCM_16"
     format = "WAV"
 
-    def __init__(
-        self,
-        header: "WavHeader",
-        read: Callable[[int, int], bytes | memoryview],
-        close: Callable[[], None] | None = None,
-    ) -> None:
-        """Takes what is known of an open file.
-
-        Args:
-            header: The properties of the samples.
-            read: Returns the bytes at (offset, length), fewer only at the end of the file.
-            close: Closes the file at the end of the `with` block, if that is needed.
-        """
+    def __init__(self, header: "WavHeader", ranges: ByteRanges) -> None:
         self.samplerate, self.channels, self.frames = header.rate, header.num_channels, header.num_samples
         self._begin = header.begin
-        self._read = read
-        self._close = close
+        self._ranges = ranges
+        self._close_source: Callable[[], None] | None = None
         self._position = 0
 
     def __enter__(self) -> "PlainWav":
         return self
 
     def __exit__(self, *_: object) -> None:
-        close, self._close = self._close, None
-        if close:
-            close()
+        if self._close_source:
+            self._close_source()
+
+    def closes(self, close_source: Callable[[], None]) -> None:
+        """Takes over the file that the bytes are in, to close it at the end."""
+        self._close_source = close_source
 
     def seek(self, position: int) -> int:
         """Sets the position of the next read, in samples.
@@ -89,7 +78,9 @@ class PlainWav:
         """Fills an array from its start with the next samples, and returns their number."""
         del dtype
         wanted, bytes_per_sample = max(0, min(len(out), self.frames - self._position)), 2 * self.channels
-        content = self._read(self._begin + self._position * bytes_per_sample, wanted * bytes_per_sample)
+        start, length = self._begin + self._position * bytes_per_sample, wanted * bytes_per_sample
+        whole = self._ranges.content
+        content = self._ranges.at(start, length) if whole is None else memoryview(whole)[start : start + length]
         # Fewer than wanted if the file was cut off after its header was read.
         found = np.frombuffer(content, "<i2", len(content) // bytes_per_sample * self.channels)
         found = found.reshape(-1, self.channels)
@@ -111,45 +102,6 @@ class WavHeader(NamedTuple):
     """First byte of the samples in the file."""
 
 
-def parse_wav(content: bytes) -> PlainWav | None:
-    """Parses a WAV file in memory.
-
-    Returns:
-        None if libsndfile has to decode the file: it is not WAV, has another encoding than 16-bit integers, or is
-        truncated or unusual.
-    """
-    header, view = parse_header(content, len(content)), memoryview(content)
-    return PlainWav(header, lambda offset, length: view[offset : offset + length]) if header else None
-
-
-def open_wav(descriptor: int) -> PlainWav | None:
-    """Opens a regular file; the result closes the descriptor.
-
-    Returns:
-        None if libsndfile has to decode the file, as for `parse_wav`, or if a chunk begins or a `LIST` ends behind the
-        first 4 KiB. The descriptor is then open, and still at its start.
-
-    Raises:
-        OSError: The file cannot be read. The descriptor is closed.
-    """
-    try:
-        header = parse_header(os.pread(descriptor, _HEAD_BYTES, 0), os.fstat(descriptor).st_size)
-    except OSError:
-        os.close(descriptor)
-        raise
-    if header is None:
-        return None
-    return PlainWav(header, partial(_read_range, descriptor), partial(os.close, descriptor))
-
-
-def _read_range(descriptor: int, offset: int, length: int) -> bytes:
-    """Returns bytes of a file, fewer only at its end: Linux reads at most 2 GiB at a time, some file systems less."""
-    content = os.pread(descriptor, length, offset)
-    while len(content) < length and (more := os.pread(descriptor, length - len(content), offset + len(content))):
-        content += more
-    return content
-
-
 def parse_header(content: bytes, size: int) -> WavHeader | None:
     """Parses the chunks of a WAV file; the layout is that of Microsoft's and IBM's "Multimedia Programming Interface".
 
@@ -158,7 +110,8 @@ def parse_header(content: bytes, size: int) -> WavHeader | None:
         size: Length of the file in bytes.
 
     Returns:
-        None if libsndfile has to read the header, as for `parse_wav`, or if `content` is too short.
+        None if libsndfile has to read the header, because the file is not WAV, has another encoding than 16-bit
+        integers, or is truncated or unusual; or if `content` is too short.
     """
     if content[:4] != b"RIFF" or content[8:16] != b"WAVEfmt ":
         return None

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import numpy as np
 import orjson
@@ -20,7 +20,8 @@ from numpy.typing import NDArray
 
 from nestdata.corpus.addresses import NO_SHARD, relative_name
 from nestdata.errors import ManifestError, shortened
-from nestdata.prepare.found import RECORD, Found, Note, NoteKind, Reject, Searched
+from nestdata.prepare.found import RECORD, Found, Note, Reject, Searched
+from nestdata.prepare.inputs.entry import Source
 from nestdata.storage import ObjectInfo, common_folder, is_url, parent
 
 # Hours are not counted by language or speaker if there are more names than this: the counts would not fit a report.
@@ -31,28 +32,8 @@ _MAX_ID, _MAX_ID_IN_TEXT = 2000, 200
 _BLOCK = 1 << 20
 _LOW_BITS = np.uint64(0xFFFFFFFF)
 _SHIFT = np.uint64(32)
-
-
-@runtime_checkable
-class _Source(Protocol):
-    """The part of `nestdata.prepare.inputs.Source` that `CorpusWriter` uses."""
-
-    def where(self, number: int) -> str: ...
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ShardStats:
-    """The shards of a corpus that was written."""
-
-    num_shards: int
-    root: str
-    """The deepest folder that holds all shards, which their names are relative to; empty if there is none."""
-
-    has_urls: bool
-    """Whether any shard was an object of a store."""
-
-    has_checksums: bool
-    """Whether the checksums of all addresses are known."""
+# Mixes the bits of numbers that are hashed: 2^64 divided by the golden ratio.
+_ODD = np.uint64(0x9E3779B97F4A7C15)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -77,16 +58,21 @@ class CorpusStats:
     """Number of samples by name, under `rate`, `language` and `speaker`. A key without names, or with more than a
     hundred thousand, is omitted."""
 
-    shards: ShardStats | None
-    """The shards of the corpus; None if no cut has an address."""
+    shards: dict[str, Any] | None
+    """What `meta.json` says of the shards; None if no cut has an address.
+
+    The root is the deepest folder that holds all shards, which their names are relative to; empty if there is none."""
+
+    reads_of_bytes: float
+    """How many times an epoch reads each byte of the shards, as each cut needs all of its member."""
 
     searched: Searched
     """Speech in all recordings, if it was looked for."""
 
-    notes: dict[NoteKind, int]
+    notes: dict[str, int]
     """Number of notes by kind."""
 
-    first_notes: dict[NoteKind, Note]
+    first_notes: dict[str, Note]
     """The first note of each kind."""
 
 
@@ -97,8 +83,8 @@ class CorpusWriter:
         self.num_entries = 0
         self.rejected: Counter[str] = Counter()
         self.first_reject: Reject | None = None
-        self._notes: Counter[NoteKind] = Counter()
-        self._first_notes: dict[NoteKind, Note] = {}
+        self._notes: Counter[str] = Counter()
+        self._first_notes: dict[str, Note] = {}
         self._directory = directory
         self._files = ExitStack()
         self._cuts = self._files.enter_context((directory / "cuts.jsonl").open("w+b"))
@@ -139,7 +125,7 @@ class CorpusWriter:
         self._reject(found.rejects)
         self._note(found.notes)
 
-    def finish(self, sources: Sequence[_Source], sampling_rate: int) -> CorpusStats | None:
+    def finish(self, sources: Sequence[Source], sampling_rate: int) -> CorpusStats | None:
         """Rejects cuts of entries that repeat an earlier id, sorts the rest by length, and writes the index.
 
         Args:
@@ -153,7 +139,7 @@ class CorpusWriter:
         if not self._num_bytes:
             return None
         records = np.frombuffer(self._records, RECORD)
-        if repeated := self._repeated(records):
+        if repeated := _repeated(records):
             for index, first in sorted(repeated.items()):
                 self._reject_repeated(records[index], records[first], sources)
             records = self._without(records, [*repeated])
@@ -169,6 +155,7 @@ class CorpusWriter:
             rejected=dict(self.rejected.most_common()),
             samples_by={kind: +counter for kind, counter in samples_by.items() if 0 < len(counter) <= _MAX_NAMES},
             shards=shards,
+            reads_of_bytes=_reads_of_bytes(records),
             searched=self._searched,
             notes=dict(self._notes),
             first_notes=self._first_notes,
@@ -198,40 +185,12 @@ class CorpusWriter:
                 self._first_notes.setdefault(note.kind, note)
                 file.write(json.dumps(note._asdict(), ensure_ascii=False) + "\n")
 
-    def _repeated(self, records: NDArray[Any]) -> dict[int, int]:
-        """Returns the indices of cuts whose entry has the id of an earlier entry, with that of the first cut of it.
-
-        Entries without a cut do not count: of a file that cannot be used, another one with its id takes the place.
-        """
-        order = np.argsort(records["entry"], kind="stable")
-        entry, cut_id, source, number = (records[name][order] for name in ("entry", "id", "source", "number"))
-        is_same = entry[1:] == entry[:-1]
-        # Windows or segments of the same entry, which follow each other.
-        is_part = is_same & (source[1:] == source[:-1]) & (number[1:] == number[:-1]) & (cut_id[1:] != cut_id[:-1])
-        ends = np.append(np.flatnonzero(~is_part) + 1, len(records))
-        groups = np.append(0, np.flatnonzero(~is_same) + 1)
-        begins = np.flatnonzero(is_same & ~is_part) + 1
-        found, firsts, group = dict[int, int](), dict[str, int](), -1
-        for begin, end, first in zip(
-            begins.tolist(),
-            ends[np.searchsorted(ends, begins, "right")].tolist(),
-            groups[np.searchsorted(groups, begins, "right") - 1].tolist(),
-            strict=True,
-        ):
-            if first != group:  # different ids may have the same digest
-                group, firsts = first, {self._entry_id(records[order[first]]): int(order[first])}
-            index = int(order[begin])
-            earlier = firsts.setdefault(self._entry_id(records[index]), index)
-            if earlier != index:
-                found |= dict.fromkeys(order[begin:end].tolist(), earlier)
-        return found
-
     def _entry_id(self, record: np.void) -> str:
         """Returns the id of the entry of a cut."""
         cut_id: str = self._cut_at(record["offset"])["id"]
         return cut_id if record["entry"] == record["id"] else cut_id.rpartition("@")[0]
 
-    def _reject_repeated(self, record: np.void, first: np.void, sources: Sequence[_Source]) -> None:
+    def _reject_repeated(self, record: np.void, first: np.void, sources: Sequence[Source]) -> None:
         cut, entry_id = self._cut_at(record["offset"]), shortened(self._entry_id(record), _MAX_ID_IN_TEXT)
         cut_id = shortened(cut["id"], _MAX_ID)
         where, earlier = (sources[int(one["source"])].where(int(one["number"])) for one in (record, first))
@@ -282,7 +241,7 @@ class CorpusWriter:
         location, begin = [*self._shards][number].location, int(record["begin"])
         return f"{location} (byte {begin})" if begin else location
 
-    def _write_index(self, records: NDArray[Any]) -> tuple[NDArray[np.int64], ShardStats | None]:
+    def _write_index(self, records: NDArray[Any]) -> tuple[NDArray[np.int64], dict[str, Any] | None]:
         """Writes the index and the addresses, sorted by length, with cuts of the same length in input order.
 
         Returns:
@@ -304,7 +263,7 @@ class CorpusWriter:
             self._write_array("checksums.npy", column("crc32"))
         return lengths, self._write_shards(records["extent"] >> _SHIFT, has_checksums)
 
-    def _write_shards(self, numbers: NDArray[np.uint64], has_checksums: bool) -> ShardStats:
+    def _write_shards(self, numbers: NDArray[np.uint64], has_checksums: bool) -> dict[str, Any]:
         root = parent(next(iter(self._shards)).location)
         for shard in self._shards:
             root = common_folder(root, parent(shard.location))
@@ -316,7 +275,9 @@ class CorpusWriter:
                 starts.append(starts[-1] + file.write(orjson.dumps(row, option=orjson.OPT_APPEND_NEWLINE)))
         self._write_array("shards.npy", np.array(starts))
         has_urls = any(is_url(shard.location) for shard in self._shards)
-        return ShardStats(num_shards=len(self._shards), root=root, has_urls=has_urls, has_checksums=has_checksums)
+        return {
+            "num_shards": len(self._shards), "root": root, "has_urls": has_urls, "has_checksums": has_checksums,
+        }  # fmt: skip
 
     def _write_array(self, name: str, rows: NDArray[Any] | list[NDArray[Any]]) -> None:
         """Writes an array, or one from its rows."""
@@ -328,6 +289,27 @@ class CorpusWriter:
             np.lib.format.write_array_header_1_0(file, header)
             for row in rows:
                 file.write(row.data)
+
+
+def _repeated(records: NDArray[Any]) -> dict[int, int]:
+    """Returns the indices of cuts whose entry has the id of an earlier entry, with that of the first cut of it.
+
+    Entries without a cut do not count: of a file that cannot be used, another one with its id takes the place.
+    """
+    order = np.argsort(records["entry"], kind="stable")
+    entry, source, number = (records[name][order] for name in ("entry", "source", "number"))
+    begins = np.append(True, entry[1:] != entry[:-1])
+    first = np.flatnonzero(begins)[np.cumsum(begins) - 1]
+    # Other windows or segments of the first entry are no repetition.
+    is_repeated = (source != source[first]) | (number != number[first])
+    return dict(zip(order[is_repeated].tolist(), order[first[is_repeated]].tolist(), strict=True))
+
+
+def _reads_of_bytes(records: NDArray[Any]) -> float:
+    members = records[records["extent"] >> _SHIFT != NO_SHARD]
+    lengths = members["extent"] & _LOW_BITS
+    _, distinct = np.unique(members["extent"] * _ODD + members["begin"].astype(np.uint64), return_index=True)
+    return float(lengths.sum() / max(1, lengths[distinct].sum()))
 
 
 def _audio_of(cut: dict[str, Any]) -> str:

@@ -6,21 +6,19 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from nestdata.corpus.addresses import relative_name
 from nestdata.corpus.meta import FORMAT_VERSION, meta_content
-from nestdata.prepare.bank_writer import write_bank
 from nestdata.prepare.config import PrepareConfig
 from nestdata.prepare.corpus_writer import CorpusStats
-from nestdata.prepare.inputs import Source
+from nestdata.prepare.found import NOTES
+from nestdata.prepare.inputs.entry import Source
 from nestdata.prepare.inputs.formats.folder import other_files
-from nestdata.prepare.notes import TEXTS
 from nestdata.prepare.pool import Pool
 from nestdata.prepare.progress import PrepareReport
 from nestdata.prepare.report import write_report
 from nestdata.prepare.speech import detector_name
-from nestdata.prepare.written_cuts import WrittenCuts
+from nestdata.prepare.written_cuts import WrittenCuts, write_bank
 
 # Cuts that last longer are counted: few batches have room for them, and they pad the others.
 _LONG_SECONDS = 60
@@ -77,9 +75,7 @@ def _report(stats: CorpusStats, output: Path, config: PrepareConfig, others: dic
         shortest_s=int(lengths[0]) / rate,
         longest_s=int(lengths[-1]) / rate,
         num_resampled=stats.num_resampled,
-        num_long=len(_long_cuts(stats, rate)),
         other_files=others,
-        num_equal_files=stats.notes.get("copy", 0) if config.probe == "decode" else None,
         notes=_notes(stats, config, others),
         rejected=stats.rejected,
         hours_by_rate=hours_by["rate"],
@@ -93,11 +89,11 @@ def _report(stats: CorpusStats, output: Path, config: PrepareConfig, others: dic
 def _notes(stats: CorpusStats, config: PrepareConfig, others: dict[str, int]) -> list[str]:
     """Returns what a person should know about the corpus, in lines: on the terminal and in the HTML report."""
     notes = [_checked(config)]
-    long = _long_cuts(stats, config.sampling_rate)
+    long = stats.lengths[np.searchsorted(stats.lengths, _LONG_SECONDS * config.sampling_rate, "right") :]
     if len(long) and not (config.pcm or config.window_seconds or config.segment):
-        hours = int(long.sum()) / config.sampling_rate / 3600
+        hours, cuts = int(long.sum()) / config.sampling_rate / 3600, "cut" if len(long) == 1 else "cuts"
         notes.append(
-            f"longer than a minute: {_number_of(len(long), 'cut')}, {hours:,.2f} h; --window-seconds 30 divides them, "
+            f"longer than a minute: {len(long):,} {cuts}, {hours:,.2f} h; --window-seconds 30 divides them, "
             "--segment vad cuts them at pauses"
         )
     if config.finds_speech:
@@ -109,21 +105,12 @@ def _notes(stats: CorpusStats, config: PrepareConfig, others: dict[str, int]) ->
         number = sum(others.values())
         what = "file of another kind" if number == 1 else "files of other kinds"
         notes.append(f"not read: {number:,} {what} ({', '.join(kinds[:_MAX_KINDS])}{more})")
-    for kind, text in TEXTS.items():
+    for kind, text in NOTES.items():
         if kind in stats.notes:
             detail = stats.first_notes[kind].detail
             example = detail if detail.isprintable() else repr(detail)
             notes.append(f"{text}: {stats.notes[kind]:,}, such as {example}; see notes.jsonl")
     return notes
-
-
-def _long_cuts(stats: CorpusStats, rate: int) -> NDArray[np.int64]:
-    """Returns the lengths of cuts of more than a minute, in samples."""
-    return stats.lengths[np.searchsorted(stats.lengths, _LONG_SECONDS * rate, "right") :]
-
-
-def _number_of(number: int, what: str) -> str:
-    return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
 def _checked(config: PrepareConfig) -> str:
@@ -145,8 +132,8 @@ def _meta(
         found["speech"] = {"detector": detector_name(), **hours}
     if stats.shards is not None:
         # A root in the corpus directory is relative to it, so that the corpus may be moved.
-        root = relative_name(stats.shards.root, str(report.path))
-        found |= {"root": root, "shards": asdict(stats.shards)}
+        root = relative_name(stats.shards["root"], str(report.path))
+        found |= {"root": root, "shards": stats.shards}
     return {
         "format_version": FORMAT_VERSION,
         "sampling_rate": config.sampling_rate,

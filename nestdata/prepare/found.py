@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
 from hashlib import blake2b
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import orjson
@@ -41,7 +41,13 @@ RECORD = np.dtype(
 )
 """What the corpus writer keeps of a cut in memory."""
 
-NoteKind = Literal["first_channel", "shortened", "no_end_mark", "copy"]
+NOTES = {
+    "first_channel": "entries of which only the first channel is used (--channel takes another one, or mix)",
+    "shortened": "entries with text that end with the duration in the manifest, before their file",
+    "no_end_mark": "Ogg files without an end mark, cut off or recorded from a stream",
+    "copy": "files byte-equal to another one",
+}
+"""The kinds of notes, and what the summary calls them."""
 
 # The channel in the fingerprint of a cut that is the average of all channels.
 _MIXED_CHANNEL = -1
@@ -70,7 +76,9 @@ class Reject(NamedTuple):
 class Note(NamedTuple):
     """What a person should know about an entry that is used."""
 
-    kind: NoteKind
+    kind: str
+    """A key of `NOTES`."""
+
     where: str
     """Position in the input, such as `speech.json:12`."""
 
@@ -139,11 +147,6 @@ class Found:
     """The shards of the cuts, in the order of first use; the shard of a record counts from the start of this list."""
 
     searched: Searched
-    bytes_in_epoch: int = 0
-    """Bytes of shards and objects that an epoch reads: each cut needs all of its member."""
-
-    bytes_needed: float = 0.0
-    """Bytes of the members that the cuts cover."""
 
     def hours(self, sampling_rate: int) -> float:
         """Returns the hours of the cuts or, if speech was looked for, of the recordings that were searched."""
@@ -184,24 +187,12 @@ class _Row(NamedTuple):
     """A cut that was added, without its dict and its bytes."""
 
     line: bytes
-    cut_id: str
-    entry_id: str
-    num_samples: int
-    start_us: int
-    channel: int
-    file_rate: int
-    number: int
-    language: str | None
-    speaker: str | None
-    member: tuple[ObjectInfo, int, int, int | None] | None
-    """Shard, offset, length and checksum."""
+    record: tuple[Any, ...]
+    """The values of its `RECORD`, without the offset of its line and the number of its shard."""
 
-    version: FileVersion | None
-    content: int
-    place: str
-    """Where the bytes are that `content` is the digest of."""
-
-    bytes_needed: float
+    shard: ObjectInfo | None
+    labels: tuple[str | None, str | None]
+    """Its language and its speaker."""
 
 
 class Collector:
@@ -235,38 +226,30 @@ class Collector:
 
     def collected(self) -> Found:
         """Returns all that was added."""
-        rows, rejects, searched, notes = list[_Row](), list[Reject](), list[Searched](), list[Note]()
-        for outcome in (outcome for _, found in sorted(self._found.items()) for outcome in found):
-            if isinstance(outcome, _Row):
-                rows.append(outcome)
-            elif isinstance(outcome, Reject):
-                rejects.append(outcome)
-            elif isinstance(outcome, Note):
-                notes.append(outcome)
-            else:
-                searched.append(outcome)
+        ordered = [outcome for _, found in sorted(self._found.items()) for outcome in found]
+        rows = [outcome for outcome in ordered if isinstance(outcome, _Row)]
+        searched = [outcome for outcome in ordered if isinstance(outcome, Searched)]
+        records = np.array([row.record for row in rows], RECORD)
+        records["offset"][1:] = np.cumsum([len(row.line) for row in rows[:-1]])
         shards: dict[ObjectInfo, int] = {}
         samples_by: dict[str, Counter[str]] = {"language": Counter(), "speaker": Counter()}
-        for row in rows:
-            if row.member:
-                shards.setdefault(row.member[0], len(shards))
-            if row.language:
-                samples_by["language"][row.language] += row.num_samples
-            if row.speaker:
-                samples_by["speaker"][row.speaker] += row.num_samples
+        for index, row in enumerate(rows):
+            if row.shard:
+                records["extent"][index] |= np.uint64(shards.setdefault(row.shard, len(shards)) << 32)
+            for counter, name in zip(samples_by.values(), row.labels, strict=True):
+                if name:
+                    counter[name] += row.record[0]
         return Found(
             num_entries=self._num_entries,
             lines=b"".join([row.line for row in rows]),
-            records=_records_of(rows, shards),
-            rejects=rejects,
-            notes=notes,
+            records=records,
+            rejects=[outcome for outcome in ordered if isinstance(outcome, Reject)],
+            notes=[outcome for outcome in ordered if isinstance(outcome, Note)],
             samples_by=samples_by,
             shards=[*shards],
             searched=Searched(
                 sum((each.seconds for each in searched), 0.0), sum((each.speech for each in searched), 0.0)
             ),
-            bytes_in_epoch=sum(row.member[2] for row in rows if row.member),
-            bytes_needed=sum((row.bytes_needed for row in rows), 0.0),
         )
 
 
@@ -282,52 +265,32 @@ def _row_of(cut: Cut, number: int, where: str) -> _Row | Reject:
     except TypeError as error:
         detail = f"its name or a label is not Unicode, nested too deep or too large a number: {error}"
         return Reject(where, row["id"], "unreadable", detail).shown()
-    language = speaker = None
-    for label in row["supervisions"][:1]:
-        language, speaker = label.get("language"), label.get("speaker")
-    address, needed = None, 0.0
+    label = row["supervisions"][0] if row["supervisions"] else {}
+    digest = _digest(row["id"])
     if member:
-        address = member.shard, member.offset, member.length, member.crc32
-        needed = member.length * min(1.0, row["duration"] / row["recording"]["duration"])
-    place = "" if not content else f"{member.location}\0{member.offset}" if member else path_of(row)
-    channel = _MIXED_CHANNEL if "custom" in row and is_mixed(row) else row["channel"]
-    start_us = round(row["start"] * 1e6)
-    return _Row(
-        line, row["id"], entry_id or row["id"], num_samples, start_us, channel, file_rate, number, language, speaker,
-        address, version, content, place, needed,
-    )  # fmt: skip
+        begin, extent, crc32 = member.offset, member.length, member.crc32
+    else:
+        begin, extent = row_of(version) if version else (0, NO_SHARD << 32)
+        crc32 = 0
+    record = (
+        num_samples,
+        0,
+        digest,
+        _digest(entry_id) if entry_id not in ("", row["id"]) else digest,
+        round(row["start"] * 1e6),
+        _MIXED_CHANNEL if "custom" in row and is_mixed(row) else row["channel"],
+        file_rate,
+        0,
+        number,
+        begin,
+        extent,
+        crc32 or 0,
+        crc32 is not None,
+        content,
+        _digest(f"{member.location}\0{begin}" if member else path_of(row)) if content else 0,
+    )
+    return _Row(line, record, member.shard if member else None, (label.get("language"), label.get("speaker")))
 
 
-def _records_of(rows: list[_Row], shards: dict[ObjectInfo, int]) -> NDArray[Any]:
-    """Returns the records of cuts; `shards` numbers the shards of their members."""
-    records = np.zeros(len(rows), RECORD)
-    if not rows:
-        return records
-    columns = dict(zip(_Row._fields, zip(*rows, strict=True), strict=True))
-    for name in ("num_samples", "start_us", "channel", "file_rate", "number", "content"):
-        records[name] = columns[name]
-    records["offset"][1:] = np.cumsum([len(row.line) for row in rows[:-1]])
-    records["id"] = records["entry"] = _digests(columns["cut_id"])
-    if columns["entry_id"] != columns["cut_id"]:
-        entries = dict.fromkeys(columns["entry_id"])
-        digests = dict(zip(entries, _digests(entries).tolist(), strict=True))
-        records["entry"] = np.array([digests[entry_id] for entry_id in columns["entry_id"]], np.uint64)
-    if any(columns["content"]):
-        records["place"] = _digests(columns["place"])
-    addresses = zip(*[_address(row, shards) for row in rows], strict=True)
-    for name, values in zip(("begin", "extent", "crc32", "has_crc32"), addresses, strict=True):
-        records[name] = values
-    return records
-
-
-def _digests(texts: Iterable[str]) -> NDArray[np.uint64]:
-    digests = [blake2b(text.encode(errors="surrogateescape"), digest_size=8).digest() for text in texts]
-    return np.frombuffer(b"".join(digests), "<u8")
-
-
-def _address(row: _Row, shards: dict[ObjectInfo, int]) -> tuple[int, int, int, bool]:
-    """Returns begin, extent, crc32 and has_crc32 of the record of a cut."""
-    if row.member is None:
-        return (*(row_of(row.version) if row.version else (0, NO_SHARD << 32)), 0, True)
-    shard, offset, length, crc32 = row.member
-    return offset, shards[shard] << 32 | length, crc32 or 0, crc32 is not None
+def _digest(text: str) -> int:
+    return int.from_bytes(blake2b(text.encode(errors="surrogateescape"), digest_size=8).digest(), "little")

@@ -7,16 +7,15 @@ where that suffices, by decoding where it does not.
 
 import os
 import re
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from nestdata.audio import flac, wav
-from nestdata.audio.byte_ranges import ByteRanges, FileRanges, MemoryRanges, StreamRanges
-from nestdata.audio.decoder_messages import named_messages
-from nestdata.audio.encoded import EncodedAudio, open_copy, open_ranges, open_stream
+from nestdata.audio.byte_ranges import ByteRanges
+from nestdata.audio.encoded import EncodedAudio, open_copy, open_ranges
 from nestdata.audio.file_kind import check_regular_file, special_file_kind
 from nestdata.audio.parts import UNKNOWN_LENGTH, JoinedAudio, MixedStreamsError, count_samples
-from nestdata.prepare.inputs.audio import File, Member, Unusable
-from nestdata.prepare.inputs.content import HEAD_BYTES, GuardedStream, LoadedContent
+from nestdata.prepare.inputs.audio import HEAD_BYTES, File, Member, Unusable
 from nestdata.storage import FileVersion, is_url
 
 if TYPE_CHECKING:
@@ -28,7 +27,7 @@ _FLAC_MAGIC = b"fLaC"
 _ENDS_EARLY = re.compile(r"^ ?(?:data|SSND) : (\d+) \(should be (\d+)\)", re.MULTILINE)
 _RF64_BYTES = re.compile(r"^ *Data size +: (\d+)$", re.MULTILINE)
 _BLOCK_BYTES = re.compile(r"^ *Block Align +: (\d+)$", re.MULTILINE)
-_FORMATS_WITH_BYTE_COUNT = frozenset({"WAV", "WAVEX", "AIFF"})
+_FORMATS_WITH_BYTE_COUNT = frozenset({"WAV", "WAVEX", "AIFF", "RF64"})
 # What programs write as the number of bytes when they write to a pipe and cannot go back to the header:
 # FFmpeg (riffenc.c), LAME (lame_main.c), and arecord, now and before it had a limit of 2 GiB (aplay.c).
 _STREAMED_BYTES = frozenset({0xFFFFFFFF, 0x7FFFFFFF, 0x80000000, 0x7FFFFF00})
@@ -96,13 +95,7 @@ def _header_of_file(path: str, searches: bool) -> tuple[AudioInfo, int]:
     descriptor = os.open(path, os.O_RDONLY)
     try:
         status = os.fstat(descriptor)
-        head, ranges = os.pread(descriptor, HEAD_BYTES, 0), FileRanges(descriptor, status.st_size)
-        searches = _is_joined_flac(head, ranges, searches)
-        info = None if searches else _plain_header(head, status.st_size)
-        if info is None:
-            with open_ranges(ranges, lambda: open_copy(descriptor), path, searches=searches) as file:
-                info = _info_of(file, path)
-            ranges.check()
+        info = _header_in(ByteRanges.of_file(descriptor, status.st_size), lambda: open_copy(descriptor), searches)
     finally:
         os.close(descriptor)
     # Not by `_replace`, which takes a fiftieth of the time of a line.
@@ -113,35 +106,39 @@ def _header_of_file(path: str, searches: bool) -> tuple[AudioInfo, int]:
 
 def _header_of_member(member: Member, searches: bool) -> tuple[AudioInfo, int]:
     """Returns the header of a member and its size. Raises the errors of `_header_of_file`, and those of reading it."""
-    content, head = member.content, member.content.head()
-    searches = searches and head.startswith(_FLAC_MAGIC)
-    if isinstance(content, LoadedContent):
-        searches = _is_joined_flac(head, MemoryRanges(content.content), searches)
-    elif head.startswith(_FLAC_MAGIC) and not is_url(content.location):  # there, each range would be a request
-        with content.open() as stream:
-            searches = _is_joined_flac(head, StreamRanges(stream, member.length), searches)
-    if not searches and (info := _plain_header(head, member.length)):
-        return info, member.length
-    with content.open() as stream:
-        guarded = GuardedStream(stream)
-        ranges = StreamRanges(guarded, member.length)
+    is_distant = is_url(member.location) and not member.is_loaded
+    return _header_in(member.ranges(), None, searches, is_distant=is_distant), member.length
+
+
+def _header_in(
+    ranges: ByteRanges, open_whole: Callable[[], Any] | None, searches: bool, *, is_distant: bool = False
+) -> AudioInfo:
+    """Returns the header of audio.
+
+    Args:
+        ranges: The bytes.
+        open_whole: As for `open_ranges`.
+        searches: As for `read_header`.
+        is_distant: Whether each read is a request to a store.
+
+    Raises the errors of `_header_of_file`, and those of reading the bytes.
+    """
+    head = ranges.at(0, HEAD_BYTES)
+    if head.startswith(_FLAC_MAGIC) and not is_distant:
+        searches = (searches or flac.may_go_on(head, ranges)) and len(flac.starts_of_files(ranges)) > 1
+    else:
+        searches = False
+    info = None if searches else _plain_header(head, ranges.size)
+    if info is None:
+        if is_distant:
+            ranges.at(HEAD_BYTES, 1)  # not under the lock of the process that soundfile holds while it opens a stream
         try:
-            with open_ranges(ranges, lambda: _open_from_start(guarded), str(member), searches=searches) as file:
-                return _info_of(file, str(member)), member.length
+            with open_ranges(ranges, open_whole, searches=searches) as file:
+                info = _info_of(file)
         finally:
-            guarded.check()
-
-
-def _open_from_start(stream: GuardedStream) -> Any:
-    stream.seek(0)
-    return open_stream(stream)
-
-
-def _is_joined_flac(head: bytes, ranges: ByteRanges, searches: bool) -> bool:
-    """Returns whether FLAC files are joined to one, as far as the last frame shows, or all bytes if `searches`."""
-    if not head.startswith(_FLAC_MAGIC):
-        return False
-    return (searches or flac.may_go_on(head, ranges)) and len(flac.starts_of_files(ranges)) > 1
+            ranges.check()
+    ranges.check()
+    return info
 
 
 def _plain_header(head: bytes, size: int) -> AudioInfo | None:
@@ -153,21 +150,17 @@ def _plain_header(head: bytes, size: int) -> AudioInfo | None:
     return None
 
 
-def _info_of(file: Any, name: str) -> AudioInfo:
+def _info_of(file: Any) -> AudioInfo:
     """Returns the header of an open file; counts the samples if they are not known."""
     if isinstance(file, JoinedAudio):
-        with named_messages(name, file.format):
-            return AudioInfo(file.samplerate, file.count(), file.channels, file.ends_early)
-    num_samples = file.frames
-    if num_samples == UNKNOWN_LENGTH:
-        with named_messages(name, file.format):
-            num_samples = count_samples(file)
+        return AudioInfo(file.samplerate, file.count(), file.channels, file.ends_early)
+    num_samples = count_samples(file) if file.frames == UNKNOWN_LENGTH else file.frames
     return AudioInfo(file.samplerate, num_samples, file.channels, _ends_early(file))
 
 
 def _ends_early(file: "soundfile.SoundFile") -> bool:
     """Returns whether a file holds fewer bytes than its header says, and was not written to a pipe."""
-    if file.format not in _FORMATS_WITH_BYTE_COUNT and file.format != "RF64":
+    if file.format not in _FORMATS_WITH_BYTE_COUNT:
         return False
     log = file.extra_info
     blocks = _BLOCK_BYTES.search(log)
@@ -201,7 +194,7 @@ def _header_after(error: Exception, audio: File | Member) -> tuple[AudioInfo, in
         return Unusable("not_audio", f"{audio} is {kind}")
     try:
         with encoded.open() as file:
-            info = _info_of(file, str(audio))
+            info = _info_of(file)
     except (RuntimeError, ValueError) as other:  # those of libsndfile and torchcodec are RuntimeErrors
         error = other
     else:

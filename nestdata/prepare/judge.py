@@ -1,18 +1,26 @@
-"""Judges a part of an entry: converts it to the rate of the corpus, and decodes it if the settings ask for that."""
+"""Judges a part of an entry, and notes what a person may not expect of an entry that is used.
+
+A part is converted to the rate of the corpus, and decoded if the settings ask for that.
+"""
 
 import hashlib
+import os
 import sys
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
+from nestdata.audio import ogg
+from nestdata.audio.byte_ranges import ByteRanges
 from nestdata.audio.decode import SILENCE_DB, at_rate, energy, load_samples, samples_in
 from nestdata.audio.lhotse_audio import file_rate, needs_whole_cut
 from nestdata.corpus.file_version import path_of
 from nestdata.errors import AudioError
 from nestdata.prepare.config import PrepareConfig
-from nestdata.prepare.found import Cut, Reject
-from nestdata.prepare.inputs.audio import File, RejectReason
-from nestdata.prepare.read import WholeEntry, source_rate
+from nestdata.prepare.found import Cut, Note, Reject
+from nestdata.prepare.inputs.audio import File, LhotseCut, RejectReason
+from nestdata.prepare.inputs.entry import Entry, span_suffix
+from nestdata.prepare.read import ROUNDING_S, WholeEntry, source_rate
 from nestdata.storage import FileVersion
 
 # Samples of all channels that are decoded at a time, in 256 MiB.
@@ -95,3 +103,40 @@ def _digest_of_file(path: str, _: FileVersion) -> int:  # another version is ano
     except OSError:
         return 0
     return int.from_bytes(digest, "little")
+
+
+def notes_of(whole: WholeEntry, config: PrepareConfig) -> list[Note]:
+    """Returns the notes on an entry, in which a header that was not read is assumed to agree with the manifest."""
+    notes: list[Note] = []
+    entry, row = whole.entry, whole.row
+    recording = row["recording"]
+    if not isinstance(whole.audio, LhotseCut):
+        num_channels, seconds = len(recording["channel_ids"]), recording["duration"]
+        if num_channels > 1 and config.channel == 0 and entry.channel is None:
+            notes.append(_note("first_channel", whole, f", which has {num_channels}"))
+        if row["duration"] < seconds - ROUNDING_S and _is_whole_utterance(entry, row):
+            notes.append(_note("shortened", whole, f", {row['duration']:.3f} of {seconds:.3f} s"))
+    if config.probe == "decode" and _lacks_end_mark(whole):
+        notes.append(_note("no_end_mark", whole))
+    return notes
+
+
+def _note(kind: str, whole: WholeEntry, text: str = "") -> Note:
+    return Note(kind, whole.entry.where, f"{whole.audio.member or path_of(whole.row)}{text}")
+
+
+def _is_whole_utterance(entry: Entry, row: Mapping[str, Any]) -> bool:
+    """Returns whether an entry has text, and is not one of several spans of a file."""
+    has_text = any("text" in label for label in row["supervisions"])
+    return has_text and entry.offset == 0 and not entry.cut_id.endswith(span_suffix(0.0, entry.duration))
+
+
+def _lacks_end_mark(whole: WholeEntry) -> bool:
+    content = whole.audio.read()
+    if content is not None:
+        return ogg.lacks_end_mark(ByteRanges.of_bytes(content))
+    try:
+        with open(path_of(whole.row), "rb", buffering=0) as file:
+            return ogg.lacks_end_mark(ByteRanges.of_file(file.fileno(), os.fstat(file.fileno()).st_size))
+    except OSError:
+        return False

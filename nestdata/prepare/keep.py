@@ -24,8 +24,7 @@ from nestdata.errors import StorageError
 from nestdata.output import path_before_move
 from nestdata.prepare.config import PrepareConfig
 from nestdata.prepare.found import Found
-from nestdata.prepare.inputs import Source
-from nestdata.prepare.inputs.entry import ReadsFiles
+from nestdata.prepare.inputs.entry import ReadsFiles, Source
 from nestdata.prepare.inputs.remote import in_parallel
 from nestdata.prepare.speech import detector_name
 from nestdata.storage import ObjectInfo, is_url, storage

@@ -13,7 +13,6 @@ from nestdata.errors import AudioError, ConfigError
 from nestdata.prepare.config import PrepareConfig
 from nestdata.prepare.found import Cut, Reject
 from nestdata.prepare.inputs.audio import File, Member
-from nestdata.prepare.inputs.content import LoadedContent
 from nestdata.prepare.inputs.entry import Entry
 from nestdata.prepare.inputs.remote import with_members
 from nestdata.prepare.run import probe
@@ -69,9 +68,9 @@ def _load_array(samples: NDArray[Any], rate: int, config: PrepareConfig) -> NDAr
 
     file = BytesIO()
     soundfile.write(file, samples, rate, format="WAV", subtype=_SUBTYPES[samples.dtype.name])
-    content, name = LoadedContent(file.getvalue()), "the array"
-    size = len(content.content)
-    return _load(Entry(name, name, Member(ObjectInfo(name, size, None), 0, size, content)), name, config)
+    content, name = file.getvalue(), "the array"
+    shard = ObjectInfo(name, len(content), None)
+    return _load(Entry(name, name, Member(shard, 0, len(content), start=content)), name, config)
 
 
 def _load(entry: Entry, name: str, config: PrepareConfig, advice: str = "") -> NDArray[np.float32]:

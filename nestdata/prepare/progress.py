@@ -43,14 +43,8 @@ class PrepareReport:
     num_resampled: int
     """Number of cuts that are resampled when they are loaded."""
 
-    num_long: int = 0
-    """Number of cuts of more than a minute."""
-
     other_files: dict[str, int] = field(default_factory=dict)
     """Number of files in folders that were not read, by suffix, most frequent first."""
-
-    num_equal_files: int | None = None
-    """Number of audio files whose bytes are those of another one; None if they were not looked for."""
 
     notes: list[str] = field(default_factory=list)
     """What was checked, and what a person should know about the corpus, in lines."""

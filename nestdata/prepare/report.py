@@ -7,7 +7,6 @@ the audio of the samples. These are drawn by a key that depends only on the numb
 import json
 import logging
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from html import escape
 from io import BytesIO
 from itertools import pairwise
@@ -20,7 +19,7 @@ from numpy.typing import NDArray
 from nestdata.errors import AudioError, StorageError, in_one_line, shortened
 from nestdata.output import is_full_disk
 from nestdata.pages import write_page
-from nestdata.prepare.advice import ADVICE
+from nestdata.prepare.inputs.audio import ADVICE
 from nestdata.prepare.inputs.remote import in_parallel
 from nestdata.prepare.written_cuts import WrittenCuts
 from nestdata.stateless_rng import StatelessRng
@@ -33,30 +32,6 @@ _NUM_TICKS = 7
 _MAX_NAMES = 200
 # Characters of a text or a name that are shown.
 _MAX_TEXT = 300
-
-
-@dataclass(frozen=True, slots=True)
-class _Bar:
-    name: str
-    value: float
-    share: float
-    """The value divided by that of the longest bar."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Sample:
-    """A cut that can be listened to."""
-
-    name: str
-    text: str
-    language: str
-    speaker: str
-    seconds: float
-    file: str = ""
-    """The audio, relative to the page; empty if there is none."""
-
-    error: str = ""
-    """Why there is no audio."""
 
 
 def write_report(
@@ -113,13 +88,14 @@ def write_report(
         (directory / "report.html").write_text(page, encoding="utf-8", errors="backslashreplace")
 
 
-def _bars(values: Iterable[tuple[str, float]]) -> list[_Bar]:
+def _bars(values: Iterable[tuple[str, float]]) -> list[dict[str, Any]]:
+    """Returns names, values, and their shares of the longest bar."""
     values = list(values)
     longest = max((value for _, value in values), default=0.0) or 1.0
-    return [_Bar(shortened(name, _MAX_TEXT), value, value / longest) for name, value in values]
+    return [{"name": shortened(name, _MAX_TEXT), "value": value, "share": value / longest} for name, value in values]
 
 
-def _durations(lengths: NDArray[np.int64], rate: int) -> list[_Bar]:
+def _durations(lengths: NDArray[np.int64], rate: int) -> list[dict[str, Any]]:
     """Returns hours of audio by length of the cut, in bins of equal width on a logarithmic scale."""
     shortest, longest = int(lengths[0]), int(lengths[-1])
     edges = np.geomspace(shortest, longest + 1, _NUM_BINS + 1)
@@ -143,8 +119,8 @@ def _examples(path: Path, reasons: set[str]) -> dict[str, dict[str, Any]]:
     return examples
 
 
-def _samples(cuts: WrittenCuts, directory: Path, meta: Mapping[str, Any]) -> list[_Sample]:
-    """Draws cuts, and writes the beginning of their audio."""
+def _samples(cuts: WrittenCuts, directory: Path, meta: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Draws cuts, writes the beginning of their audio, and returns their labels and files, or why there is no audio."""
     num_cuts, settings = len(cuts.lengths), meta["settings"]
     indices = StatelessRng(0, "report", num_cuts).distinct(min(settings["report_samples"], num_cuts), num_cuts)
     if not indices:
@@ -169,16 +145,17 @@ def _samples(cuts: WrittenCuts, directory: Path, meta: Mapping[str, Any]) -> lis
         file = f"{_FOLDER}/{number + 1:03d}.flac" if isinstance(content, bytes) else ""
         if isinstance(content, bytes):
             (directory / file).write_bytes(content)
-        sample = _Sample(
-            name=shortened(row["id"], _MAX_TEXT),
-            text=str(label.get("text") or "")[:_MAX_TEXT],
-            language=str(label.get("language") or ""),
-            speaker=shortened(str(label.get("speaker") or ""), _MAX_TEXT),
-            seconds=row["duration"],
-            file=file,
-            error=content if isinstance(content, str) else "",
+        found.append(
+            {
+                "name": shortened(row["id"], _MAX_TEXT),
+                "text": str(label.get("text") or "")[:_MAX_TEXT],
+                "language": str(label.get("language") or ""),
+                "speaker": shortened(str(label.get("speaker") or ""), _MAX_TEXT),
+                "seconds": row["duration"],
+                "file": file,
+                "error": content if isinstance(content, str) else "",
+            }
         )
-        found.append(sample)
     return found
 
 

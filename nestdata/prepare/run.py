@@ -10,7 +10,6 @@ import json
 import logging
 import os
 import shutil
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from itertools import islice
@@ -19,21 +18,19 @@ from typing import NamedTuple
 
 from nestdata.errors import ManifestError, OutputError
 from nestdata.output import output_directory
-from nestdata.prepare.advice import ADVICE
 from nestdata.prepare.config import PrepareConfig, ProbeMode
 from nestdata.prepare.corpus_writer import CorpusStats, CorpusWriter
 from nestdata.prepare.divide import divide
 from nestdata.prepare.finish import finish_corpus
 from nestdata.prepare.found import Collector, Cut, Found, Outcome, Reject
-from nestdata.prepare.inputs import AudioInputs, Entry, InputOptions, Source, audio_inputs
-from nestdata.prepare.inputs.audio import Unusable
-from nestdata.prepare.inputs.entry import ReadsFiles
+from nestdata.prepare.inputs.audio import ADVICE, Unusable
+from nestdata.prepare.inputs.entry import Entry, ReadsFiles, Source
+from nestdata.prepare.inputs.format import AudioInputs, InputOptions, audio_inputs
 from nestdata.prepare.inputs.formats.detect import open_sources
 from nestdata.prepare.inputs.formats.lhotse import CorpusCuts, LhotseManifest, LhotseObjects
 from nestdata.prepare.inputs.remote import located_entries
-from nestdata.prepare.judge import content_digest, judge
+from nestdata.prepare.judge import content_digest, judge, notes_of
 from nestdata.prepare.keep import KeptResult, Task
-from nestdata.prepare.notes import notes_of
 from nestdata.prepare.pool import open_pool
 from nestdata.prepare.progress import PrepareProgress, PrepareReport
 from nestdata.prepare.read import read_entry, reads_audio
@@ -46,8 +43,8 @@ _log = logging.getLogger(__name__)
 _KEPT_RESULTS, _SHARDS = "tasks", "shards"
 # The rejects of a run without a corpus, beside the target.
 _REJECTS = ".rejected.jsonl"
-# Bytes read in an epoch for each byte that the cuts need, above which packing is recommended.
-_MAX_OVERHEAD = 4
+# Reads of each byte in an epoch above which packing is recommended.
+_MAX_READS = 4
 # Most items that are sent to a process at a time, unless the source sets a number: fewer in a slower mode, so that all
 # processes finish at about the same time. Recordings that are cut at pauses may last hours.
 _ITEMS_PER_TASK: dict[ProbeMode, int] = {"missing": 500, "all": 500, "decode": 25}
@@ -112,16 +109,32 @@ def prepare_corpus(
         (partial / _KEPT_RESULTS).mkdir(exist_ok=True)
         pool = stack.enter_context(open_pool(jobs, dask, preload=_worker_modules(sources, config)))
         with closing(CorpusWriter(partial)) as writer:
-            progress = _Progress(sources, writer, config.sampling_rate, on_progress)
+            total_entries, total_shards = _totals(sources) if on_progress else (None, 0)
+            progress = PrepareProgress(0, total_entries, 0, total_shards)
+            show = on_progress or (lambda _: None)
+            show(progress)
             for result in pool.map(run_task, _tasks(sources, config, partial, output)):
                 writer.add(result.found, result.source_index)
-                progress.add(result)
+                progress = progress._replace(
+                    entries=writer.num_entries,
+                    shards=progress.shards + (sources[result.source_index].items_per_task is not None),
+                    bytes_read=progress.bytes_read + result.bytes_read,
+                    hours=progress.hours + result.found.hours(config.sampling_rate),
+                )
+                show(progress)
             stats = writer.finish(sources, config.sampling_rate)
             _check_rejects(writer, stats, sources, config, list_in=output.with_name(output.name + _REJECTS))
         assert stats is not None
         report = finish_corpus(partial, output, stats, sources, config, pool)
         _remove_work(partial)
-    progress.warn_of_traffic(report)
+    if stats.reads_of_bytes > _MAX_READS:
+        _log.warning(
+            "%s: an epoch reads each byte %.0f times, because cuts are parts of long recordings, which are read whole. "
+            "`nestdata pack %s` writes each cut as a file of its own",
+            output,
+            stats.reads_of_bytes,
+            output,
+        )
     return report
 
 
@@ -155,7 +168,7 @@ class TaskResult(NamedTuple):
     source_index: int
     found: Found
     bytes_read: int
-    """Bytes that were read from shards and stores; a kept result has none."""
+    """Bytes that this process read from shards and stores meanwhile; a kept result has none."""
 
 
 def run_task(task: Task) -> TaskResult:
@@ -165,7 +178,7 @@ def run_task(task: Task) -> TaskResult:
         ManifestError: An item cannot be parsed.
         StorageError: A shard or object cannot be read for a reason that says nothing about its audio.
     """
-    config, kept = task.config, KeptResult(task)
+    config, kept, bytes_before = task.config, KeptResult(task), storage().stats.bytes_read
     found = kept.load()
     if found is not None:
         return TaskResult(task.source_index, found, 0)
@@ -182,7 +195,7 @@ def run_task(task: Task) -> TaskResult:
     found = collector.collected()
     if knows_all:
         kept.save(found, depends_on)
-    return TaskResult(task.source_index, found, _newly_read())
+    return TaskResult(task.source_index, found, storage().stats.bytes_read - bytes_before)
 
 
 def probe(entry: Entry, config: PrepareConfig) -> list[Outcome]:
@@ -203,54 +216,6 @@ def probe(entry: Entry, config: PrepareConfig) -> list[Outcome]:
         judge(whole, part, config, content) if isinstance(part, dict) else part for part in divide(whole, config)
     ]
     return [*found, *notes] if notes and any(isinstance(outcome, Cut) for outcome in found) else found
-
-
-class _Progress:
-    """Tells the caller how far the work has come."""
-
-    def __init__(
-        self,
-        sources: list[Source],
-        writer: CorpusWriter,
-        sampling_rate: int,
-        on_progress: Callable[[PrepareProgress], None] | None,
-    ) -> None:
-        self._sources = sources
-        self._writer = writer
-        self._rate = sampling_rate
-        self._on_progress = on_progress
-        self._bytes_in_epoch, self._bytes_needed = 0, 0.0
-        total_entries, total_shards = _totals(sources) if on_progress else (None, 0)
-        self._shown = PrepareProgress(0, total_entries, 0, total_shards)
-        self._show()
-
-    def add(self, result: TaskResult) -> None:
-        """Adds what a task found."""
-        shown, found = self._shown, result.found
-        self._bytes_in_epoch += found.bytes_in_epoch
-        self._bytes_needed += found.bytes_needed
-        self._shown = shown._replace(
-            entries=self._writer.num_entries,
-            shards=shown.shards + (self._sources[result.source_index].items_per_task is not None),
-            bytes_read=shown.bytes_read + result.bytes_read,
-            hours=shown.hours + found.hours(self._rate),
-        )
-        self._show()
-
-    def warn_of_traffic(self, report: PrepareReport) -> None:
-        """Warns if the cuts are small parts of what must be read for them."""
-        if self._bytes_needed and self._bytes_in_epoch > _MAX_OVERHEAD * self._bytes_needed:
-            _log.warning(
-                "%s: %.0f bytes are read for each byte of audio that the cuts need, because cuts are parts of long "
-                "recordings, which are read whole. `nestdata pack %s` writes each cut as a file of its own",
-                report.path,
-                self._bytes_in_epoch / self._bytes_needed,
-                report.path,
-            )
-
-    def _show(self) -> None:
-        if self._on_progress:
-            self._on_progress(self._shown)
 
 
 def _totals(sources: list[Source]) -> tuple[int | None, int]:
@@ -359,19 +324,3 @@ def _remove_work(partial: Path) -> None:
     for path in (partial / _SHARDS).rglob("*"):
         if path.is_file() and path.name not in used:
             path.unlink()
-
-
-_claimed = 0
-_claiming = threading.Lock()
-
-
-def _newly_read() -> int:
-    """Returns the bytes that this process has read through `storage()` since the last call.
-
-    The sum over all calls is exact, even if a worker of Dask runs several tasks at a time.
-    """
-    global _claimed
-    with _claiming:
-        total = storage().stats.bytes_read
-        newly, _claimed = total - _claimed, total
-    return newly

@@ -2,21 +2,5 @@
 
 Here is what the formats share; `formats` has one file for each, and `formats.detect.open_sources`, which detects the
 format of each input and opens it as a source of entries. A manifest that cannot be parsed is an error that stops the
-run; `nestdata.prepare.probe` decides whether the audio of an entry is usable.
+run; `nestdata.prepare.run.probe` decides whether the audio of an entry is usable.
 """
-
-from nestdata.input_format import InputFormat
-from nestdata.prepare.inputs.entry import Entry, Source
-from nestdata.prepare.inputs.format import AudioInput, AudioInputs, InputOptions, audio_inputs
-from nestdata.prepare.inputs.labels import LABELS
-
-__all__ = [
-    "LABELS",
-    "AudioInput",
-    "AudioInputs",
-    "Entry",
-    "InputFormat",
-    "InputOptions",
-    "Source",
-    "audio_inputs",
-]

@@ -4,44 +4,57 @@ Each kind gives its own bytes, knows its location and names itself.
 """
 
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 from zlib import crc32
 
-from nestdata.prepare.inputs.content import Content, LoadedContent
-from nestdata.storage import ObjectInfo
+from nestdata.audio.byte_ranges import ByteRanges
+from nestdata.storage import ObjectInfo, is_url, storage
 
-RejectReason = Literal[
-    "missing",
-    "not_a_file",
-    "empty",
-    "unreadable",
-    "truncated",
-    "not_audio",
-    "wrong_duration",
-    "not_finite",
-    "silent",
-    "no_speech",
-    "little_speech",
-    "too_short",
-    "too_long",
-    "duplicate_id",
-    "rate_too_low",
-    "no_such_channel",
-    "changed",
-    "corrupt",
-    "no_such_member",
-    "ambiguous_member",
-    "shard_unreadable",
-    "compressed_tar",
-    "unsafe_member",
-    "too_large",
-    "invalid_url",
-    "malformed_row",
-    "command",
-]
+RejectReason = str
+"""Why audio is not taken into a corpus: a key of `ADVICE`."""
+
+ADVICE = {
+    "missing": "Check the paths; docs/formats.md says where relative ones start.",
+    "not_a_file": "Name audio files: directories, pipes, sockets and devices are never opened.",
+    "empty": "Copy the files again, or drop the lines.",
+    "unreadable": "Convert the files again.",
+    "truncated": "Copy the files again: they are shorter than their own headers say.",
+    "not_audio": "Get the audio in their place, as the details say.",
+    "wrong_duration": "Rebuild the manifest from the current audio.",
+    "not_finite": "Convert the files again: they hold NaN or Inf.",
+    "silent": "Check that --channel names the channel with speech.",
+    "no_speech": (
+        "No speech was found: these are pauses, music or noise, or --channel names a channel without speech. Prepare "
+        "noise without --segment and --min-speech-share."
+    ),
+    "little_speech": "Lower --min-speech-share to keep them.",
+    "too_short": "Lower --min-seconds to keep them.",
+    "too_long": "Raise --max-seconds, or cut them with --window-seconds.",
+    "duplicate_id": "Drop one of the two entries, or give each line of the same file its own offset.",
+    "rate_too_low": "Lower --min-rate to keep them.",
+    "no_such_channel": "Give another --channel.",
+    "changed": "Prepare again when nothing writes to the shards any more.",
+    "corrupt": "Copy the shards again: their bytes do not have the checksums in the manifest.",
+    "no_such_member": "Check that the archives belong to this manifest.",
+    "ambiguous_member": "Pack the archives again, with one member for each name.",
+    "shard_unreadable": "Copy the archives again.",
+    "compressed_tar": "Decompress the archives: members of compressed ones cannot be read at random.",
+    "unsafe_member": "Pack the archives again, without links, devices, and names outside of the archive.",
+    "too_large": "Divide the files: members of 4 GiB or more have no address.",
+    "invalid_url": "Give URLs of object stores, without user names, passwords, queries and fragments.",
+    "malformed_row": "Fix these rows, or drop them.",
+    "command": "Commands are not run. Write the audio to files first, and name these.",
+}
+"""What to do about rejected audio, by the reason of the reject."""
 
 MAX_BYTES = 0xFFFFFFFF
 """Length of the longest member with an address: `nestdata.corpus.addresses.MAX_MEMBER_BYTES`, without numpy."""
+
+HEAD_BYTES = 1 << 14
+"""Bytes from the start of an audio file that hold its header, with 8 KiB of padding that the `flac` program writes."""
+
+# Bytes that are read at a time behind the header. A request to a store costs as much as half a megabyte.
+_LOCAL_BLOCK, _REMOTE_BLOCK = 1 << 14, 1 << 18
 
 
 class _Audio:
@@ -56,7 +69,7 @@ class _Audio:
 
     def read(self) -> bytes | None:
         """Returns the bytes of audio in a shard or object; None for other audio. Errors are those of the store."""
-        return self.member.content.read() if self.member else None
+        return self.member.read() if self.member else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +91,10 @@ class File(_Audio):
 
 @dataclass(frozen=True, slots=True)
 class Member(_Audio):
-    """The bytes of an audio file in a shard: a member of a tar, or a whole object."""
+    """The bytes of an audio file in a shard: a member of a tar, or a whole object. They are read when they are needed.
+
+    Errors of reading are those of `Storage.read_range`.
+    """
 
     shard: ObjectInfo
     offset: int
@@ -87,9 +103,14 @@ class Member(_Audio):
     length: int
     """Number of bytes."""
 
-    content: Content
     crc32: int | None = None
     """Checksum of the bytes, if the source has read all of them; `loaded` computes it if it reads them."""
+
+    start: bytes = field(default=b"", repr=False)
+    """The first bytes, or all, as far as they have been read already."""
+
+    written_to: str = ""
+    """Path of the shard while the corpus is not in place, if that differs from its location."""
 
     def __str__(self) -> str:
         from nestdata.corpus.members import describe  # imports numpy, which `--help` can do without
@@ -106,6 +127,11 @@ class Member(_Audio):
         """Path or URL of the shard."""
         return self.shard.location
 
+    @property
+    def is_loaded(self) -> bool:
+        """Whether all bytes are in memory."""
+        return len(self.start) == self.length
+
     def loaded(self, *, is_decoded: bool) -> "Member | Unusable":
         """Returns the member with its bytes in memory if they will be decoded, and with the checksum of loaded bytes.
 
@@ -114,15 +140,40 @@ class Member(_Audio):
         """
         if self.length > MAX_BYTES:
             return Unusable("too_large", f"{self}: a member must be shorter than 4 GiB")
-        content = self.content
-        if is_decoded and not isinstance(content, LoadedContent):
-            content = LoadedContent(content.read())
-        if not isinstance(content, LoadedContent):
+        if not (is_decoded or self.is_loaded):
             return self
-        found = crc32(content.content)
+        content = self.read()
+        found = crc32(content)
         if self.crc32 not in (None, found):
             return Unusable("corrupt", f"{self}: its checksum is not the one that the input gives")
-        return replace(self, content=content, crc32=found)
+        return replace(self, start=content, crc32=found)
+
+    def read(self) -> bytes:
+        """Returns all bytes."""
+        return self.start if self.is_loaded else self._read_range(0, self.length)
+
+    def ranges(self) -> ByteRanges:
+        """Returns the bytes at any position, of which the first and the last that were read are kept."""
+        if self.is_loaded:
+            return ByteRanges.of_bytes(self.start)
+        block = _REMOTE_BLOCK if is_url(self.location) else _LOCAL_BLOCK
+        kept = [(0, self.start), (0, b"")]
+
+        def read(start: int, length: int) -> bytes:
+            for begin, content in kept:
+                if begin <= start and (found := content[start - begin : start - begin + length]):
+                    return found
+            # No more than is asked for at first, as a header may be all that is needed.
+            wanted = length if not kept[0][1] else max(length, block)
+            found = self._read_range(start, min(wanted, self.length - start)) if start < self.length else b""
+            kept[start > 0] = start, found
+            return found[:length]
+
+        return ByteRanges(self.length, read)
+
+    def _read_range(self, start: int, length: int) -> bytes:
+        location, size = self.written_to or self.location, self.shard.size
+        return storage().read_range(location, self.offset + start, length, etag=self.shard.etag, size=size)
 
 
 @dataclass(frozen=True, slots=True)

@@ -120,16 +120,10 @@ def check_shards(locations: Sequence[str], given: str) -> None:
         for location in locations
         if (location not in there if parent(location) in listed else not (is_url(location) or os.path.isfile(location)))
     ]
-    if gone and len(gone) == len(locations):
-        raise ManifestError(
-            f"{given}: matches nothing; {gone[0]} does not exist. Check the pattern, and quote it, so that the shell "
-            "leaves it alone."
-        )
     if gone:
-        more = f" and {len(gone) - 1} more do" if len(gone) > 1 else " does"
         raise ManifestError(
-            f"{given}: {gone[0]}{more} not exist, of {len(locations)} shards. Restore the shards, or give a pattern of "
-            "those that are there."
+            f"{given}: {len(gone)} of {len(locations)} shards do not exist, such as {gone[0]}. Restore them, or check "
+            "the pattern, and quote it, so that the shell leaves it alone."
         )
 
 

@@ -11,10 +11,9 @@ from typing import Any, TypeVar
 
 from nestdata.errors import ManifestError, StorageError
 from nestdata.prepare.inputs.audio import Audio, File, LhotseCut, Member, Unusable, at_member
-from nestdata.prepare.inputs.content import LoadedContent, StoredContent
 from nestdata.prepare.inputs.entry import Entry, Source
 from nestdata.redaction import redacted_url
-from nestdata.storage import ObjectInfo, has_scheme, is_url, storage
+from nestdata.storage import has_scheme, is_url, storage
 from nestdata.storage.location import parse_url
 
 # Larger objects are not fetched whole: their headers are read by ranges. With 32 requests at a time, a process thus
@@ -25,11 +24,6 @@ _POINTER_SPAN = re.compile(r"\?o=\d+&e=\d+$")
 
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
-
-
-def whole_object(info: ObjectInfo) -> Member:
-    """Returns the member that is a whole object, whose bytes have not been read."""
-    return Member(info, 0, info.size, StoredContent(info.location, 0, info.size, info.etag))
 
 
 def located_entries(
@@ -65,12 +59,12 @@ def with_members(entries: Iterable[tuple[int, Entry]], is_read: Callable[[Entry]
         StorageError: A store cannot be read.
     """
 
-    def located(pair: tuple[int, Entry]) -> tuple[int, Entry]:
-        return pair[0], _with_member(pair[1], is_read)
-
     def is_slow(pair: tuple[int, Entry]) -> bool:
         audio = pair[1].audio
         return bool(_url_of(audio)) and (audio.member is None or is_read(pair[1]))
+
+    def located(pair: tuple[int, Entry]) -> tuple[int, Entry]:
+        return (pair[0], _with_member(pair[1], is_read)) if is_slow(pair) else pair
 
     entries = iter(entries)
     for pair in entries:
@@ -78,17 +72,13 @@ def with_members(entries: Iterable[tuple[int, Entry]], is_read: Callable[[Entry]
         # Most inputs have local files only, and this costs a tenth of the time of a line whose duration is trusted.
         if not isinstance(audio, File) or "://" in audio.location:
             checked = ((number, _with_valid_urls(entry)) for number, entry in chain([pair], entries))
-            yield from in_parallel(located, checked, is_slow=is_slow, quick=lambda pair: pair)
+            yield from in_parallel(located, checked, is_slow=is_slow)
             return
         yield pair
 
 
 def in_parallel(
-    function: Callable[[_Item], _Result],
-    items: Iterable[_Item],
-    *,
-    is_slow: Callable[[_Item], bool] = lambda _: True,
-    quick: Callable[[_Item], _Result] | None = None,
+    function: Callable[[_Item], _Result], items: Iterable[_Item], *, is_slow: Callable[[_Item], bool]
 ) -> Iterator[_Result]:
     """Yields the results of a function of each item, in order; those of slow items are computed in threads.
 
@@ -98,20 +88,18 @@ def in_parallel(
         function: Computes the result of an item.
         items: The items.
         is_slow: Whether the result of an item takes time.
-        quick: Computes the results of the other items; `function` by default.
     """
-    quick = quick or function
     waiting: deque[Future[_Result]] = deque()
     for item in items:
         slow = is_slow(item)
         if not waiting and not slow:
-            yield quick(item)
+            yield function(item)
             continue
         future: Future[_Result] = Future()
         if slow:
             threading.Thread(target=_run, args=(future, function, item), daemon=True).start()
         else:
-            _run(future, quick, item)
+            _run(future, function, item)
         waiting.append(future)
         while waiting and (waiting[0].done() or len(waiting) >= storage().config.max_requests):
             yield waiting.popleft().result()
@@ -128,15 +116,11 @@ def _run(future: "Future[Any]", function: Callable[[Any], Any], item: Any) -> No
 
 def _url_of(audio: Audio) -> str:
     """Returns the URL of audio that must be located or may be fetched; empty for any other audio."""
-    match audio:
-        case File(path):
-            return path if is_url(path) else ""
-        case Member(content=content) | LhotseCut(member=Member(content=content)):
-            return content.location if isinstance(content, StoredContent) and is_url(content.location) else ""
-        case LhotseCut():
-            location = audio.source_of("url")
-            return location if is_url(location) else ""
-    return ""
+    if audio.member:
+        location = "" if audio.member.is_loaded else audio.member.location
+    else:
+        location = audio.source_of("url") if isinstance(audio, LhotseCut) else audio.location
+    return location if is_url(location) else ""
 
 
 def _given_urls(audio: Audio) -> Iterator[str]:
@@ -167,9 +151,12 @@ def _with_member(entry: Entry, is_read: Callable[[Entry], bool]) -> Entry:
     audio = entry.audio
     assert isinstance(audio, File | Member | LhotseCut)
     try:
-        member = audio.member or whole_object(storage().info(_url_of(audio)))
+        member = audio.member
+        if member is None:
+            info = storage().info(_url_of(audio))
+            member = Member(info, 0, info.size)
         if member.length <= _MAX_LOADED_BYTES and is_read(entry):
-            member = replace(member, content=LoadedContent(member.content.read()))
+            member = replace(member, start=member.read())
     except StorageError as error:
         if error.kind == "invalid":
             raise ManifestError(f"{entry.where}: {error}") from None

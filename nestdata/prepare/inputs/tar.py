@@ -7,14 +7,13 @@ damage from the end, and goes on behind an end mark, as `cat` joins archives.
 import tarfile
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from io import BufferedIOBase, BufferedReader, FileIO
 from typing import Any, ClassVar, Literal, NamedTuple
-from zlib import adler32
 
+from nestdata.audio.byte_ranges import SplicedStream
 from nestdata.errors import ManifestError, StorageError, in_one_line
-from nestdata.prepare.inputs.audio import Member, Unusable
-from nestdata.prepare.inputs.content import HEAD_BYTES, LoadedContent, StoredContent
+from nestdata.prepare.inputs.audio import HEAD_BYTES, Member, Unusable
 from nestdata.storage import ObjectInfo, is_url, storage
 
 MAX_HELD = 256 << 20
@@ -42,11 +41,14 @@ _COMPRESSIONS = {
     b"\x04\x22\x4d\x18": "lz4",
     b"\x1f\x9d": "compress",
 }
-_ADLER_MODULUS = 65521
 # Bits of the number of an entry for its position in the manifest of its shard, or in its tar.
 _POSITION_BITS = 32
 # Bytes of a local tar that are read at a time: the headers of a member, and the start of its content.
 _READ_AHEAD = HEAD_BYTES + 4 * _BLOCK
+
+
+Stream = BufferedIOBase | SplicedStream
+"""An open tar."""
 
 
 class TarError(Exception):
@@ -73,7 +75,7 @@ class TarMember(NamedTuple):
     """Why the member must not be used, such as `a symbolic link`; empty for a regular file with a relative name."""
 
 
-def walk(file: BufferedIOBase, size: int) -> Iterator[TarMember]:
+def walk(file: Stream, size: int) -> Iterator[TarMember]:
     """Yields the members of all archives of a file in the order in which they are stored; skips folders.
 
     Between two members, the caller may seek and read in the file.
@@ -92,12 +94,12 @@ def walk(file: BufferedIOBase, size: int) -> Iterator[TarMember]:
         start = _after_padding(file, size, end)
 
 
-def _walk_archive(file: BufferedIOBase, size: int, start: int) -> Generator[TarMember, None, int]:
+def _walk_archive(file: Stream, size: int, start: int) -> Generator[TarMember, None, int]:
     """Yields the members of the archive that begins at `start`, and returns where its end mark begins."""
     file.seek(start)
     end = start
     try:
-        with tarfile.TarFile(fileobj=_Headers(file), tarinfo=_Header, encoding="utf-8") as tar:  # type: ignore[arg-type]
+        with tarfile.TarFile(fileobj=_Headers(file), encoding="utf-8") as tar:  # type: ignore[arg-type]
             while info := tar.next():
                 if not (end < tar.offset and info.size >= 0):
                     raise TarError(f"the header at byte {end} is damaged")
@@ -117,7 +119,7 @@ def _walk_archive(file: BufferedIOBase, size: int, start: int) -> Generator[TarM
     return end
 
 
-def _after_padding(file: BufferedIOBase, size: int, end: int) -> int | None:
+def _after_padding(file: Stream, size: int, end: int) -> int | None:
     """Returns the first block behind an end mark that is not zero; None if the file ends before.
 
     Raises:
@@ -133,32 +135,10 @@ def _after_padding(file: BufferedIOBase, size: int, end: int) -> int | None:
     return None
 
 
-class _Header(tarfile.TarInfo):
-    """A header of which only type, name and size are decoded if it is a plain one: a third of the time of `TarInfo`."""
-
-    @classmethod
-    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> "_Header":
-        """Returns the header in a block; `TarInfo` decodes and checks what is not plain."""
-        kind = bytes(buf[156:157])
-        if kind in (tarfile.REGTYPE, tarfile.XHDTYPE):
-            # The lower half of an Adler-32 checksum is one more than the sum of all bytes, modulo 65521 (RFC 1950).
-            total = (adler32(buf) & 0xFFFF) - 1 - sum(buf[148:156]) + 8 * ord(" ")
-            try:
-                checksum, size = (int(digits.strip(b"\0 "), 8) for digits in (buf[148:156], buf[124:136]))
-            except ValueError:
-                checksum = size = -1
-            if size >= 0 and (total - checksum) % _ADLER_MODULUS == 0 and len(buf) == _BLOCK:
-                name, prefix = (part.partition(b"\0")[0].decode(encoding, errors) for part in (buf[:100], buf[345:500]))
-                info = cls(f"{prefix}/{name}" if prefix else name)
-                info.type, info.size = kind, size
-                return info
-        return super().frombuf(buf, encoding, errors)
-
-
 class _Headers:
     """What `tarfile` sees of a file: it reads headers and their extensions only, which are short."""
 
-    def __init__(self, file: BufferedIOBase) -> None:
+    def __init__(self, file: Stream) -> None:
         self._file = file
         self.seek, self.tell = file.seek, file.tell
 
@@ -183,7 +163,7 @@ def _problem(info: tarfile.TarInfo) -> str:
     return "" if info.name else "stored without a name"
 
 
-def _damage(file: BufferedIOBase, start: int, end: int, problem: str = "it is damaged") -> TarError:
+def _damage(file: Stream, start: int, end: int, problem: str = "it is damaged") -> TarError:
     """Returns why no member was found at byte `end` of the archive that begins at `start`."""
     file.seek(end)
     block = file.read(_BLOCK)
@@ -219,7 +199,7 @@ class OpenShard:
     """A tar that is open for one pass: a local one, of which only the start of members is read, or a remote stream."""
 
     info: ObjectInfo
-    file: BufferedIOBase
+    file: Stream
     problem: Unusable | None = None
     """Why not all members were found, once `members` has ended."""
 
@@ -238,12 +218,13 @@ class OpenShard:
         is_held = is_url(self.info.location) and found.size <= MAX_HELD
         self.file.seek(found.offset)
         start = b"" if found.problem else self.file.read(found.size if is_held else min(found.size, HEAD_BYTES))
-        member = self.address(found, start)
-        return replace(member, content=LoadedContent(start)) if is_held and isinstance(member, Member) else member
+        return self.address(found, start)
 
     def address(self, found: TarMember, start: bytes = b"") -> Member | Unusable:
         """Returns the address of a member whose bytes are read when they are needed, apart from its start."""
-        return _member_of(self.info, found, start=start)
+        if found.problem:
+            return Unusable("unsafe_member", f"{self.info.location}: the member {found.name!r} is {found.problem}")
+        return Member(self.info, found.offset, found.size, start=start)
 
 
 @contextmanager
@@ -271,29 +252,17 @@ def open_shard(location: str) -> Iterator[OpenShard]:
 def member_at(location: str, start: int, info: ObjectInfo) -> Member | Unusable:
     """Returns the member whose header is at a byte of a tar, or why it must not be used; raises StorageError."""
     size = info.size - start
-    with StoredContent(location, start, size, info.etag, info.size).open() as file:
-        try:
-            found = next(walk(file, size), None)
-        except TarError as error:
-            return Unusable(error.reason, f"{location}: {error}")
+    ranges = Member(info, start, size).ranges()
+    shard = OpenShard(info, SplicedStream(ranges))
+    try:
+        found = next(walk(shard.file, size), None)
+        ranges.check()
+    except TarError as error:
+        ranges.check()
+        return Unusable(error.reason, f"{location}: {error}")
     if found is None:
         return Unusable("no_such_member", f"{location}: the tar ends at byte {start}")
-    return _member_of(info, found._replace(offset=start + found.offset), size=info.size)
-
-
-def _member_of(info: ObjectInfo, found: TarMember, *, size: int | None = None, start: bytes = b"") -> Member | Unusable:
-    """Returns the address of a member, or why it must not be used.
-
-    Args:
-        info: The tar.
-        found: The member, whose offset counts from the start of the tar.
-        size: Size of the tar, if another one is an error when the member is read.
-        start: The first bytes of the member, if they were read.
-    """
-    if found.problem:
-        return Unusable("unsafe_member", f"{info.location}: the member {found.name!r} is {found.problem}")
-    content = StoredContent(info.location, found.offset, found.size, info.etag, size, start)
-    return Member(info, found.offset, found.size, content)
+    return shard.address(found._replace(offset=start + found.offset))
 
 
 class ShardSource:

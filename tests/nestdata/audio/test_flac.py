@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from nestdata import AudioError
 from nestdata.audio import decode, flac
 from nestdata.audio.decode import load_samples
-from nestdata.audio.encoded import open_descriptor
+from nestdata.audio.encoded import open_stream
 from nestdata.audio.flac import FlacFile, read_flac
 from tests.nestdata.bad_files import without_length
 from tests.synthesis import Samples, chirp, hiss, tone, write_audio
@@ -64,9 +64,9 @@ def result_of_libsndfile(cut: dict[str, Any]) -> bytes | tuple[str, str]:
 def decoded(path: Path) -> NDArray[Any] | None:
     """Returns the samples that dr_flac finds, shape (num_samples, num_channels), or None."""
     file = read_flac(str(path))
-    if file is None or file.num_samples > 10**6:  # no intact file of these tests is as long
+    if file is None or file.header.num_samples > 10**6:  # no intact file of these tests is as long
         return None
-    out = np.empty((file.num_samples, file.num_channels), np.float32)
+    out = np.empty((file.header.num_samples, file.header.num_channels), np.float32)
     return out if file.decode(out) else None
 
 
@@ -166,12 +166,12 @@ def is_wrongly_accepted(path: Path) -> bool:
     if found is None:
         return False
     try:
-        with open_descriptor(os.open(path, os.O_RDONLY)) as reference:
+        with open_stream(os.open(path, os.O_RDONLY)) as reference:
             expected, rate = reference.read(reference.frames, "float32", always_2d=True), reference.samplerate
     except soundfile.LibsndfileError:
         return True
     file = read_flac(str(path))
-    return file is None or file.rate != rate or found.tobytes() != expected.tobytes()
+    return file is None or file.header.rate != rate or found.tobytes() != expected.tobytes()
 
 
 def test_every_flipped_bit_of_the_metadata_is_judged_as_by_libsndfile(intact: Path, tmp_path: Path) -> None:
@@ -231,7 +231,7 @@ def test_header_with_too_few_samples_is_not_accepted(intact: Path, tmp_path: Pat
     (tmp_path / "a.flac").write_bytes(whole)
     file = read_flac(str(tmp_path / "a.flac"))
     assert file is not None
-    assert file.num_samples == 12799
+    assert file.header.num_samples == 12799
     assert not file.decode(np.empty(12799, np.float32))
 
 

@@ -12,12 +12,11 @@ from hypothesis import strategies as st
 
 from nestdata import Corpus, PrepareConfig, load_audio, prepare_corpus
 from nestdata.audio import mpeg, ogg
-from nestdata.audio.byte_ranges import MemoryRanges
+from nestdata.audio.byte_ranges import ByteRanges
 from nestdata.audio.encoded import EncodedAudio
 from nestdata.audio.parts import JoinedAudio
 from nestdata.prepare.header import AudioInfo, read_header
 from nestdata.prepare.inputs.audio import File, Member, Unusable
-from nestdata.prepare.inputs.content import LoadedContent, StoredContent
 from nestdata.storage import ObjectInfo
 from tests.nestdata.audio.ogg_pages import flac_in_ogg
 from tests.nestdata.bad_files import without_length
@@ -76,9 +75,8 @@ def header_of(path: Path, content: bytes) -> AudioInfo | Unusable:
     """Reads the header of a file, of a member on disk, and of one in memory, which are the same."""
     path.write_bytes(content)
     shard = ObjectInfo(str(path), len(content), None)
-    stored, loaded = StoredContent(str(path), 0, len(content)), LoadedContent(content)
     first, *others = [read_header(File(str(path)))] + [
-        read_header(Member(shard, 0, len(content), kind)) for kind in (stored, loaded)
+        read_header(Member(shard, 0, len(content), start=start)) for start in (b"", content)
     ]
     for other in others:
         if isinstance(first, Unusable):
@@ -166,10 +164,12 @@ def test_a_single_frame_behind_an_mp3_file_with_a_tag_is_not_lost(tmp_path: Path
     check_all_ways(tmp_path, "a.mp3", content, EncodedAudio("a", content).open().read(num_samples)[:, 0])
 
 
-class _CountedRanges(MemoryRanges):
+class _CountedRanges(ByteRanges):
     """Counts the bytes that are read."""
 
-    num_read = 0
+    def __init__(self, content: bytes) -> None:
+        super().__init__(len(content), lambda start, length: content[start : start + length])
+        self.num_read = 0
 
     def at(self, start: int, length: int) -> bytes:
         found = super().at(start, length)
@@ -210,7 +210,7 @@ def test_more_streams_than_memory_should_hold_are_rejected() -> None:
     second = OGG.index(b"OggS", 4)
     stream = OGG[: OGG.index(b"OggS", second + 4)]
     with pytest.raises(ValueError, match="more than 10,000 streams"):
-        ogg.links_of(MemoryRanges(stream * 10_001))
+        ogg.links_of(ByteRanges.of_bytes(stream * 10_001))
 
 
 def test_bytes_behind_the_last_frame_of_flac_are_left_out(tmp_path: Path) -> None:
@@ -314,7 +314,7 @@ def test_the_links_of_a_chain_are_its_files(parts: list[tuple[bytes, bool]]) -> 
     for part, has_garbage in parts:
         expected.append(ogg.OggLink([(len(content), len(part) + 9 * has_garbage)], not has_garbage, is_flac=False))
         content += part + b"no page, " * has_garbage
-    assert ogg.links_of(MemoryRanges(content)) == expected
+    assert ogg.links_of(ByteRanges.of_bytes(content)) == expected
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,6 @@ from nestdata.audio import torchcodec_audio
 from nestdata.audio.decode import load_samples
 from nestdata.prepare.header import AudioInfo, read_header
 from nestdata.prepare.inputs.audio import File, Member, Unusable
-from nestdata.prepare.inputs.content import LoadedContent
 from nestdata.storage import ObjectInfo
 from tests.synthesis import Samples, chirp, hiss, write_audio
 
@@ -59,7 +58,7 @@ def test_the_decoded_length_is_the_length(tmp_path: Path, name: str) -> None:
     info = read_header(File(str(path)))
     assert isinstance(info, AudioInfo)
     assert info.num_frames == len(expected)
-    member = Member(ObjectInfo("a.tar", len(content), None), 0, len(content), LoadedContent(content))
+    member = Member(ObjectInfo("a.tar", len(content), None), 0, len(content), start=content)
     assert read_header(member) == info._replace(version=None)
     for probe in ("all", "decode"):
         config = PrepareConfig(probe=probe, sampling_rate=info.rate)

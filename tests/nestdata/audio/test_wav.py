@@ -10,8 +10,9 @@ import soundfile
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nestdata.audio.byte_ranges import ByteRanges
 from nestdata.audio.encoded import EncodedAudio, open_stream
-from nestdata.audio.wav import PlainWav, open_wav, parse_wav
+from nestdata.audio.wav import HEAD_BYTES, PlainWav, parse_header
 from tests.synthesis import hiss
 
 
@@ -136,6 +137,11 @@ def test_files_on_disk_with_distant_chunks_are_left_to_libsndfile(tmp_path: Path
         np.testing.assert_array_equal(file.read(4000), soundfile.read(BytesIO(plain))[0])
 
 
+def parse_wav(content: bytes) -> PlainWav | None:
+    header = parse_header(content[:HEAD_BYTES], len(content))
+    return PlainWav(header, ByteRanges.of_bytes(content)) if header else None
+
+
 def test_arrays_are_filled_from_their_start() -> None:
     file = parse_wav(wav())
     assert file is not None
@@ -189,13 +195,8 @@ OTHER_FILES = {
 
 
 @pytest.mark.parametrize("name", OTHER_FILES)
-def test_other_files_are_left_to_libsndfile(tmp_path: Path, name: str) -> None:
+def test_other_files_are_left_to_libsndfile(name: str) -> None:
     assert parse_wav(OTHER_FILES[name]) is None
-    (tmp_path / "a.wav").write_bytes(OTHER_FILES[name])
-    descriptor = os.open(tmp_path / "a.wav", os.O_RDONLY)
-    assert open_wav(descriptor) is None
-    assert os.lseek(descriptor, 0, os.SEEK_CUR) == 0
-    os.close(descriptor)
 
 
 @pytest.mark.parametrize(

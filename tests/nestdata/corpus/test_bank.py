@@ -11,13 +11,13 @@ from hypothesis.extra import numpy as hnp
 
 from nestdata import AudioError, Corpus, CorpusError, NoiseSampler, PrepareConfig, prepare_corpus
 from nestdata.corpus.bank import FULL_SCALE
-from nestdata.prepare.bank_writer import _scale_of, write_bank
 from nestdata.prepare.corpus_writer import CorpusWriter
 from nestdata.prepare.found import Collector, Cut
-from nestdata.prepare.inputs import Entry
 from nestdata.prepare.inputs.audio import File
+from nestdata.prepare.inputs.entry import Entry
 from nestdata.prepare.pool import Pool
 from nestdata.prepare.run import probe
+from nestdata.prepare.written_cuts import _scale_of, write_bank
 from nestdata.stateless_rng import StatelessRng
 from tests.conftest import MessyCorpora
 from tests.synthesis import Samples, chirp, folder_corpus, hiss, read_audio, tone, write_audio

@@ -26,7 +26,6 @@ from nestdata import (
 from nestdata.audio.decode import load_samples
 from nestdata.errors import StorageError
 from nestdata.prepare.inputs.audio import File, Member
-from nestdata.prepare.inputs.content import LoadedContent
 from nestdata.storage import ObjectInfo, Storage
 from tests.nestdata.bad_files import BAD_FILES_CONFIG, bad_files
 from tests.shards import corpus_of, entries_of, tar_corpus, write_tar
@@ -382,9 +381,9 @@ def test_address_of_a_remote_object_names_its_url(folder: Path, tmp_path: Path) 
     entries = []
     for i, entry in enumerate(entries_of(write_tar(tmp_path / "speech.tar", folder))):
         assert isinstance(entry.audio, Member)
-        content = entry.audio.content.read()
+        content = entry.audio.read()
         shard = ObjectInfo(f"s3://bucket/speech/{entry.cut_id}.bin", len(content), f"tag-{i}")
-        member = replace(entry.audio, shard=shard, offset=0, content=LoadedContent(content))
+        member = replace(entry.audio, shard=shard, offset=0, start=content)
         entries.append(entry._replace(audio=member))
     # There is no such store, and no audio for the report.
     corpus = corpus_of(tmp_path / "remote.corpus", entries, PrepareConfig(report_samples=0))

@@ -20,8 +20,8 @@ from nestdata.audio.decode import load_samples
 from nestdata.errors import AudioError
 from nestdata.prepare.found import Cut, Note, Reject
 from nestdata.prepare.header import AudioInfo
-from nestdata.prepare.inputs import Entry
 from nestdata.prepare.inputs.audio import File, LhotseCut
+from nestdata.prepare.inputs.entry import Entry
 from nestdata.prepare.run import probe
 from tests.nestdata.bad_files import without_length
 from tests.synthesis import hiss, read_audio, tone, write_audio

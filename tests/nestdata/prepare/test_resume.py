@@ -216,7 +216,7 @@ def test_cuts_that_are_small_parts_of_their_files_are_warned_of(
         caplog.clear()
         config = PrepareConfig(window_seconds=seconds)
         prepare_corpus([tmp_path / "long.parquet"], tmp_path / "speech.corpus", config, overwrite=True)
-        found = "5 bytes are read for each byte of audio" in caplog.text and "`nestdata pack " in caplog.text
+        found = "an epoch reads each byte 5 times" in caplog.text and "`nestdata pack " in caplog.text
         assert found == is_warned
 
 

@@ -40,14 +40,12 @@ class FairseqManifest(LineSource):
             return
         where = self.where(number)
         name, *counts = item.rstrip(b"\r\n").split(b"\t")
-        if len(counts) > 1:
-            raise ManifestError(
-                f"{where}: {len(counts) + 1} columns, but fairseq's manifests have two, a path and a number of "
-                "samples. Remove the others, or write a table whose header has a column audio_filepath."
-            )
-        count = counts[0].strip() if counts else b""
+        count = counts[0].strip() if len(counts) == 1 else b""
         if not name or not count.isdigit() or len(count) > _MAX_DIGITS:
-            raise ManifestError(f"{where}: {item[:80]!r} is not a path, a tab and a number of samples. Fix or drop it.")
+            raise ManifestError(
+                f"{where}: {item[:80]!r} is not a path, a tab and a number of samples. Fix or drop it; tables of more "
+                "columns need a header with a column audio_filepath or path."
+            )
         text = name.decode(errors="surrogateescape")
         if entry := entry_of_slice(where, text, self.names, self.root):
             yield entry

@@ -9,14 +9,13 @@ from pathlib import Path
 from typing import ClassVar
 
 from nestdata.errors import ManifestError
-from nestdata.prepare.inputs.audio import File
+from nestdata.prepare.inputs.audio import File, Member
 from nestdata.prepare.inputs.entry import AUDIO_SUFFIXES, MAIN_SUFFIXES, Entry, Source, cut_id_of
 from nestdata.prepare.inputs.format import Format, GivenInput, Opened
 from nestdata.prepare.inputs.formats.huggingface import PARQUET_SUFFIX, may_hold_audio, parquet_in_folder
 from nestdata.prepare.inputs.formats.webdataset import WebDataset, check_not_nemo
 from nestdata.prepare.inputs.lines import check_manifest
 from nestdata.prepare.inputs.patterns import TAR, cannot_be_listed, folder_of, objects_below
-from nestdata.prepare.inputs.remote import whole_object
 from nestdata.storage import ObjectInfo
 
 _AUDIO, _MAIN = frozenset(AUDIO_SUFFIXES), frozenset(MAIN_SUFFIXES)
@@ -36,8 +35,8 @@ class _AudioLocations:
 
     def entries(self, number: int, item: str | ObjectInfo) -> Iterator[Entry]:  # noqa: ARG002, the item is enough
         """Yields the entry of a file or object."""
-        location, audio = (item, File(item)) if isinstance(item, str) else (item.location, whole_object(item))
-        yield Entry(location, cut_id_of(location, self.root), audio)
+        audio = File(item) if isinstance(item, str) else Member(item, 0, item.size)
+        yield Entry(audio.location, cut_id_of(audio.location, self.root), audio)
 
     def where(self, number: int) -> str:  # noqa: ARG002, the audio says it
         """Returns nothing: the position of a file is its path."""

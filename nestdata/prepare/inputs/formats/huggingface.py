@@ -12,11 +12,10 @@ import posixpath
 import re
 import tarfile
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from functools import partial
 from glob import glob, has_magic
 from pathlib import Path
 from typing import Any, ClassVar
@@ -25,7 +24,6 @@ from zlib import crc32
 from nestdata.errors import ConfigError, ManifestError, StorageError, in_one_line
 from nestdata.output import flush_to_disk
 from nestdata.prepare.inputs.audio import File, Member, Unusable
-from nestdata.prepare.inputs.content import StoredContent
 from nestdata.prepare.inputs.entry import AUDIO_SUFFIXES, Entry, cut_id_of, resolve
 from nestdata.prepare.inputs.format import Format, GivenInput, Opened
 from nestdata.prepare.inputs.patterns import objects_below
@@ -37,6 +35,7 @@ _ROWS_PER_BATCH = 64
 # Bits of an entry's number that count rows.
 _ROW_BITS = 40
 _TAR_BYTES = 1_000_000_000
+_NO_AUDIO = Unusable("missing", "the row has neither bytes nor a path of audio")
 # Words by which `datasets` recognises the splits of a data set in the names of files and folders.
 _SPLITS = {
     "train": "train", "training": "train",
@@ -104,19 +103,14 @@ class DataSetFiles:
             try:
                 for values, labels in _rows(location):
                     where = f"{self.path if self.prefix else location} (row {row})"
-                    entry = partial(Entry, where, f"{prefix}/{row}", labels=labels, number=number << _ROW_BITS | row)
                     content, name = values.get("bytes"), values.get("path")
+                    audio = File(resolve(self.folder, name)) if name else _NO_AUDIO
+                    entry = Entry(where, f"{prefix}/{row}", audio, labels=labels, number=number << _ROW_BITS | row)
                     row += 1
-                    if content is not None:
-                        yield from tars.add(entry, content, _suffix_of(name))
-                    elif name:
-                        yield from tars.add_other(entry(File(resolve(self.folder, name))))
-                    else:
-                        unusable = Unusable("missing", "the row has neither bytes nor a path of audio")
-                        yield from tars.add_other(entry(unusable))
+                    yield from tars.add(entry, content, _suffix_of(name))
             except ManifestError as error:
                 unusable = Unusable("unreadable", str(error))
-                yield from tars.add_other(Entry(location, prefix, unusable, number=number << _ROW_BITS | row))
+                yield from tars.add(Entry(location, prefix, unusable, number=number << _ROW_BITS | row))
             yield from tars.finish()
 
     def where(self, number: int) -> str:
@@ -149,39 +143,31 @@ class _AudioTars:
         self._num_tars = 0
         self._num_members = 0
         self._tar: tarfile.TarFile | None = None
-        # Each returns an entry, given the path of the tar and its later location.
-        self._entries: list[Callable[[Path, ObjectInfo], Entry]] = []
+        # With the offset, the length and the checksum of the audio, if it is in the tar.
+        self._entries: list[tuple[Entry, tuple[int, int, int] | None]] = []
 
-    def add(self, entry: Callable[[Member], Entry], content: bytes, suffix: str) -> Iterator[Entry]:
-        """Adds the audio of the entry that `entry` returns; yields the entries of the tar if that is now complete."""
+    def add(self, entry: Entry, content: bytes | None = None, suffix: str = "") -> Iterator[Entry]:
+        """Adds an entry and the audio that it embeds, if any; yields the entries of the tar if that is now complete."""
+        if content is None:
+            self._entries.append((entry, None))
+            return
         if self._tar is None:
             self._write_to.mkdir(parents=True, exist_ok=True)
             self._tar = tarfile.open(self._temporary, "w", format=tarfile.USTAR_FORMAT)
         header = tarfile.TarInfo(f"{self._num_members:09d}{suffix}")
-        header.size = length = len(content)
-        offset, checksum = self._tar.offset + tarfile.BLOCKSIZE, crc32(content)
-
-        def complete(tar: Path, shard: ObjectInfo) -> Entry:
-            return entry(Member(shard, offset, length, StoredContent(str(tar), offset, length), checksum))
-
-        self._entries.append(complete)
+        header.size = len(content)
+        self._entries.append((entry, (self._tar.offset + tarfile.BLOCKSIZE, len(content), crc32(content))))
         self._tar.addfile(header, io.BytesIO(content))
         self._num_members += 1
         if self._tar.offset >= _TAR_BYTES:
             yield from self.finish()
 
-    def add_other(self, entry: Entry) -> Iterator[Entry]:
-        """Adds an entry without bytes, which keeps its place among the others."""
-        if self._tar is None:
-            yield entry
-        else:
-            self._entries.append(lambda *_: entry)
-
     def finish(self) -> Iterator[Entry]:
         """Completes the tar that is being written, and yields its entries with their addresses."""
-        if self._tar is None:
-            return
         entries, self._entries = self._entries, []
+        if self._tar is None:
+            yield from (entry for entry, _ in entries)
+            return
         self._tar.close()
         self._tar = None
         path = self._temporary.with_suffix("")
@@ -189,7 +175,8 @@ class _AudioTars:
         self._temporary.replace(path)
         shard = ObjectInfo(f"{self._stored_in}/{path.name}", path.stat().st_size, None)
         self._num_tars += 1
-        yield from (complete(path, shard) for complete in entries)
+        for entry, place in entries:
+            yield entry._replace(audio=Member(shard, *place, written_to=str(path))) if place else entry
 
     def close(self) -> None:
         """Closes the tar that is being written; it keeps its temporary name."""
@@ -321,12 +308,7 @@ FORMAT = Format("huggingface", _detect_saved, _open_saved)
 
 
 def _opened(location: str) -> io.BufferedIOBase:
-    if is_url(location):
-        return storage().open_stream(location)
-    try:
-        return open(location, "rb")
-    except OSError as error:
-        raise ManifestError(f"{location}: cannot be read ({error.strerror}). Check the path.") from error
+    return storage().open_stream(location) if is_url(location) else open(location, "rb")
 
 
 def _num_rows(location: str) -> int:

@@ -112,19 +112,14 @@ class KaldiDirectory:
 
     def _segment(self, row: list[str], where: str) -> tuple[str, str, float, float | None, int | None]:
         """Returns utterance, recording, start, end and channel; no end if the segment ends with the recording."""
-        if not 4 <= len(row) <= 5:
+        if not 4 <= len(row) <= 5 or (len(row) == 5 and not _CHANNEL.fullmatch(row[4])):
             raise ManifestError(
-                f"{where}: not an utterance, a recording, a start and an end in seconds, and perhaps a channel: "
-                f"{' '.join(row)[:80]!r}. Fix or drop this line."
+                f"{where}: not an utterance, a recording, a start and an end in seconds, and perhaps a channel, "
+                f"counted from 0: {' '.join(row)[:80]!r}. Fix or drop this line."
             )
         start, end = (_seconds(time, where) for time in row[2:4])
         if start < 0 or 0 <= end <= start:
             raise ManifestError(f"{where}: a segment from {start:g} s to {end:g} s. Fix or drop this line.")
-        if len(row) == 5 and not _CHANNEL.fullmatch(row[4]):
-            raise ManifestError(
-                f"{where}: the channel is {row[4]!r}. Give it as a number, as in Kaldi: 0 is the first channel and 1 "
-                "the second."
-            )
         return row[0], row[1], start, end if end >= 0 else None, int(row[4]) if len(row) == 5 else None
 
 

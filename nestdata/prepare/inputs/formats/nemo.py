@@ -163,14 +163,9 @@ class NemoTarred(ShardSource):
             if row is None:
                 continue
             shard = row.get("shard_id", default)
-            if type(shard) is not int:
+            if type(shard) is not int or shard not in tars:
                 raise ManifestError(
-                    f"{where}: shard_id is {shard!r}. Give the number of the tar that holds the audio, as NeMo's "
-                    "converter writes it."
-                )
-            if shard not in tars:
-                raise ManifestError(
-                    f"{where}: shard_id {shard} has no tar; there are {_range(tars)}. Give all tars with --tars "
+                    f"{where}: no tar has the shard_id {shard!r}; there are {_range(tars)}. Give all tars with --tars "
                     "PATTERN, in quotes."
                 )
             yield shard, (number, line)
@@ -273,7 +268,12 @@ def _tars_named(pattern: str) -> dict[int, str]:
     location = pattern.rstrip("/") if is_url(pattern) else os.path.abspath(pattern)
     names = [location] if os.path.isfile(location) else expand(location)
     check_shards(names, pattern)
-    return {shard_number(names[0]) or 0: names[0]} if len(names) == 1 else numbered(names, pattern, pattern)
+    return _numbered(names, pattern, pattern)
+
+
+def _numbered(tars: list[str], given: str, pattern: str = "") -> dict[int, str]:
+    """Returns tars by their numbers; a single one needs none in its name."""
+    return {shard_number(tars[0]) or 0: tars[0]} if len(tars) == 1 else numbered(tars, given, pattern)
 
 
 def _tars_beside(given: GivenInput) -> dict[int, str]:
@@ -293,8 +293,7 @@ def _tars_beside(given: GivenInput) -> dict[int, str]:
                 "in quotes."
             )
         for names in sets.values():
-            given_path = str(given.path)
-            return {shard_number(names[0]) or 0: names[0]} if len(names) == 1 else numbered(sorted(names), given_path)
+            return _numbered(sorted(names), str(given.path))
     raise ManifestError(
         f"{given.path}: a manifest of a tarred data set, and no tars in {folders[-1]}. Give them with "
         "--tars 'PATTERN', such as 's3://bucket/audio_{0..511}.tar'; give manifests of files one by one."
@@ -366,9 +365,7 @@ def _name_in(row: dict[str, Any], where: str) -> str:
     if not any(key in row for key in AUDIO_KEYS):
         raise ManifestError(f"{where}: the key audio_filepath is missing. Add it, or drop this line.")
     name = next(row[key] for key in AUDIO_KEYS if key in row)
-    if isinstance(name, list):
-        raise ManifestError(
-            f"{where}: audio_filepath is a list, for NeMo the channels of one recording: {str(name)[:80]}. Join the "
-            "files into one, for instance with `sox -M`, or give each file a line."
-        )
-    raise ManifestError(f"{where}: audio_filepath is {name!r}. Give the path of one file as a string.")
+    raise ManifestError(
+        f"{where}: audio_filepath is {repr(name)[:80]}. Give the path of one file as a string; join the channels of a "
+        "list into one file, for instance with `sox -M`."
+    )

@@ -107,7 +107,7 @@ class SharDirectory(ShardSource):
                 yield self._rejected(line, Unusable("unreadable", detail))
             else:
                 name = f"{location}: {plain_name(found.name)}"
-                yield self._entry(line, metadata.content.read(), audio[1], name)
+                yield self._entry(line, metadata.read(), audio[1], name)
             seen.add(cut_id)
             audio = None
         for cut_id, line in lines.items():

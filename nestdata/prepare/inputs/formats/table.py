@@ -144,7 +144,12 @@ def _read_columns(path: Path | str) -> Columns:
     if repeated:
         raise ManifestError(f"{path}:1: two columns are called {repeated[0][:80]!r}. Rename or remove one of them.")
     spans = tuple((index, _SPAN_COLUMNS[key]) for index, key in enumerate(keys) if key in _SPAN_COLUMNS)
-    _check_spans(path, names, spans)
+    kinds = [kind for _, kind in spans]
+    if len(set(kinds)) < len(kinds) or {"duration", "end"} <= set(kinds) or kinds == ["end"]:
+        raise ManifestError(
+            f"{path}:1: the columns {', '.join(names[index] for index, _ in spans)} do not give a start and an end "
+            "once. Keep one of offset, start and begin, and one of duration and end; duration may stand alone."
+        )
     taken = {audio, *(index for index, _ in spans)}
     own = {name: index for index, name in enumerate(names) if name and index not in taken}
     labels = []
@@ -152,22 +157,6 @@ def _read_columns(path: Path | str) -> Columns:
         renamed = _RENAMED.get(_key(name), name)
         labels.append((index, name if renamed in own else renamed))  # a column with the name itself takes precedence
     return Columns(delimiter, names, audio, spans, tuple(labels))
-
-
-def _check_spans(path: Path | str, names: Sequence[str], spans: Sequence[tuple[int, str]]) -> None:
-    """Raises ManifestError if a start or an end has two columns, or if there are ends without a column of starts."""
-    what, given = [each for _, each in spans], ", ".join(names[index] for index, _ in spans)
-    starts = ", ".join(name for name, each in _SPAN_COLUMNS.items() if each == "offset")
-    ends = ", ".join(name for name, each in _SPAN_COLUMNS.items() if each != "offset")
-    if len(set(what)) < len(what) or {"duration", "end"} <= set(what):
-        raise ManifestError(
-            f"{path}:1: the columns {given} give a start or an end twice. Keep one of each: {starts}; {ends}."
-        )
-    if what == ["end"]:
-        raise ManifestError(
-            f"{path}:1: the column {given} gives the end of spans, and none gives their start. Name the column of "
-            f"starts one of: {starts}. If there is none, and all spans start at 0, rename {given} to duration."
-        )
 
 
 def _detect(given: GivenInput) -> bool:

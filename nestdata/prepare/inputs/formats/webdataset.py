@@ -204,7 +204,7 @@ def _labels(parts: Iterable[_Part]) -> dict[str, Any]:
     for part in parts:
         if part.decides or not isinstance(part.member, Member):
             continue
-        content = part.member.content.read()
+        content = part.member.read()
         if part.suffix == ".txt":
             labels["text"] = content.decode(errors="replace").strip()
         elif content and isinstance(values := json.loads(content), dict):

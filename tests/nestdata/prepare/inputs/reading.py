@@ -10,9 +10,9 @@ import soundfile
 from numpy.typing import NDArray
 
 from nestdata import Corpus, InputFormat, PrepareConfig, prepare_corpus
-from nestdata.prepare.inputs import Entry, InputOptions, Source
 from nestdata.prepare.inputs.audio import Unusable
-from nestdata.prepare.inputs.format import GivenInput
+from nestdata.prepare.inputs.entry import Entry, Source
+from nestdata.prepare.inputs.format import GivenInput, InputOptions
 from nestdata.prepare.inputs.formats.detect import detect_format, open_sources
 from nestdata.prepare.inputs.formats.folder import AudioFolder
 from tests.synthesis import hiss, write_audio

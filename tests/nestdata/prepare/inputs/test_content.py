@@ -1,3 +1,5 @@
+"""Bytes of members that are read when they are needed."""
+
 import io
 import threading
 from pathlib import Path
@@ -7,10 +9,11 @@ import numpy as np
 import pytest
 import soundfile
 
-from nestdata import StorageError
+from nestdata.audio.byte_ranges import SplicedStream
 from nestdata.audio.encoded import open_stream
-from nestdata.prepare.inputs.content import GuardedStream, StoredContent
-from nestdata.storage import Storage
+from nestdata.prepare.header import AudioInfo, read_header
+from nestdata.prepare.inputs.audio import HEAD_BYTES, Member
+from nestdata.storage import ObjectInfo, Storage
 from tests.synthesis import hiss
 
 
@@ -20,16 +23,20 @@ def encoded(form: str, seconds: float) -> bytes:
     return stream.getvalue()
 
 
+def remote(content: bytes, start: bytes = b"") -> Member:
+    return Member(ObjectInfo("s3://bucket/a", len(content), None), 0, len(content), start=start)
+
+
 def test_waiting_for_a_store_keeps_no_other_thread_from_opening_audio(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    content = encoded("OGG", 3)
-    (tmp_path / "a.ogg").write_bytes(content)
+    content = encoded("CAF", 3)
+    (tmp_path / "a.caf").write_bytes(content)
     asked: list[tuple[int, int]] = []
     others: list[int] = []
 
     def open_local() -> None:
-        others.append(soundfile.info(tmp_path / "a.ogg").frames)
+        others.append(soundfile.info(tmp_path / "a.caf").frames)
 
     def read_range(_: Storage, __: str, start: int, length: int, **___: Any) -> bytes:
         """Answers when another thread has opened a file, or after 20 s, so that a failure is not a deadlock."""
@@ -40,42 +47,28 @@ def test_waiting_for_a_store_keeps_no_other_thread_from_opening_audio(
         return content[start : start + length]
 
     monkeypatch.setattr(Storage, "read_range", read_range)
-    opened = StoredContent("s3://bucket/a.ogg", 0, len(content)).open()
-    with opened as stream, open_stream(stream) as file:
-        np.testing.assert_array_equal(file.read(file.frames), soundfile.read(io.BytesIO(content))[0])
-    assert asked == [(0, len(content))]
-    assert others == [48000]
+    assert read_header(remote(content)) == AudioInfo(16000, 48000, 1)
+    assert asked == [(0, HEAD_BYTES), (HEAD_BYTES, len(content) - HEAD_BYTES)]
+    assert others == [48000, 48000]
 
 
 @pytest.mark.parametrize("form", ["OGG", "MP3", "FLAC", "WAV"])
 @pytest.mark.parametrize("num_known", [0, 100, 1 << 18])
-def test_long_content_is_the_same_as_in_memory_and_its_start_is_asked_for_once(
-    monkeypatch: pytest.MonkeyPatch, form: str, num_known: int
-) -> None:
+def test_long_content_is_the_same_as_in_memory(monkeypatch: pytest.MonkeyPatch, form: str, num_known: int) -> None:
     content = encoded(form, 80)
     assert len(content) > 1 << 18
-    starts: list[int] = []
 
     def read_range(_: Storage, __: str, start: int, length: int, **___: Any) -> bytes:
-        starts.append(start)
+        assert start + length <= len(content)
         return content[start : start + length]
 
     monkeypatch.setattr(Storage, "read_range", read_range)
-    stored = StoredContent("s3://bucket/a", 0, len(content), start=content[:num_known])
-    with stored.open() as stream, open_stream(stream) as file, open_stream(io.BytesIO(content)) as expected:
+    stream = SplicedStream(remote(content, content[:num_known]).ranges())
+    with open_stream(stream) as file, open_stream(io.BytesIO(content)) as expected:
         np.testing.assert_array_equal(file.read(file.frames), expected.read(file.frames))
-    assert starts.count(0) == (num_known < 1 << 18)
 
 
-def test_content_that_cannot_be_read_is_an_error_when_it_is_opened(tmp_path: Path) -> None:
-    with pytest.raises(StorageError, match=r"a\.flac: no such file"):
-        StoredContent(str(tmp_path / "a.flac"), 0, 100).open()
-
-
-def test_a_position_before_the_start_is_the_start_for_libsndfile(tmp_path: Path) -> None:
-    (tmp_path / "a").write_bytes(b"abc")
-    for stream in (io.BytesIO(b"abc"), StoredContent(str(tmp_path / "a"), 0, 3).open()):
-        guarded = GuardedStream(stream)
-        guarded.seek(2)
-        assert (guarded.seek(-1), guarded.read(5)) == (0, b"abc")
-        guarded.check()
+def test_a_position_before_the_start_is_the_start_for_libsndfile() -> None:
+    stream = SplicedStream(remote(b"abc", b"abc").ranges())
+    stream.seek(2)
+    assert (stream.seek(-1), stream.read(5), stream.seek(9), stream.read(5)) == (0, b"abc", 9, b"")

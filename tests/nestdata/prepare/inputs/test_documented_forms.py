@@ -81,7 +81,7 @@ READ: list[tuple[str, dict[str, str], str, dict[str, Span], list[str]]] = [
 ]  # fmt: skip
 REFUSED: list[tuple[str, dict[str, str], str, str]] = [
     (NEMO_CODE, {"m.json": '{"audio_filepath": ["a.wav", "b.wav"], "duration": 1}\n'}, "m.json",
-     r"m\.json:1: audio_filepath is a list, for NeMo the channels of one recording: .*`sox -M`"),
+     r"m\.json:1: audio_filepath is .*`sox -M`"),
     (NEMO_CODE, {"l/m.json": '{"audio_filepath": "gone.wav", "duration": 0.5}\n'}, "l/m.json",
      r"ROOT/l/gone\.wav does not exist, nor below ROOT\."),
     (NEMO, {"a.json": '{"audio_filepath": "a.wav"}\n'}, "a.json,b.json",
@@ -91,9 +91,9 @@ REFUSED: list[tuple[str, dict[str, str], str, str]] = [
     (KALDI, {"k/wav.scp": "r1 sox ROOT/a.wav -t wav - |\n"}, "k", r"wav\.scp:1: command, a command instead of a file"),
     ("ESPnet", {"k/wav.scp": "r1 data/a.ark:17\n"}, "k", r"wav\.scp:1: 'data/a\.ark:17' is in a Kaldi archive"),
     (SEGMENTS, {"k/wav.scp": "r ROOT/st.wav\n", "k/segments": "u r 0 0.5 B\n"}, "k",
-     r"segments:1: the channel is 'B'.* 1 the second"),
+     r"segments:1: .* a channel, counted from 0: 'u r 0 0.5 B'"),
     ("facebookresearch/fairseq#3962", {"train.tsv": "ROOT\na.wav\t8000\tx\n"}, "train.tsv",
-     r"train\.tsv:2: 3 columns, but fairseq's manifests have two"),
+     r"train\.tsv:2: .* is not a path, a tab and a number of samples"),
     (WAV2VEC, {"train.tsv": "/moved/root\na.wav\t8000\n"}, "train.tsv",
      r"/moved/root/a\.wav does not exist; .* the folder on line 1, /moved/root, which does not exist; write there"),
     (WAV2VEC, {"train.tsv": "wavs\na.wav\t8000\n"}, "train.tsv",

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from nestdata.prepare.inputs import InputOptions
+from nestdata.prepare.inputs.format import InputOptions
 from nestdata.prepare.inputs.formats.detect import open_sources
 from nestdata.prepare.inputs.names import FileNames
 from tests.nestdata.prepare.inputs.reading import entries_of, lhotse_recording, prepared, some_audio, source_of

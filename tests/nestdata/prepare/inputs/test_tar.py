@@ -10,7 +10,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from nestdata.prepare.inputs import tar as tar_module
-from nestdata.prepare.inputs.content import HEAD_BYTES, LoadedContent, StoredContent
+from nestdata.prepare.inputs.audio import HEAD_BYTES, Member
 from nestdata.prepare.inputs.tar import (
     OpenShard,
     TarError,
@@ -107,11 +107,8 @@ def test_a_member_comes_with_its_start_or_whole_if_the_tar_is_a_stream(
         for found, content in zip(shard.members(), contents, strict=True):
             member = shard.member(found)
             assert archive[found.offset : found.offset + found.size] == content
-            start = content[:HEAD_BYTES]
-            stored = StoredContent(info.location, found.offset, found.size, info.etag, start=start)
-            held = is_remote and len(content) <= 50_000
-            assert member.member
-            assert member.member.content == (LoadedContent(content) if held else stored)
+            start = content if is_remote and len(content) <= 50_000 else content[:HEAD_BYTES]
+            assert member == Member(info, found.offset, found.size, start=start)
 
 
 def test_the_member_at_a_header_is_found_in_the_middle_of_a_tar(tmp_path: Path) -> None:

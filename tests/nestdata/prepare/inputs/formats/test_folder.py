@@ -12,9 +12,9 @@ import soundfile
 from pyarrow import parquet
 
 from nestdata import Corpus, ManifestError, prepare_corpus
-from nestdata.prepare.inputs import Entry, InputOptions, Source
 from nestdata.prepare.inputs.audio import File
-from nestdata.prepare.inputs.entry import AUDIO_SUFFIXES
+from nestdata.prepare.inputs.entry import AUDIO_SUFFIXES, Entry, Source
+from nestdata.prepare.inputs.format import InputOptions
 from nestdata.prepare.inputs.formats.detect import open_sources
 from nestdata.prepare.inputs.formats.folder import sorted_as_files
 from nestdata.storage import ObjectInfo

@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 
 from nestdata import Corpus, ManifestError
-from nestdata.prepare.inputs import Entry
 from nestdata.prepare.inputs.audio import File, Unusable
+from nestdata.prepare.inputs.entry import Entry
 from tests.nestdata.prepare.inputs.reading import entries_of, prepared, some_audio
 from tests.synthesis import hiss, read_audio, write_audio
 
@@ -216,12 +216,12 @@ def test_only_the_utterance_whose_text_is_not_unicode_is_rejected(tmp_path: Path
         ({"segments": "u1 r1 0 1\n\nu2 r2 0 1\n"}, r"segments:3: recording 'r2' is not in wav\.scp\. Add it there"),
         (
             {"segments": "\nu1 r1 0\n"},
-            r"segments:2: not an utterance, .* a start and an end in seconds, and perhaps a channel: 'u1",
+            r"segments:2: not an utterance, .* a channel, counted from 0: 'u1",
         ),
         ({"segments": "u1 r1 0 1 0 0\n"}, r"segments:1: not an utterance, a recording, a start and an end"),
-        ({"segments": "u1 r1 0 1 A\n"}, r"segments:1: the channel is 'A'\. .* 0 is the first channel and 1 the second"),
-        ({"segments": "u1 r1 0 1 -1\n"}, r"segments:1: the channel is '-1'"),
-        ({"segments": "u1 r1 0 1 99999\n"}, r"segments:1: the channel is '99999'"),
+        ({"segments": "u1 r1 0 1 A\n"}, r"segments:1: not an utterance, .* 'u1 r1 0 1 A'"),
+        ({"segments": "u1 r1 0 1 -1\n"}, r"segments:1: .* 'u1 r1 0 1 -1'"),
+        ({"segments": "u1 r1 0 1 99999\n"}, r"segments:1: .* 'u1 r1 0 1 99999'"),
         ({"segments": "u1 r1 zero 1\n"}, r"segments:1: 'zero' is not a number of seconds"),
         ({"segments": "u1 r1 0 nan\n"}, r"segments:1: 'nan' is not a number of seconds"),
         ({"segments": "u1 r1 0 1e9\n"}, r"segments:1: '1e9' is not a number of seconds"),

@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 
 from nestdata import ConfigError, ManifestError
-from nestdata.prepare.inputs import Entry, InputOptions
+from nestdata.prepare.inputs.entry import Entry
+from nestdata.prepare.inputs.format import InputOptions
 from nestdata.prepare.inputs.formats.detect import open_sources
 from tests.nestdata.prepare.inputs.reading import content_or_reason, detail_of, entries_of, some_audio, source_of
 from tests.nestdata.prepare.inputs.shards import write_tar
@@ -165,13 +166,13 @@ def test_one_tar_needs_no_shard_id(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("rows", "tars", "message"),
     [
-        ([row("a.wav", 1)], None, r"m\.json:1: shard_id 1 has no tar; there are 1, from .*audio_0\.tar"),
+        ([row("a.wav", 1)], None, r"m\.json:1: no tar has the shard_id 1; there are 1, from .*audio_0\.tar"),
         ([row("a.wav"), {"audio_filepath": "b.wav"}], None, None),
         ([row("a.wav"), row("", 0)], None, r"m\.json:2: audio_filepath is ''"),
         ([row("a.wav"), row("b.wav", duration="x")], None, r"m\.json:2: duration is 'x'"),
-        ([row("a.wav")], "gone_{0..3}.tar", r"gone_\{0\.\.3\}\.tar: matches nothing; .*gone_0\.tar does not exist"),
-        ([row("a.wav")], "audio_{0..1}.tar", r"audio_1\.tar does not exist, of 2 shards"),
-        ([row("a.wav")], "audio_{0..3}.tar", r"audio_1\.tar and 2 more do not exist, of 4 shards"),
+        ([row("a.wav")], "gone_{0..3}.tar", r"gone_\{0\.\.3\}\.tar: 4 of 4 shards do not exist, such as .*gone_0\.tar"),
+        ([row("a.wav")], "audio_{0..1}.tar", r"1 of 2 shards do not exist, such as .*audio_1\.tar"),
+        ([row("a.wav")], "audio_{0..3}.tar", r"3 of 4 shards do not exist, such as .*audio_1\.tar"),
         ([row("a.wav")], "audio{,}_0.tar", "are both shard 0"),
         ([row("a.wav")], "{m,audio_0}.tar", "'m.tar' has no number"),
     ],
@@ -194,7 +195,7 @@ def test_what_does_not_fit_together_is_one_error(
 def test_a_shard_id_that_is_no_number_is_an_error(tmp_path: Path) -> None:
     for value in ("0", None, True, 1.0):
         path = tarred(tmp_path, [row("a.wav"), row("b.wav", value)], {"a.wav": b"1"})  # type: ignore[arg-type]
-        with pytest.raises(ManifestError, match=rf"m\.json:2: shard_id is {value!r}\. Give the number of the tar"):
+        with pytest.raises(ManifestError, match=rf"m\.json:2: no tar has the shard_id {value!r}"):
             entries_of(path)
 
 

@@ -4,8 +4,9 @@ from pathlib import Path
 import pytest
 
 from nestdata import ManifestError
-from nestdata.prepare.inputs import Entry, InputFormat
+from nestdata.input_format import InputFormat
 from nestdata.prepare.inputs.audio import File
+from nestdata.prepare.inputs.entry import Entry
 from tests.nestdata.prepare.inputs.reading import entries_of, format_of, prepared, some_audio
 
 

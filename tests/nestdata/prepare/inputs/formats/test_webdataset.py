@@ -9,8 +9,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from nestdata import ManifestError
-from nestdata.prepare.inputs import Entry, InputOptions
 from nestdata.prepare.inputs.audio import Unusable
+from nestdata.prepare.inputs.entry import Entry
+from nestdata.prepare.inputs.format import InputOptions
 from nestdata.prepare.inputs.formats.detect import open_sources
 from nestdata.prepare.inputs.formats.folder import AudioFolder
 from nestdata.prepare.inputs.formats.webdataset import WebDataset
@@ -113,7 +114,7 @@ def test_the_format_is_detected_by_what_is_in_a_folder(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "form", "message"),
     [
-        ("gone_{0..3}.tar", None, r"gone_\{0\.\.3\}\.tar: matches nothing; .* quote it"),
+        ("gone_{0..3}.tar", None, r"gone_\{0\.\.3\}\.tar: 4 of 4 shards do not exist, .* quote it"),
         ("a.tar", "nemo", "a tar, which --format nemo does not read"),
         ("m_{0..3}.json", "lhotse", "a pattern of manifests, which is read for NeMo data sets only"),
         ("words.txt", "webdataset", "a file, but --format webdataset reads a folder"),
