@@ -100,7 +100,7 @@ def find_launch(environment: Environment) -> Launch | None:
     Raises:
         ConfigError: A variable that has to be a number is none.
     """
-    return _by_torchrun(environment) or _by_slurm(environment) or _by_hand(environment)
+    return _by_torchrun(environment) or _by_slurm(environment) or _by_mpi(environment) or _by_hand(environment)
 
 
 def take_ranks(devices: Any, num_nodes: int) -> tuple[Any, int]:
@@ -252,6 +252,16 @@ def _by_slurm(environment: Environment) -> Launch | None:
         problem=problem if is_uneven else "",
         for_lightning=variables,
     )
+
+
+def _by_mpi(environment: Environment) -> Launch | None:
+    """Returns the processes of mpirun or jsrun, each of which would train on its own."""
+    names = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "JSM_NAMESPACE_SIZE")
+    name = next((name for name in names if name in environment), None)
+    if name is None or "LOCAL_RANK" in environment or (num_ranks := _number(environment, name)) == 1:
+        return None
+    problem = f"{name} is {num_ranks}, but ranks are not started by mpirun or jsrun: use torchrun or srun."
+    return Launch(source=name, num_ranks=num_ranks, problem=problem)
 
 
 def _by_hand(environment: Environment) -> Launch | None:

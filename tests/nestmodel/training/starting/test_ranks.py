@@ -12,7 +12,7 @@ from nestmodel.training.starting.ranks import check_ranks, check_single_process,
 from tests.training import trainer
 
 Variables = dict[str, str]
-LAUNCHERS = ("SLURM", "TORCHELASTIC")
+LAUNCHERS = ("SLURM", "TORCHELASTIC", "OMPI", "PMI", "JSM")
 OTHERS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "NODE_RANK", "GROUP_RANK")
 
 
@@ -107,6 +107,11 @@ TABLE: list[tuple[str, Variables, int, int, str]] = [
     ("sbatch", job(2), 1, 1, "SLURM_NTASKS is 2, but srun has not started this process (SLURM_STEP_ID is not set)"),
     ("sbatch", job(4, 2), 2, 2, "SLURM_NTASKS is 4, but srun has not started this process (SLURM_STEP_ID is not set)"),
     ("sbatch", job(2, name="interactive"), 2, 1, ""),
+    ("mpirun", {"OMPI_COMM_WORLD_SIZE": "2"}, 1, 1, "OMPI_COMM_WORLD_SIZE is 2, but ranks are not started by mpirun"),
+    ("mpirun", {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "0"}, 2, 1, "OMPI_COMM_WORLD_SIZE is 2, but"),
+    ("mpirun -n 1", {"OMPI_COMM_WORLD_SIZE": "1"}, 2, 1, ""),
+    ("torchrun by mpirun", torchrun(2, 2) | {"OMPI_COMM_WORLD_SIZE": "4"}, 2, 1, ""),
+    ("jsrun", {"JSM_NAMESPACE_SIZE": "4"}, 2, 1, "JSM_NAMESPACE_SIZE is 4, but ranks are not started by mpirun or"),
     ("salloc", shell(2, "interactive"), 2, 1, ""),
     ("salloc", shell(2, "train"), 2, 1, "SLURM_NTASKS is 2, but srun has not started this process"),
 ]
