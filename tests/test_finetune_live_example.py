@@ -203,6 +203,7 @@ def test_an_encoder_that_cannot_be_streamed_is_an_error_before_the_training(
         finetune.main([str(tmp_path / "no.ckpt"), *command[1:]])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("command", "error"),
     [

@@ -19,8 +19,10 @@ from benchmarks.gpu.machine import measure_machine, peak_tflops
 from benchmarks.gpu.nemo import fastest_form, measure_nemo
 from benchmarks.gpu.results import Results, Row
 from benchmarks.gpu.table import report
+from nestguard.observe.process import process_state, start_ticks
 from nestmodel import NestModel
 from nestmodel.nn.gpu import devices
+from tests.nestguard.runs import PATIENCE_S, wait_until
 
 CPU = torch.device("cpu")
 
@@ -108,8 +110,7 @@ def test_a_part_that_hangs_ends_at_its_limit_with_all_its_processes(tmp_path: Pa
     run_beside(results, parts, time.monotonic() + 60, str(tmp_path))
     assert [(row["ended"], row["code"]) for row in results.rows()] == [("hangs", "limit"), ("fails", 3)]
     for child in (tmp_path / "log-hangs.txt").read_text().split():  # none if the machine is too slow to start it
-        stat = Path(f"/proc/{child}/stat")
-        assert not stat.exists() or stat.read_text().rpartition(")")[2].split()[0] == "Z"
+        wait_until(lambda pid=int(child): process_state(pid, start_ticks(pid) or 0).has_ended, PATIENCE_S)
     run_beside(results, parts, time.monotonic() + 1, str(tmp_path))  # too little time to begin
     assert len(results.rows()) == 2
 

@@ -170,7 +170,7 @@ def _check(model: NestModel, data: NestDataModule, trainer: pl.Trainer, config: 
     if trainer.strategy.root_device.type == "cpu" and (limit is None or _bytes(limit) > available):
         raise ConfigError(
             f"on a CPU, give the memory that one rank may use, at most the {gigabytes(available)} that are available "
-            f"here: --memory_limit 8GiB, for example. It is {limit or 'not set'}."
+            f"here: --memory-limit 8GiB, for example. It is {limit or 'not set'}."
         )
 
 

@@ -92,7 +92,7 @@ class NestModel(NestNetwork, pl.LightningModule):
 
         self._norms: list[StepBatchNorm] = []
         self._gradient_sums = GradientSums([])
-        self._pace, self._slow_ranks = Pace(torch.device("cpu")), SlowRanks()
+        self._pace, self._slow_ranks = Pace(None), SlowRanks()
         self._graph_settings: tuple[int, Capture] | None = None
         self._graphs: StepGraphs | None = None
         self._step: StepStats | None = None
@@ -166,7 +166,7 @@ class NestModel(NestNetwork, pl.LightningModule):
         self._norms = [module for module in self.encoder.modules() if isinstance(module, StepBatchNorm)]
         for norm in self._norms:
             norm.start_collecting()
-        self._pace, self._slow_ranks = Pace(self.device), SlowRanks()
+        self._pace, self._slow_ranks = Pace(self.device if self.trainer.world_size > 1 else None), SlowRanks()
         self._gradient_sums = GradientSums(parameter for parameter in self.parameters() if parameter.requires_grad)
         self._graphs = None
         if self._graph_settings is not None:
@@ -208,10 +208,10 @@ class NestModel(NestNetwork, pl.LightningModule):
     def on_train_batch_start(self, batch: NetworkInput, batch_idx: int) -> None:  # noqa: ARG002
         """Numbers logged metrics by optimizer step; see `log_by_global_step`."""
         log_by_global_step(self.trainer)
-        self._pace.begin_forward()
 
     def training_step(self, batch: NetworkInput, batch_idx: int) -> Tensor:  # noqa: ARG002 - Lightning's signature
         """Returns the summed loss of a microbatch; `on_before_optimizer_step` divides its gradients."""
+        self._pace.begin_forward()
         if self._step is None:
             self._step = StepStats(self._norms, self.config.quantizer.num_codebooks)
         seed_generators(self, batch)

@@ -41,11 +41,12 @@ class Pace:
     """Measures the phases of the steps of this rank: on a GPU by events in its work, which nobody waits for.
 
     Args:
-        device: Where the rank computes.
+        device: Where the rank computes; None measures nothing, for a run of one rank.
     """
 
-    def __init__(self, device: torch.device) -> None:
-        is_gpu = device.type == "cuda"
+    def __init__(self, device: torch.device | None) -> None:
+        self._is_on = device is not None
+        is_gpu = device is not None and device.type == "cuda"
         self._mark: Callable[[], Any] = _recorded_event if is_gpu else time.perf_counter
         self._seconds: Callable[[Any, Any], float] = _seconds_between if is_gpu else lambda first, last: last - first
         self._loading_since: float | None = None
@@ -59,6 +60,8 @@ class Pace:
 
     def begin_forward(self) -> None:
         """Notes that a microbatch has arrived."""
+        if not self._is_on:
+            return
         if self._loading_since is not None:
             self._loading_s += time.perf_counter() - self._loading_since
         self._marks.append([self._mark()])
@@ -69,6 +72,8 @@ class Pace:
         DDP waits in a callback of the autograd engine. Callbacks run in the order in which they are queued, and this
         one is queued when the backward pass begins.
         """
+        if not self._is_on:
+            return
         marks = self._marks[-1]
         marks.append(self._mark())
 
@@ -81,12 +86,12 @@ class Pace:
 
     def end_backward(self) -> None:
         """Notes the end of a backward pass that was a graph, which calls nothing and waits for no rank."""
-        if len(self._marks[-1]) == 2:
+        if self._is_on and len(self._marks[-1]) == 2:
             self._marks[-1].append(self._mark())
 
     def end_step(self) -> None:
         """Adds up the step, whose work on the device must be done."""
-        if self._loading_since is not None:
+        if self._loading_since is not None and self._marks:
             forward_s = sum(self._seconds(first, second) for first, second, _ in self._marks)
             backward_s = sum(self._seconds(second, last) for _, second, last in self._marks)
             self._steps.append((self._loading_s, forward_s, backward_s))

@@ -86,6 +86,7 @@ def test_features_of_a_url_equal_those_of_the_file(
         assert f"{server.url}/gone.wav" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 @needs_probe
 @needs("remote", "obstore")
 def test_probe_takes_urls_for_each_of_its_inputs(

@@ -51,6 +51,7 @@ def test_prepare_prints_its_summary_as_json(tmp_path: Path, capsys: pytest.Captu
     assert summary["path"] == str(tmp_path / "a.corpus")
 
 
+@pytest.mark.slow
 def test_prepare_passes_its_options_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for i in range(3):
         write_audio(tmp_path / "calls" / f"{i}.wav", chirp(100, 900, 2.5, 8000), 8000)
@@ -178,6 +179,7 @@ def test_prepare_prints_how_much_speech_it_found(tmp_path: Path, capsys: pytest.
     assert settings == {"min_seconds": 1.0, "max_seconds": 20.0, "max_pause": 1.5, "padding_seconds": 0.3}
 
 
+@pytest.mark.slow
 def test_preview_writes_pictures_sound_and_a_page_for_up_to_eight_cuts(
     messy_corpora: MessyCorpora, tmp_path: Path
 ) -> None:
@@ -204,6 +206,7 @@ def test_preview_writes_pictures_sound_and_a_page_for_up_to_eight_cuts(
     assert page.count("<img") == num_shown
 
 
+@pytest.mark.slow
 def test_preview_prints_the_same_digests_in_every_process_and_for_every_world_size(
     messy_corpora: MessyCorpora, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

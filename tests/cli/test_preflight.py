@@ -71,7 +71,7 @@ def test_preflight_accepts_the_configuration_of_a_run(
         (["--num-batchs", "1"], 2, "See `nestmodel preflight --help`"),
         (["--ckpt-path", "gone.ckpt"], 2, "gone.ckpt: does not exist"),
         (["--memory-limit", "8GiB"], 2, "--memory-limit has no effect without --find-budget"),
-        (["--find-budget", "--accelerator", "cpu"], 2, "say how much memory one rank may use"),
+        (["--find-budget", "--accelerator", "cpu"], 2, "give the memory that one rank may use"),
         (["--find-budget", "--memory-limit", "8G"], 2, "memory_limit is '8G': give a size with one of the units"),
         (["--find-budget", "--trainer.strategy", "ddp", "--devices", "2"], 2, "the trainer has 2 ranks"),
     ],

@@ -71,6 +71,7 @@ def test_tensorboard_is_left_out_if_it_is_not_installed(monkeypatch: pytest.Monk
     assert len(open_loggers(None, tmp_path, None)) == 1
 
 
+@pytest.mark.slow
 @needs("tensorboard", "tensorboard")
 def test_tensorboard_gets_metrics(messy_corpora: MessyCorpora, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator

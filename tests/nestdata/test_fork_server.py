@@ -115,6 +115,7 @@ def test_workers_survive_sigterm_end_with_a_killed_owner_and_leave_nothing_in_sh
     assert left == set()
 
 
+@pytest.mark.slow
 @pytest.mark.multiprocess
 def test_a_collection_in_a_worker_leaves_out_what_the_fork_server_has_imported() -> None:
     code = f"from {__name__} import say_objects_of_a_worker; say_objects_of_a_worker()"
@@ -136,6 +137,7 @@ def test_a_worker_that_a_real_time_signal_killed_is_named() -> None:
         check_workers(context)
 
 
+@pytest.mark.slow
 @pytest.mark.multiprocess
 def test_a_killed_worker_is_noticed_with_the_next_batch(messy_corpora: MessyCorpora) -> None:
     dataset = messy_dataset(messy_corpora.speech, messy_corpora.noise)

@@ -15,6 +15,7 @@ def images(size: int, key: int) -> list[int]:
     return Permutation(size, key)(np.arange(size)).tolist()
 
 
+@pytest.mark.slow
 def test_permutation_is_a_bijection_at_every_size_up_to_five_thousand() -> None:
     for size in range(1, 5001):
         counts = np.bincount(Permutation(size, derive_key(0, "size", size))(np.arange(size)), minlength=size)

@@ -45,6 +45,7 @@ def test_the_rank_whose_device_hangs_is_named_although_all_hosts_wait_in_the_col
         assert started.report()["collectives"][0].endswith("number 31 is scheduled but not started by rank 1")
 
 
+@pytest.mark.slow
 def test_the_device_of_a_rank_on_another_node_is_known_to_node_0(tmp_path: Path) -> None:
     from tests.ports import free_port
 

@@ -139,6 +139,7 @@ def test_suspending_the_monitor_together_with_its_ranks_is_not_a_stall(tmp_path:
         assert not started.reports
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("passes_token", [False, True], ids=["token in the environment", "token from the ranks"])
 def test_two_nodes_print_the_same_table_of_all_ranks_and_both_end(tmp_path: Path, passes_token: bool) -> None:
     peers = {"host": "127.0.0.1", "port": free_port(), "run_id": "a"}
@@ -186,6 +187,7 @@ def test_a_frozen_node_is_reported_by_the_other_node(tmp_path: Path) -> None:
         assert started.diagnoses() == {"0": "waiting", "1": "silent"}
 
 
+@pytest.mark.slow
 def test_a_stuck_loader_worker_of_another_node_is_reported_with_its_cut(tmp_path: Path) -> None:
     peers = {"host": "127.0.0.1", "port": free_port()}
     limits = {"step_s": 4.0}
@@ -208,6 +210,7 @@ def test_monitors_without_the_token_of_the_run_cannot_end_it(tmp_path: Path) -> 
         assert not started.reports
 
 
+@pytest.mark.slow
 def test_losing_the_connection_to_a_monitor_is_a_warning_and_does_not_stop_the_run(tmp_path: Path) -> None:
     port = free_port()
     peers = {"host": "127.0.0.1", "port": port}

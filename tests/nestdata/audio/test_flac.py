@@ -174,6 +174,7 @@ def is_wrongly_accepted(path: Path) -> bool:
     return file is None or file.header.rate != rate or found.tobytes() != expected.tobytes()
 
 
+@pytest.mark.slow
 def test_every_flipped_bit_of_the_metadata_is_judged_as_by_libsndfile(intact: Path, tmp_path: Path) -> None:
     whole = intact.read_bytes()
     end = whole.index(b"\xff\xf8") + 8  # the header of the first frame is included

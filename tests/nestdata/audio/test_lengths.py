@@ -177,6 +177,7 @@ class _CountedRanges(ByteRanges):
         return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "hostile",
     [

@@ -105,6 +105,7 @@ def test_joined_aac_has_the_samples_of_both(tmp_path: Path) -> None:
     assert len(load_audio(path)) == 2 * len(expected)
 
 
+@pytest.mark.slow
 @with_ffmpeg
 def test_processes_that_were_forked_decode_too(tmp_path: Path) -> None:
     path, expected = made(tmp_path, "a.m4a")

@@ -79,6 +79,7 @@ np.savez(sys.argv[2], **{corpus.line(i)["id"]: corpus.load(i)[1] for i in revers
 """
 
 
+@pytest.mark.slow
 def test_transforms_give_the_same_bits_at_every_load_and_in_every_process_or_are_refused(
     tmp_path: Path, recording: Recording
 ) -> None:

@@ -132,6 +132,7 @@ def test_two_iterations_of_one_loader_do_not_share_slots(
         assert digest(first) == digest(second) == expected
 
 
+@pytest.mark.slow
 def test_the_largest_batch_fills_its_slot(messy_corpora: MessyCorpora) -> None:
     full = full_dataset(messy_corpora.speech, messy_corpora.windows, messy_corpora.banked)
     batch_indices = microbatches(full.plan, num_steps=STEPS_WITH_ALL_SHAPES)
@@ -159,6 +160,7 @@ def test_an_error_in_a_worker_ends_all_of_them_at_once(messy: AudioNoiseDataset)
     assert caught.tb is not None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("start_method", ["fork", "forkserver"])
 def test_a_corpus_that_is_cut_off_while_workers_read_it_is_named(
     start_method: StartMethod, messy_corpora: MessyCorpora, tmp_path: Path

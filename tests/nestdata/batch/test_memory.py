@@ -81,6 +81,7 @@ def test_a_ring_closes_its_file() -> None:
         os.fstat(file)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="reads the memory map of a process from /proc")
 def test_the_memory_has_no_name_that_could_be_left_behind() -> None:
     program = """

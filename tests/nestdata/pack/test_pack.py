@@ -142,6 +142,7 @@ pack(Path(sys.argv[1]), Path(sys.argv[2]))
 """
 
 
+@pytest.mark.slow
 def test_a_killed_run_goes_on_with_the_shards_that_are_missing(speech: Path, tmp_path: Path) -> None:
     output = tmp_path / "100% packed"
     command = [sys.executable, "-c", KILLED, str(speech), str(output)]
@@ -167,6 +168,7 @@ def test_a_run_that_was_killed_before_its_settings_were_written_does_not_stop_th
     assert pack(speech, tmp_path / "packed").num_kept_shards == 0
 
 
+@pytest.mark.slow
 @pytest.mark.multiprocess
 def test_several_processes_write_the_same_shar(speech: Path, tmp_path: Path) -> None:
     done: list[tuple[int, int | None]] = []

@@ -359,6 +359,7 @@ def spread_lengths(number: int, seed: int) -> NDArray[np.int64]:
     return np.sort(lengths).astype(np.int64)
 
 
+@pytest.mark.slow
 @given(
     sizes=st.lists(st.integers(1, 150), min_size=1, max_size=4),
     microbatches=st.integers(1, 4),
@@ -421,6 +422,7 @@ def test_cuts_of_several_corpora_share_the_budget_and_are_repeated_as_often_as_t
                 assert set(times) == {num_epochs}
 
 
+@pytest.mark.slow
 def test_weights_are_shares_of_the_hours_of_an_epoch() -> None:
     corpora = [spread_lengths(20_000, 0), spread_lengths(5_000, 1), spread_lengths(500, 2)]
     hours = np.array([lengths.sum() for lengths in corpora])

@@ -60,6 +60,7 @@ def counts_differ_by_at_most_one(counts: list[int]) -> bool:
     return max(counts) - min(counts) <= 1
 
 
+@pytest.mark.slow
 @given(cases())
 @settings(deadline=None, max_examples=20)
 def test_at_every_step_all_cuts_of_a_corpus_in_a_bucket_have_been_seen_equally_often(case: Case) -> None:
@@ -100,6 +101,7 @@ def test_any_number_of_ranks_and_any_interruptions_give_the_same_batches(case: C
     assert found == expected
 
 
+@pytest.mark.slow
 @given(cases(), st.integers(0, 60))
 @settings(deadline=None, max_examples=12)
 def test_a_stage_changes_no_earlier_step(case: Case, from_step: int) -> None:
@@ -116,6 +118,7 @@ def test_a_stage_changes_no_earlier_step(case: Case, from_step: int) -> None:
             assert after.indices(step, number).tolist() == before.indices(step, number).tolist()
 
 
+@pytest.mark.slow
 def test_each_stage_has_the_shares_of_its_mixture_in_any_stretch_of_steps() -> None:
     corpora = [spread_lengths(20_000, 0), spread_lengths(5_000, 1), spread_lengths(500, 2)]
     mixtures = {0: (0.8, 0.15, 0.05), 100: (0.4, 0.3, 0.3), 250: (0.1, 0.1, 0.8)}

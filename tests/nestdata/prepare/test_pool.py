@@ -96,6 +96,7 @@ def test_tasks_are_taken_only_as_fast_as_they_are_processed() -> None:
     assert taken == 100
 
 
+@pytest.mark.slow
 @pytest.mark.multiprocess
 def test_an_error_in_a_worker_is_raised_in_the_caller_and_ends_all_workers() -> None:
     before = multiprocessing.active_children()

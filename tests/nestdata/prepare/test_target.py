@@ -252,6 +252,7 @@ def has_no_reader(pipe: BinaryIO, timeout_s: float = 30) -> bool:
     return bool(poll.poll(1000 * timeout_s))
 
 
+@pytest.mark.slow
 @pytest.mark.multiprocess
 def test_the_worker_processes_of_a_killed_prepare_end_by_themselves(manifest: Path, tmp_path: Path) -> None:
     output = tmp_path / "speech.corpus"
@@ -267,6 +268,7 @@ def test_the_worker_processes_of_a_killed_prepare_end_by_themselves(manifest: Pa
     assert sorted(path.name for path in tmp_path.iterdir()) == ["data", "speech.corpus"]
 
 
+@pytest.mark.slow
 @pytest.mark.multiprocess
 def test_ctrl_c_while_worker_processes_start_ends_them_with_one_traceback(manifest: Path, tmp_path: Path) -> None:
     program = """
@@ -349,6 +351,7 @@ def test_a_second_prepare_into_the_same_target_is_refused_while_the_first_one_ru
     assert sorted(path.name for path in tmp_path.iterdir()) == ["data", "other.corpus", "speech.corpus"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("overwrite", [False, True])
 def test_a_full_disk_is_an_error_that_names_the_target_and_leaves_nothing_behind(
     manifest: Path, long_manifest: Path, tmp_path: Path, overwrite: bool
@@ -366,6 +369,7 @@ def test_a_full_disk_is_an_error_that_names_the_target_and_leaves_nothing_behind
     assert prepare_corpus([long_manifest], output, config, overwrite=overwrite).num_cuts == 1200
 
 
+@pytest.mark.slow
 @pytest.mark.multiprocess
 @pytest.mark.skipif(
     shutil.which("unshare") is None or subprocess.run(["unshare", "-rm", "true"], check=False).returncode != 0,

@@ -58,6 +58,7 @@ def test_content_that_is_in_the_log_mels_is_recognised(report: CtcProbeReport) -
     assert report.num_too_fast == {"training": 0, "test": 0}
 
 
+@pytest.mark.slow
 def test_texts_that_are_not_in_the_audio_are_not_recognised(model: NestNetwork, folder: Path, rows: Rows) -> None:
     shuffled = {i: {"text": rows[(i + 37) % len(rows)]["text"]} for i in range(len(rows))}
     changed(folder, rows, shuffled, "shuffled")
@@ -80,6 +81,7 @@ def test_the_untrained_encoder_has_initial_weights(model: NestNetwork, folder: P
     assert found.differences[0].characters == (0.0, 0.0, 0.0)
 
 
+@pytest.mark.slow
 def test_the_score_of_an_encoder_is_the_same_in_every_run_and_without_baselines(
     model: NestNetwork, folder: Path, report: CtcProbeReport
 ) -> None:
@@ -140,6 +142,7 @@ def test_groups_stay_together(model: NestNetwork, folder: Path, report: CtcProbe
     assert report.num_held_out == 8
 
 
+@pytest.mark.slow
 def test_unusable_input_is_refused(model: NestNetwork, folder: Path, rows: Rows, test_rows: Rows) -> None:
     changed(folder, rows, {i: {"text": None} for i in range(80)}, "mute")
     with pytest.raises(ProbeError, match=r"no training utterance has text\. Give a manifest with the field `text`"):

@@ -74,6 +74,7 @@ def test_a_label_in_the_signal_is_predicted_from_all_features(model: NestModel, 
     assert (report.num_train, report.num_held_out, report.num_unlabelled) == (36, 12, 0)
 
 
+@pytest.mark.slow
 def test_a_label_that_is_not_in_the_signal_is_predicted_at_chance_level(model: NestModel, manifest: Path) -> None:
     # The mean over four splits: in a single split, one score in twenty is outside its 95 % interval.
     reports = [probe(model, manifest, "coin", held_out=0.5, seed=seed) for seed in range(4)]

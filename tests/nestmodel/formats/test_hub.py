@@ -34,6 +34,7 @@ def nemo_file(directory: Path) -> bytes:
     return export_model(path, "nemo", directory / "model.nemo").read_bytes()
 
 
+@pytest.mark.slow
 @needs_hub
 def test_the_import_command_downloads_the_nemo_file_of_a_repository(tmp_path: Path) -> None:
     network, _ = checkpoint(tmp_path)

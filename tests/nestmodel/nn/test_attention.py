@@ -155,6 +155,7 @@ def test_the_code_for_gpus_passes_what_fused_kernels_take(is_compiling: bool, mo
         assert all(stride % 8 == 0 for stride in tensor.stride()[:-1])
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # torch's compiler, by itself
 def test_the_code_for_gpus_compiles_for_single_cuts_of_varying_length(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # the compiler cannot read its checks

@@ -116,6 +116,7 @@ def test_only_kept_values_receive_gradients(key: Tensor | None) -> None:
     torch.testing.assert_close(x.grad * x, dropped, rtol=1e-5, atol=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_on_gpu", [False, True])
 def test_gradients_are_those_of_the_same_decisions(is_on_gpu: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(devices, "is_on_gpu", lambda _: is_on_gpu)
@@ -182,6 +183,7 @@ assert dropout._has_kernel(torch.device("cpu"))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("code", [INTERPRETED, IN_A_MODULE])
 def test_the_kernel_for_a_gpu_computes_the_definition(code: str, tmp_path: Path) -> None:
     pytest.importorskip("triton", reason="Triton comes with torch for GPUs")

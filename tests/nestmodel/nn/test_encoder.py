@@ -133,6 +133,7 @@ def test_every_parameter_receives_a_gradient() -> None:
         assert parameter.grad.isfinite().all(), name
 
 
+@pytest.mark.slow
 def test_gradients_of_every_parameter_agree_with_finite_differences() -> None:
     torch.manual_seed(0)
     no_dropout = {"dropout": 0.0, "dropout_pre_encoder": 0.0, "dropout_att": 0.0}

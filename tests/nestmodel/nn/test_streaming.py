@@ -54,6 +54,7 @@ def parts_of(audio: Tensor, ends: list[int]) -> Iterator[Tensor]:
     return (part for part in audio.tensor_split(sorted(min(end, len(audio)) for end in ends)))
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(
     num_samples=st.integers(1, 40000) | st.integers(1, 700),

@@ -132,7 +132,7 @@ def test_cuts_that_are_too_long_are_an_error_that_names_the_longest_of_training_
 
 def test_a_cpu_needs_a_limit_that_is_available_and_one_process(messy_corpora: MessyCorpora, tmp_path: Path) -> None:
     model, data, one = NestModel(tiny_config()), data_of(messy_corpora), trainer(tmp_path)
-    with pytest.raises(ConfigError, match=r"give the memory that one rank may use.*--memory_limit 8GiB.*not set"):
+    with pytest.raises(ConfigError, match=r"give the memory that one rank may use.*--memory-limit 8GiB.*not set"):
         find_budget(model, data, one)
     with pytest.raises(ConfigError, match=r"that are available here.*It is 900TB"):
         find_budget(model, data, one, BudgetConfig(memory_limit="900TB"))

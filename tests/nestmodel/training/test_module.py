@@ -149,6 +149,7 @@ def test_gradients_are_of_the_mean_over_the_scored_tokens_of_the_whole_step(
         torch.testing.assert_close(seen.grads[name], grad, rtol=1e-4, atol=1e-6, msg=name)
 
 
+@pytest.mark.slow
 def test_adamw_divides_gradients_on_a_gpu_and_gives_equal_weights_bit_for_bit(
     messy_corpora: MessyCorpora, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -220,6 +221,7 @@ def test_a_resumed_run_continues_with_the_next_batch_and_ends_with_equal_weights
             assert torch.equal(value, whole.state_dict()[name]), f"{name}, stopped at {stopped_at}"
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty")
 def test_a_resumed_run_draws_the_same_attention_contexts(
     messy_corpora: MessyCorpora, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

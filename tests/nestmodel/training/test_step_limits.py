@@ -121,6 +121,7 @@ def test_a_validation_without_training_counts_steps(messy_corpora: MessyCorpora,
     assert seen.seen == [(0, 2 * MICROBATCHES)]
 
 
+@pytest.mark.slow
 def test_shortened_epochs_give_the_same_batches(messy_corpora: MessyCorpora, tmp_path: Path) -> None:
     _, plain = fit(messy_corpora, tmp_path, max_steps=7)
     _, shortened = fit(messy_corpora, tmp_path, max_steps=7, limit_train_batches=2)

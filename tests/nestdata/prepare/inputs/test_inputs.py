@@ -178,6 +178,7 @@ for name, number in sorted(opens.items()):
 """
 
 
+@pytest.mark.slow
 def test_a_manifest_is_opened_once_to_detect_its_format_and_once_to_read_it(tmp_path: Path) -> None:
     every_source(tmp_path)
     (tmp_path / "000.wav").touch()  # otherwise, further lines of the NeMo manifest are read to find its folder

@@ -70,6 +70,7 @@ def test_a_line_that_is_too_long_takes_bounded_memory(tmp_path: Path) -> None:
         tracemalloc.stop()
 
 
+@pytest.mark.slow
 def test_gzip_that_expands_more_than_any_manifest_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "m.json.gz").write_bytes(gzip.compress(b"\n" * (1 << 26)))
     message = r"m\.json\.gz: \d+ bytes of gzip expand to more than \d+ bytes, which no manifest does"

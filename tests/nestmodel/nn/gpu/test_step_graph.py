@@ -111,6 +111,7 @@ def gpu_path(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(devices, "is_on_gpu", lambda _: True)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("gpu_path", "restored_determinism")
 @pytest.mark.parametrize(
     ("precision", "is_deterministic"), [("32-true", False), ("bf16-mixed", False), ("bf16-mixed", True)]
@@ -129,6 +130,7 @@ def test_replayed_steps_equal_those_without_a_capture(
     assert differences(replayed, run) == []
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("gpu_path")
 def test_replayed_steps_equal_those_without_graphs_except_for_rounding(
     messy_corpora: MessyCorpora, tmp_path: Path
@@ -137,6 +139,7 @@ def test_replayed_steps_equal_those_without_graphs_except_for_rounding(
     assert_close(replayed, plain)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("gpu_path")
 @pytest.mark.parametrize("share", [0.0, 0.5])
 def test_microbatches_with_more_scored_rows_than_the_capacity_run_without_a_graph(
@@ -152,6 +155,7 @@ def test_microbatches_with_more_scored_rows_than_the_capacity_run_without_a_grap
     assert_close(replayed, fit(messy_corpora, tmp_path, None))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("gpu_path")
 @pytest.mark.parametrize(
     ("fail_at", "error"),
@@ -171,6 +175,7 @@ def test_a_run_whose_capture_fails_goes_on_without_graphs(
     assert [loss for loss, _ in failed[1].logged] == pytest.approx([loss for loss, _ in plain[1].logged], rel=1e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("gpu_path")
 def test_a_skipped_step_leaves_nothing_to_later_ones(
     messy_corpora: MessyCorpora, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -105,6 +105,7 @@ def test_a_copy_that_fails_leaves_the_best_checkpoint_before(tmp_path: Path, mon
     assert best_of(tmp_path) == "state of step 3"
 
 
+@pytest.mark.slow
 def test_the_best_checkpoint_of_a_validation_is_kept(messy_corpora: MessyCorpora, tmp_path: Path) -> None:
     saver = Checkpoints(CheckpointConfig(every_n_steps=1, keep=1, directory=tmp_path / "saved", monitor="val_loss"))
     losses: list[float] = []

@@ -41,6 +41,7 @@ def names(directory: Path) -> list[str]:
     return sorted(path.name for path in directory.iterdir())
 
 
+@pytest.mark.slow
 def test_the_newest_checkpoints_and_the_chosen_multiples_are_kept(messy_corpora: MessyCorpora, tmp_path: Path) -> None:
     saver = Checkpoints(CheckpointConfig(every_n_steps=1, keep=2, keep_every_n_steps=3, directory=tmp_path / "saved"))
     fit(messy_corpora, tmp_path, max_steps=5, callbacks=[saver], enable_checkpointing=True)

@@ -139,6 +139,7 @@ def batches_of(data: NestDataModule, directory: Path, **options: Any) -> list[tu
     return seen
 
 
+@pytest.mark.slow
 def test_a_stage_that_is_added_at_a_resume_gives_the_batches_of_a_run_that_had_it_from_the_start(
     messy_corpora: MessyCorpora, tmp_path: Path
 ) -> None:
@@ -160,6 +161,7 @@ def test_a_stage_that_is_added_at_a_resume_gives_the_batches_of_a_run_that_had_i
         batches_of(data, tmp_path / "late", max_steps=3, ckpt_path=begun)
 
 
+@pytest.mark.slow
 def test_a_change_in_the_past_is_refused_and_a_stage_after_the_end_warned_of_before_the_run_starts(
     messy_corpora: MessyCorpora, tmp_path: Path
 ) -> None:

@@ -91,6 +91,7 @@ def test_what_cannot_be_a_name_is_the_same_error(tmp_path: Path, monkeypatch: py
         check(tmp_path, LightningEnvironment())
 
 
+@pytest.mark.slow
 @pytest.mark.multiprocess
 def test_a_rank_that_has_finished_destroys_the_process_group_at_exit(tmp_path: Path) -> None:
     code = f"""
