@@ -84,8 +84,8 @@ class Channel:
     def close(self) -> None:
         """Closes the connection, after what was sent, as far as the other side reads it."""
         if self.is_open:
+            self.closed_at = time.monotonic()  # first: other threads read it once the channel is closed
             self.is_open = False
-            self.closed_at = time.monotonic()
             self._writer.close()
 
     async def wait_closed(self) -> None:

@@ -63,24 +63,26 @@ class _FollowerState:
             return [view_from_json(view) for view in self._views]
         return []
 
-    @property
-    def is_lost(self) -> bool:
-        """Whether the connection was lost."""
-        return not self.channel.is_open and not self.received_goodbye
-
     def may_stop_run(self, is_beside_silence: bool) -> bool:
-        """Returns whether a rank of the node may be a reason to stop the run; of a lost node, one that has failed."""
-        if self.is_lost:
+        """Returns whether a rank of the node may be a reason to stop the run; without contact, one that has failed."""
+        if not self.channel.is_open:
             return any(view.reading.phase is Phase.FAILED for view in self._processes())
         return self.may_stop_beside_silence if is_beside_silence else self.may_stop
 
     def views(self, now: float) -> list[ProcessView]:
         """Returns the processes of the node, their ages advanced to now; unseen ones if the connection was lost."""
         views = [aged(view, max(0.0, now - self.channel.received_at)) for view in self._processes()]
-        if not self.is_lost:
+        if self.channel.is_open:
             return views
+        # A monitor that has said goodbye may have ended its ranks: only what they had said themselves still holds.
         lost_s = now - self.channel.closed_at
-        return [replace(view, state=ProcessState.UNSEEN, ended_s=lost_s) for view in views if view.is_rank]
+        return [
+            view
+            if self.received_goodbye and view.reading.phase.is_final
+            else replace(view, state=ProcessState.UNSEEN, ended_s=lost_s)
+            for view in views
+            if view.is_rank
+        ]
 
 
 class Coordinator(LocalOnly):
@@ -159,7 +161,9 @@ class Coordinator(LocalOnly):
                 lambda: all(follower.dumps is not None or not follower.channel.is_open for follower in connected),
                 timeout_s,
             )
-            return {name: text for follower in connected for name, text in (follower.dumps or {}).items()}
+            # A node that has ended its ranks meanwhile has sent its dumps before.
+            known = self._followers.values()
+            return {name: text for follower in known for name, text in (follower.dumps or {}).items()}
 
     def close(self) -> None:
         """Tells the followers that this monitor exits, and closes the connections."""

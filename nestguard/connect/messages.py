@@ -1,7 +1,7 @@
 """What a follower sends each second: the ranks of its node, and whether they may be a reason to stop the run.
 
-Loader workers and the cuts of a batch are sent only for ranks that have been loading for long, because only these can
-be named as the cause. Ages are sent, not times, because the clocks of nodes are not synchronised.
+Loader workers and the cuts of a batch are sent only for ranks that have been loading for long or have died in it,
+because only these can be named with them. Ages are sent, not times, because the clocks of nodes are not synchronised.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -41,7 +41,7 @@ def _told(views: Iterable[ProcessView], limits: StallLimits) -> list[ProcessView
         for view in views
         if view.is_rank
         and Phase.LOADING in (view.reading.phase, view.reading.actual_phase)
-        and view.age_s > limits.limit_of(view.reading) / 2
+        and (view.state.has_ended or view.age_s > limits.limit_of(view.reading) / 2)
     }
     return [
         view if view.rank in slow else replace(view, reading=replace(view.reading, cuts=(), waits_for=None))

@@ -41,7 +41,7 @@ from nestmodel.training.lightning_private import (
     scale_loop_progress,
     set_global_step,
 )
-from nestmodel.training.pace import PHASES, WINDOW, Pace, SlowRanks, by_time
+from nestmodel.training.pace import MIN_FACTOR, PHASES, WINDOW, Pace, SlowRanks, by_time
 from nestmodel.training.saving.resume import check_same_step, check_unchanged, run_settings
 from nestmodel.training.schedule import build_optimizer, divides_gradients
 from nestmodel.training.starting.launcher import destroy_process_group_at_exit
@@ -259,7 +259,7 @@ class NestModel(NestNetwork, pl.LightningModule):
         class_counts = self._train_counts.plus(totals.stats)
         parameters = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
         norm = self._divide_gradients(optimizer, parameters, totals.stats.num_tokens.clamp(min=1))
-        # The only point of a step at which the CPU waits for the GPU.
+        # The only point of a step at which the CPU waits for the GPU, except where ranks are compared.
         metrics = fetch({**totals.counts(), "grad_norm": norm, **totals.stats.metrics(class_counts)})
         num_nonfinite, num_preempted, num_out_of_time = (float(metrics.pop(name)) for name in totals.counts())
         grad_norm = metrics.pop("grad_norm")
@@ -403,6 +403,9 @@ class NestModel(NestNetwork, pl.LightningModule):
         ranks = by_time(seconds)
         if ranks:
             self.log_numbers({"slowest_rank": ranks[0].rank, "slowest_rank_factor": ranks[0].factor})
+        own = next((one for one in ranks if one.rank == self.global_rank), None)
+        if own is not None and own.factor <= MIN_FACTOR:
+            nestguard.current().describe("")
         for slow in self._slow_ranks.newly_slow(ranks):
             rank_zero_warn(f"Rank {slow.rank} (node {slow.rank // self.trainer.num_devices}) {slow}.")
             if slow.rank == self.global_rank:

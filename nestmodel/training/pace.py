@@ -1,9 +1,11 @@
 """How long this rank works on a step before it waits for other ranks, and which ranks take longer than the others.
 
 All ranks do equal work in every step, so one that takes longer holds up all others: its disk, its CPU or its GPU is
-slower, or shared. Every `WINDOW` steps, the ranks exchange the medians of their times in the all-reduce of the step.
+slower, or shared. Every `WINDOW` steps, the ranks exchange the medians of their times, behind the all-reduce of the
+step.
 """
 
+import bisect
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -40,6 +42,8 @@ class SlowRank(NamedTuple):
 class Pace:
     """Measures the phases of the steps of this rank: on a GPU by events in its work, which nobody waits for.
 
+    A GPU that still computes while the process waits for a batch loses no time, and the events measure none.
+
     Args:
         device: Where the rank computes; None measures nothing, for a run of one rank.
     """
@@ -49,22 +53,24 @@ class Pace:
         is_gpu = device is not None and device.type == "cuda"
         self._mark: Callable[[], Any] = _recorded_event if is_gpu else time.perf_counter
         self._seconds: Callable[[Any, Any], float] = _seconds_between if is_gpu else lambda first, last: last - first
-        self._loading_since: float | None = None
-        self._loading_s = 0.0
+        self._loading_since: Any = None
+        self._waits: list[tuple[Any, Any]] = []
         self._marks: list[list[Any]] = []
         self._steps: list[tuple[float, float, float]] = []
 
     def wait_for_batch(self) -> None:
         """Notes that the rank begins to wait for its next microbatch."""
-        self._loading_since = time.perf_counter()
+        if self._is_on:
+            self._loading_since = self._mark()
 
     def begin_forward(self) -> None:
         """Notes that a microbatch has arrived."""
         if not self._is_on:
             return
+        mark = self._mark()
         if self._loading_since is not None:
-            self._loading_s += time.perf_counter() - self._loading_since
-        self._marks.append([self._mark()])
+            self._waits.append((self._loading_since, mark))
+        self._marks.append([mark])
 
     def begin_backward(self, loss: Tensor) -> None:
         """Notes that the backward pass begins, and lets its end be noted before DDP waits for other ranks.
@@ -94,12 +100,12 @@ class Pace:
         if self._loading_since is not None and self._marks:
             forward_s = sum(self._seconds(first, second) for first, second, _ in self._marks)
             backward_s = sum(self._seconds(second, last) for _, second, last in self._marks)
-            self._steps.append((self._loading_s, forward_s, backward_s))
+            self._steps.append((sum(self._seconds(*wait) for wait in self._waits), forward_s, backward_s))
         self.discard_step()
 
     def discard_step(self) -> None:
         """Drops what was measured of a step, in which something else happened."""
-        self._loading_since, self._loading_s, self._marks = None, 0.0, []
+        self._loading_since, self._waits, self._marks = None, [], []
 
     def take_medians(self) -> tuple[float, float, float]:
         """Returns the median seconds of each phase since the last call; zeros without a step."""
@@ -119,13 +125,20 @@ def by_time(seconds: Float[Tensor, "ranks 3"]) -> list[SlowRank]:
     rows: list[list[float]] = seconds.tolist()
     if len(rows) < 2 or not all(any(row) for row in rows):
         return []
+    columns = [sorted(column) for column in (*zip(*rows, strict=True), map(sum, rows))]
     found = []
     for rank, row in enumerate(rows):
-        others = [other for number, other in enumerate(rows) if number != rank]
-        lost = [own - statistics.median(other[phase] for other in others) for phase, own in enumerate(row)]
-        factor = sum(row) / statistics.median(map(sum, others))
-        found.append(SlowRank(rank, factor, PHASES[lost.index(max(lost))]))
+        *typical, total = (_median_without(column, own) for column, own in zip(columns, (*row, sum(row)), strict=True))
+        lost = [own - median for own, median in zip(row, typical, strict=True)]
+        found.append(SlowRank(rank, sum(row) / total, PHASES[lost.index(max(lost))]))
     return sorted(found, key=lambda one: -one.factor)
+
+
+def _median_without(values: Sequence[float], one: float) -> float:
+    """Returns the median of sorted values without one of them, for thousands of ranks in one pass."""
+    number, at = len(values) - 1, bisect.bisect_left(values, one)
+    low, high = ((number - 1) // 2, number // 2)
+    return (values[low + (low >= at)] + values[high + (high >= at)]) / 2
 
 
 class SlowRanks:

@@ -43,7 +43,7 @@ def _in_directory(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.slow
 def test_features_reports_its_output_and_the_rejected_inputs(directory: Path, tmp_path: Path) -> None:
     outcome = run(
-        *("nestmodel", "features", "model.ckpt", "speech.json", "-o", tmp_path / "f", "--layers", "0,2"),
+        *("nestmodel", "features", "model.ckpt", "speech.json", "-o", tmp_path / "f", "--layers", "0", "2"),
         *("--device", "cpu", "--dtype", "float16", "--max-batch-seconds", "2"),
         cwd=directory,
     )

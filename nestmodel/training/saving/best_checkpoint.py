@@ -51,7 +51,10 @@ class BestCheckpoint:
         source = next((path for path in sources if path.exists()), None)
         if source is not None and best_step <= step:
             directory.mkdir(parents=True, exist_ok=True)
-            self.offer(source, directory, best_step, loss)
+            try:
+                self.offer(source, directory, best_step, loss)
+            finally:
+                self._step, self._loss = best_step, loss  # a worse one must not replace it, whatever has failed here
 
     def offer(self, path: Path, directory: Path, step: int, loss: float) -> None:
         """Keeps the checkpoint of a step if its loss is lower than all before.

@@ -80,10 +80,12 @@ class Checkpoints(Checkpoint):
         is_saved = step == self._saved_step and not self._problem and trainer.state.fn == TrainerFn.FITTING
         path = directory / checkpoint_name(step)
         if self._best is not None and is_saved and trainer.is_global_zero and path.exists():
+            nestguard.current().beat(nestguard.Phase.CHECKPOINT, step - 1)
             try:
                 self._best.offer(path, directory, step, float(trainer.callback_metrics["val_loss"]))
             except (OSError, OutputError) as error:
                 _warn_of_best(error)
+            nestguard.current().beat(nestguard.Phase.LOADING, step, 0)
 
     def on_train_batch_end(
         self, trainer: pl.Trainer, _module: pl.LightningModule, _outputs: Any, _batch: Any, batch_idx: int
@@ -113,7 +115,7 @@ class Checkpoints(Checkpoint):
 
         Raises:
             NotSaved: It could not be written; raised on all ranks.
-            Exception: It could not be written for another reason than the disk.
+            Exception: Rank 0 could not write it for another reason than the disk; the others raise NotSaved.
         """
         error: Exception | None = None
         try:

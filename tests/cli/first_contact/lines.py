@@ -173,11 +173,13 @@ LINES = (
         2,
         f"error: unknown option --batch-size; the nearest is '--max-batch-seconds'. {_SEE}",
     ),
-    Line("nestmodel fit speech.corpus -c demo --gpus 2", 2, f"error: unknown option --gpus. {_SEE}"),
+    Line(
+        "nestmodel fit speech.corpus -c demo --gpus 2", 2, f"error: unknown option --gpus; here it is --devices. {_SEE}"
+    ),
     Line(
         "nestmodel fit speech.corpus -c demo --epochs 10",
         2,
-        f"error: unknown option --epochs. {_SEE}",
+        f"error: unknown option --epochs; here it is --max-steps. {_SEE}",
     ),
     Line(
         "nestmodel fit speech.corpus -c demo --learning-rate 0.1",

@@ -59,6 +59,7 @@ def test_content_that_is_in_the_log_mels_is_recognised(report: CtcProbeReport) -
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("test_rows")
 def test_texts_that_are_not_in_the_audio_are_not_recognised(model: NestNetwork, folder: Path, rows: Rows) -> None:
     shuffled = {i: {"text": rows[(i + 37) % len(rows)]["text"]} for i in range(len(rows))}
     changed(folder, rows, shuffled, "shuffled")
