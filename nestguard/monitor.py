@@ -16,7 +16,7 @@ from nestguard.connect.coordinator import Coordinator
 from nestguard.connect.follower import Follower
 from nestguard.connect.handshake import SharedToken
 from nestguard.connect.peers import LocalOnly, PeerConfig, StopDecision
-from nestguard.diagnose.limits import StallLimits, quick_limits, view_may_stop_run
+from nestguard.diagnose.limits import StallLimits, may_stop_run, quick_limits
 from nestguard.diagnose.run import RunDiagnosis, diagnose
 from nestguard.observe.collectives import describe, read_summaries
 from nestguard.observe.directory import DirectoryLock
@@ -125,7 +125,7 @@ class Monitor:
     def _may_have_to_stop(self, views: Sequence[ProcessView]) -> bool:
         """Returns whether any rank may be a reason to stop the run; if not, the run needs no diagnosis."""
         limits = quick_limits(self._config.limits, self._peers.silences())
-        return any(view_may_stop_run(view, limits) for view in views) or self._peers.may_stop_run(self._config.limits)
+        return any(may_stop_run(view, limits) for view in views) or self._peers.may_stop_run(self._config.limits)
 
     def _diagnose(self, own: Sequence[ProcessView]) -> tuple[list[ProcessView], RunDiagnosis]:
         """Returns all known processes, including ranks without contact, and the diagnosis of the run."""

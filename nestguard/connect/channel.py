@@ -22,8 +22,14 @@ _MAX_UNSENT_BYTES = 64 << 20
 _COMPRESS_BYTES = 16 << 10
 """Messages of at least this size are compressed: the stacks and the rows of a report resemble each other."""
 
+CLOSED_ERRORS = (asyncio.IncompleteReadError, OSError)
+"""Errors of `Channel.receive` on a connection that has ended."""
+
 Message = dict[str, Any]
 """A JSON object; its key `type` gives the kind of message."""
+
+
+_NO_MESSAGE = "what it sent is no message of a monitor"
 
 
 class InvalidMessageError(ValueError):
@@ -56,11 +62,11 @@ class Channel:
 
         Raises:
             InvalidMessageError: It is none.
-            asyncio.IncompleteReadError, OSError: The connection was closed.
+            CLOSED_ERRORS: The connection was closed.
         """
         size = int.from_bytes(await self._reader.readexactly(SIZE_BYTES))
         if size > (_MAX_SENT_BYTES if self._is_trusted else MAX_HANDSHAKE_BYTES):
-            raise InvalidMessageError("what it sent is no message of a monitor")
+            raise InvalidMessageError(_NO_MESSAGE)
         message = unpack(
             await self._reader.readexactly(size), _MAX_MESSAGE_BYTES if self._is_trusted else MAX_HANDSHAKE_BYTES
         )
@@ -130,7 +136,7 @@ def unpack(data: bytes, max_bytes: int) -> Message:
             data = zlib.decompressobj().decompress(data, max_bytes)
         message = json.loads(data)
     except (RecursionError, ValueError, zlib.error) as error:  # RecursionError: brackets nested too deeply
-        raise InvalidMessageError("what it sent is no message of a monitor") from error
+        raise InvalidMessageError(_NO_MESSAGE) from error
     if not isinstance(message, dict):
-        raise InvalidMessageError("what it sent is no message of a monitor")
+        raise InvalidMessageError(_NO_MESSAGE)
     return message

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from nestguard.connect.channel import Channel, InvalidMessageError, Message, pack, run_loop
+from nestguard.connect.channel import CLOSED_ERRORS, Channel, InvalidMessageError, Message, pack, run_loop
 from nestguard.connect.handshake import Handshake, SharedToken, Side
 from nestguard.connect.messages import INVALID_VALUE_ERRORS, aged, view_from_json
 from nestguard.connect.peers import LocalOnly, PeerConfig, StopDecision
@@ -31,7 +31,6 @@ _CLOSING_S = 1.0
 _MAX_LOGGED_STRANGERS = 100
 _KEEPALIVE = pack({"type": "keepalive"})
 _GOODBYE = pack({"type": "goodbye"})
-_CLOSED = (asyncio.IncompleteReadError, OSError)
 
 
 class _FollowerState:
@@ -203,7 +202,7 @@ class Coordinator(LocalOnly):
         try:
             async with asyncio.timeout(HANDSHAKE_S):
                 follower = await self._accept(channel)
-        except (TimeoutError, *_CLOSED):
+        except (TimeoutError, *CLOSED_ERRORS):
             self._log_stranger(channel, "it did not prove in time that it belongs to this run")
             follower = None
         except INVALID_VALUE_ERRORS as error:
@@ -249,7 +248,7 @@ class Coordinator(LocalOnly):
                 with self._changed:
                     _handle(follower, message)
                     self._changed.notify_all()
-        except _CLOSED:
+        except CLOSED_ERRORS:
             pass
         except INVALID_VALUE_ERRORS as error:
             reason = f"its monitor sent an invalid message and was disconnected: {error!r}"

@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from nestguard.connect.channel import Channel, Message, pack, run_loop
+from nestguard.connect.channel import CLOSED_ERRORS, Channel, Message, pack, run_loop
 from nestguard.connect.handshake import Handshake, SharedToken, Side
 from nestguard.connect.messages import INVALID_VALUE_ERRORS, views_message
 from nestguard.connect.peers import LocalOnly, PeerConfig, StopDecision
@@ -23,8 +23,6 @@ _ANSWER_S = 5.0
 
 _CLOSING_S = 2.0
 """How long the end of this monitor waits for what is not sent yet."""
-
-_CLOSED = (asyncio.IncompleteReadError, OSError)
 
 
 class Follower(LocalOnly):
@@ -129,7 +127,7 @@ class Follower(LocalOnly):
         try:
             while not self._received_goodbye:
                 self._obey(await channel.receive())
-        except _CLOSED:
+        except CLOSED_ERRORS:
             if not self._is_closed and self._decision is None:
                 self._warn("lost the connection to its monitor; each node now decides for itself")
         except INVALID_VALUE_ERRORS as error:
@@ -182,7 +180,7 @@ class Follower(LocalOnly):
                 hello = {"node": own.node_rank, "host": own.host, "nonce": handshake.follower_nonce, "proof": proof}
                 channel.send(pack({"type": "hello", **hello}))
                 welcome = await channel.receive()
-        except (TimeoutError, *_CLOSED, *INVALID_VALUE_ERRORS):
+        except (TimeoutError, *CLOSED_ERRORS, *INVALID_VALUE_ERRORS):
             return False
         if not handshake.is_proof(welcome.get("proof"), token, Side.COORDINATOR):
             if not self._has_met_stranger:

@@ -1,17 +1,19 @@
 """What a follower sends each second: the ranks of its node, and whether they may be a reason to stop the run.
 
-Loader workers and the cuts of a batch are sent only for ranks that have been loading for long or have died in it,
-because only these can be named with them. Ages are sent, not times, because the clocks of nodes are not synchronised.
+Loader workers and the cuts of a batch are sent only where they can be named as the cause: while their rank loads, if
+they are stopped, dead, or without a heartbeat for half of the limit. Ages are sent, not times, because the clocks of
+nodes are not synchronised.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 from nestguard.connect.channel import Message
-from nestguard.diagnose.limits import StallLimits, limits_beside_silence, view_may_stop_run
+from nestguard.diagnose.limits import StallLimits, limits_beside_silence, may_stop_run
 from nestguard.observe.view import DevicePosition, Identity, Phase, ProcessState, ProcessView, Reading
 
+_NAMED_STATES = (ProcessState.STOPPED, ProcessState.ZOMBIE, ProcessState.GONE)
 _AnyRecord = TypeVar("_AnyRecord", Identity, Reading)
 _TYPES: Mapping[type, Mapping[str, Any]] = {kind: get_type_hints(kind) for kind in (Identity, Reading)}
 
@@ -28,26 +30,27 @@ def views_message(views: Sequence[ProcessView], limits: StallLimits) -> Message:
     quick = limits_beside_silence(limits)
     return {
         "type": "views",
-        "may_stop": any(view_may_stop_run(view, limits) for view in views),
-        "may_stop_beside_silence": any(view_may_stop_run(view, quick) for view in views),
+        "may_stop": any(may_stop_run(view, limits) for view in views),
+        "may_stop_beside_silence": any(may_stop_run(view, quick) for view in views),
         "views": [view_to_json(view) for view in _told(views, limits)],
     }
 
 
-def _told(views: Iterable[ProcessView], limits: StallLimits) -> list[ProcessView]:
-    views = list(views)
-    slow = {
-        view.rank
+def _told(views: Sequence[ProcessView], limits: StallLimits) -> list[ProcessView]:
+    """Returns the ranks, and the loader workers that could be named as the cause of a stall, with their cuts."""
+    loading = {
+        view.rank: limits.limit_of(view.reading) / 2
         for view in views
-        if view.is_rank
-        and Phase.LOADING in (view.reading.phase, view.reading.actual_phase)
-        and (view.state.has_ended or view.age_s > limits.limit_of(view.reading) / 2)
+        if view.is_rank and Phase.LOADING in (view.reading.phase, view.reading.actual_phase)
     }
-    return [
-        view if view.rank in slow else replace(view, reading=replace(view.reading, cuts=(), waits_for=None))
-        for view in views
-        if view.is_rank or view.rank in slow
-    ]
+    told = []
+    for view in views:
+        is_slow = view.rank in loading and (view.state in _NAMED_STATES or view.age_s > loading[view.rank])
+        if view.is_rank and not is_slow:
+            view = replace(view, reading=replace(view.reading, cuts=(), waits_for=None))
+        if view.is_rank or is_slow:
+            told.append(view)
+    return told
 
 
 def aged(view: ProcessView, seconds: float) -> ProcessView:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from nestguard.observe.errors import GuardError
-from nestguard.observe.view import NodeSilence, Phase, ProcessState, ProcessView, Reading
+from nestguard.observe.view import NodeSilence, Phase, ProcessView, Reading
 
 _PHASE_LIMITS = {
     Phase.STARTING: "first_step_s",
@@ -71,44 +71,27 @@ class StallLimits:
 
     def limit_of(self, reading: Reading) -> float:
         """Returns the limit, in seconds, that applies in a process's current phase; infinity once it has ended."""
-        return self.limit_in(reading.phase, has_stepped=reading.has_stepped)
-
-    def limit_in(self, phase: Phase, *, has_stepped: bool) -> float:
-        """Returns the limit, in seconds, of a phase; infinity if the phase is final.
-
-        Args:
-            phase: What the process does.
-            has_stepped: Whether the process has finished a step since its start.
-        """
-        if phase.is_final:
+        if reading.phase.is_final:
             return math.inf
-        limit: float = getattr(self, _PHASE_LIMITS[phase])
-        return limit if has_stepped else max(limit, self.first_step_s)
+        limit: float = getattr(self, _PHASE_LIMITS[reading.phase])
+        return limit if reading.has_stepped else max(limit, self.first_step_s)
 
 
-def may_stop_run(phase: Phase, state: ProcessState, age_s: float, *, has_stepped: bool, limits: StallLimits) -> bool:
-    """Returns whether a rank may be a reason to stop the run. `diagnose` does not stop a run without such a rank.
+def may_stop_run(view: ProcessView, limits: StallLimits) -> bool:
+    """Returns whether a rank may be a reason to stop the run; False for a loader worker.
+
+    `diagnose` does not stop a run without such a rank.
 
     Args:
-        phase: Current phase of the rank.
-        state: State of its process.
-        age_s: Seconds since its last heartbeat.
-        has_stepped: Whether it has finished a step since its start.
+        view: The process.
         limits: Result of `quick_limits`.
     """
-    if phase is Phase.FAILED:
-        return True
-    if phase.is_final or state is ProcessState.UNSEEN:
+    phase = view.reading.phase
+    if not view.is_rank or phase is Phase.FAILED:
+        return view.is_rank
+    if phase.is_final or view.is_unseen:
         return False
-    return state.has_ended or age_s > limits.limit_in(phase, has_stepped=has_stepped)
-
-
-def view_may_stop_run(view: ProcessView, limits: StallLimits) -> bool:
-    """Returns `may_stop_run` of a view; False for a loader worker."""
-    reading = view.reading
-    return view.is_rank and may_stop_run(
-        reading.phase, view.state, view.age_s, has_stepped=reading.has_stepped, limits=limits
-    )
+    return view.state.has_ended or view.age_s > limits.limit_of(view.reading)
 
 
 def quick_limits(limits: StallLimits, silences: Mapping[int, NodeSilence]) -> StallLimits:

@@ -63,11 +63,6 @@ class NodeWatch:
         """Seconds since the watch was started."""
         return (time.monotonic_ns() - self._started_ns) / _SECOND_NS
 
-    @property
-    def scanned_s(self) -> float:
-        """When `scan` was last called, in seconds of CLOCK_MONOTONIC. The ages of its views count until then."""
-        return self._scanned_ns / _SECOND_NS
-
     def scan(self) -> list[ProcessView]:
         """Returns the ranks of the node, including expected ranks that have not started, and their loader workers."""
         now = time.monotonic_ns()

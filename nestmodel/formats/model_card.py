@@ -44,7 +44,7 @@ _MARKUP = re.compile(r"([\\`*_{}\[\]()#!|~:@$^=])|(?<=www)(\.)", re.IGNORECASE)
 
 @dataclass(frozen=True, kw_only=True)
 class Training:
-    """What a file says about the training of its weights; nothing but for checkpoints of a run."""
+    """What a file says about the training of its weights. It is empty unless the file is a checkpoint of a run."""
 
     facts: Mapping[str, str] = field(default_factory=dict)
     settings: Mapping[str, str] = field(default_factory=dict)

@@ -73,22 +73,11 @@ class Pace:
         self._marks.append([mark])
 
     def begin_backward(self, loss: Tensor) -> None:
-        """Notes that the backward pass begins, and lets its end be noted before DDP waits for other ranks.
-
-        DDP waits in a callback of the autograd engine. Callbacks run in the order in which they are queued, and this
-        one is queued when the backward pass begins.
-        """
-        if not self._is_on:
-            return
-        marks = self._marks[-1]
-        marks.append(self._mark())
-
-        def queue(_: Tensor) -> None:
-            # DDP and FSDP use this to run code at the end of a backward pass. torch has no public way.
-            Variable._execution_engine.queue_callback(lambda: marks.append(self._mark()))
-
-        if loss.requires_grad:
-            loss.register_hook(queue)
+        """Notes that the backward pass begins, and lets its end be noted before DDP waits for other ranks."""
+        if self._is_on:
+            marks = self._marks[-1]
+            marks.append(self._mark())
+            mark_end_of_backward(loss, lambda: marks.append(self._mark()))
 
     def end_backward(self) -> None:
         """Notes the end of a backward pass that was a graph, which calls nothing and waits for no rank."""
@@ -114,6 +103,25 @@ class Pace:
             return 0.0, 0.0, 0.0
         loading, forward, backward = (statistics.median(phase) for phase in zip(*steps, strict=True))
         return loading, forward, backward
+
+
+def mark_end_of_backward(loss: Tensor, mark: Callable[[], None]) -> None:
+    """Calls `mark` when the gradients of this rank are launched, before the device waits for those of other ranks.
+
+    DDP lets the device wait at the end of the backward pass, in a callback of the autograd engine. Callbacks run in
+    the order in which they are queued, and this one is queued when the backward pass begins.
+
+    Args:
+        loss: The tensor on which `backward` will be called.
+        mark: Called in a thread of the autograd engine, with the stream of the calling thread.
+    """
+
+    def queue(_: Tensor) -> None:
+        # DDP and FSDP use this to run code at the end of a backward pass. torch has no public way.
+        Variable._execution_engine.queue_callback(mark)
+
+    if loss.requires_grad:
+        loss.register_hook(queue)
 
 
 def by_time(seconds: Float[Tensor, "ranks 3"]) -> list[SlowRank]:

@@ -20,7 +20,6 @@ from lightning_fabric.plugins.environments.cluster_environment import ClusterEnv
 from pytorch_lightning.strategies import DDPStrategy
 from pytorch_lightning.utilities import rank_zero_warn
 from torch import Tensor
-from torch.autograd import Variable
 from torch.distributed.constants import default_pg_timeout
 
 import nestguard
@@ -29,6 +28,7 @@ from nestguard import Phase
 from nestmodel.errors import ConfigError
 from nestmodel.run_config import GuardConfig
 from nestmodel.training.lightning_private import process_group_timeout_s, set_process_group_timeout
+from nestmodel.training.pace import mark_end_of_backward
 from nestmodel.training.saving.checkpoints import NotSaved
 from nestmodel.training.starting.launcher import node_run_id
 from nestmodel.training.starting.ranks import record_launcher
@@ -60,25 +60,6 @@ class CudaEvent:
 def new_event_of(trainer: pl.Trainer) -> Callable[[], CudaEvent] | None:
     """Returns what creates events on the device of this rank; None if that is not a GPU."""
     return CudaEvent if trainer.strategy.root_device.type == "cuda" else None
-
-
-def mark_end_of_backward(loss: Tensor, mark: Callable[[], None]) -> None:
-    """Calls `mark` when the gradients of this rank are launched, before the device waits for those of other ranks.
-
-    DDP lets the device wait at the end of the backward pass, in a callback of the autograd engine. Callbacks run in
-    the order in which they are queued, and this one is queued when the backward pass begins.
-
-    Args:
-        loss: The tensor on which `backward` will be called.
-        mark: Called in a thread of the autograd engine, with the stream of the calling thread.
-    """
-
-    def queue(_: Tensor) -> None:
-        # DDP and FSDP use this to run code at the end of a backward pass. torch has no public way.
-        Variable._execution_engine.queue_callback(mark)
-
-    if loss.requires_grad:
-        loss.register_hook(queue)
 
 
 def read_collectives() -> str:

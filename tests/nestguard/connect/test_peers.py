@@ -160,19 +160,22 @@ def test_a_coordinator_that_sends_an_invalid_message_is_disconnected(
             assert follower.decision() is None
 
 
-def test_loader_workers_and_cuts_are_sent_for_ranks_that_have_been_loading_for_long() -> None:
+def test_loader_workers_and_cuts_are_sent_where_they_can_be_the_cause() -> None:
     views = [
         view(2, Phase.LOADING, age_s=20, node_rank=1, cuts=("a",)),
         view(2, Phase.LOADING, age_s=20, node_rank=1, worker=0, cuts=("b",)),
         view(3, Phase.LOADING, age_s=10, node_rank=1, cuts=("c",)),
         view(3, Phase.LOADING, age_s=10, node_rank=1, worker=0, cuts=("d",)),
+        view(3, Phase.LOADING, age_s=1, node_rank=1, worker=1, cuts=("f",), state=ProcessState.STOPPED),
         view(4, Phase.COLLECTIVE, age_s=40, node_rank=1, cuts=("e",)),
+        view(4, Phase.LOADING, age_s=40, node_rank=1, worker=0, cuts=("g",)),
     ]
     told = [view_from_json(data) for data in views_message(views, LIMITS)["views"]]
     assert [(one.name, one.reading.cuts) for one in told] == [
         ("rank-2", ("a",)),
         ("rank-2.worker-0", ("b",)),
         ("rank-3", ()),
+        ("rank-3.worker-1", ("f",)),
         ("rank-4", ()),
     ]
 

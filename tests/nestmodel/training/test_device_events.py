@@ -7,7 +7,8 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from nestguard.observe.collectives import GroupProgress, parse_trace
-from nestmodel.training.callbacks.stall_guard import CudaEvent, mark_end_of_backward, read_collectives
+from nestmodel.training.callbacks.stall_guard import CudaEvent, read_collectives
+from nestmodel.training.pace import mark_end_of_backward
 from tests.nestguard.runs import wait_until
 
 
