@@ -15,7 +15,7 @@ MAX_HANDSHAKE_BYTES = 4096
 """Limit for a message before the other side has proved that it belongs to the run."""
 
 _MAX_SENT_BYTES = 32 << 20
-_MAX_MESSAGE_BYTES = 256 << 20
+MAX_MESSAGE_BYTES = 256 << 20
 _MAX_UNSENT_BYTES = 64 << 20
 """Who reads nothing is disconnected when this much waits for it."""
 
@@ -68,7 +68,7 @@ class Channel:
         if size > (_MAX_SENT_BYTES if self._is_trusted else MAX_HANDSHAKE_BYTES):
             raise InvalidMessageError(_NO_MESSAGE)
         message = unpack(
-            await self._reader.readexactly(size), _MAX_MESSAGE_BYTES if self._is_trusted else MAX_HANDSHAKE_BYTES
+            await self._reader.readexactly(size), MAX_MESSAGE_BYTES if self._is_trusted else MAX_HANDSHAKE_BYTES
         )
         self.received_at = time.monotonic()
         return message

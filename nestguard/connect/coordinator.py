@@ -9,13 +9,13 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 from nestguard.connect.channel import CLOSED_ERRORS, Channel, InvalidMessageError, Message, pack, run_loop
 from nestguard.connect.handshake import Handshake, SharedToken, Side
-from nestguard.connect.messages import INVALID_VALUE_ERRORS, aged, view_from_json
+from nestguard.connect.messages import INVALID_VALUE_ERRORS, aged, unpack_views
 from nestguard.connect.peers import LocalOnly, PeerConfig, StopDecision
 from nestguard.diagnose.limits import StallLimits, too_long
 from nestguard.observe.view import Identity, NodeSilence, Phase, ProcessState, ProcessView
@@ -41,7 +41,7 @@ class _FollowerState:
         self.node_rank = node_rank
         self.host = host
         self.received_goodbye = False
-        self._views: Sequence[Mapping[str, Any]] = ()
+        self._views = ""
         self.may_stop = self.may_stop_beside_silence = False
         self.dumps: dict[str, str] | None = None
 
@@ -53,13 +53,12 @@ class _FollowerState:
         """
         may_stop, beside_silence, views = message["may_stop"], message["may_stop_beside_silence"], message["views"]
         if may_stop or beside_silence or not self._views:
-            for view in views:
-                view_from_json(view)
+            unpack_views(views)
         self.may_stop, self.may_stop_beside_silence, self._views = may_stop, beside_silence, views
 
     def _processes(self) -> list[ProcessView]:
         with contextlib.suppress(*INVALID_VALUE_ERRORS):
-            return [view_from_json(view) for view in self._views]
+            return unpack_views(self._views)
         return []
 
     def may_stop_run(self, is_beside_silence: bool) -> bool:

@@ -5,11 +5,12 @@ they are stopped, dead, or without a heartbeat for half of the limit. Ages are s
 nodes are not synchronised.
 """
 
+import base64
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
-from nestguard.connect.channel import Message
+from nestguard.connect.channel import MAX_MESSAGE_BYTES, SIZE_BYTES, Message, pack, unpack
 from nestguard.diagnose.limits import StallLimits, limits_beside_silence, may_stop_run
 from nestguard.observe.view import DevicePosition, Identity, Phase, ProcessState, ProcessView, Reading
 
@@ -32,8 +33,19 @@ def views_message(views: Sequence[ProcessView], limits: StallLimits) -> Message:
         "type": "views",
         "may_stop": any(may_stop_run(view, limits) for view in views),
         "may_stop_beside_silence": any(may_stop_run(view, quick) for view in views),
-        "views": [view_to_json(view) for view in _told(views, limits)],
+        "views": pack_views([view_to_json(view) for view in _told(views, limits)]),
     }
+
+
+def pack_views(views: Sequence[Mapping[str, Any]]) -> str:
+    """Returns views in JSON as one text, which the coordinator reads only if it needs them."""
+    return base64.b64encode(pack({"views": views})[SIZE_BYTES:]).decode()
+
+
+def unpack_views(packed: str) -> list[ProcessView]:
+    """Returns the views that `pack_views` has packed; raises one of `INVALID_VALUE_ERRORS` if they are none."""
+    views = unpack(base64.b64decode(packed, validate=True), MAX_MESSAGE_BYTES)["views"]
+    return [view_from_json(view) for view in views]
 
 
 def _told(views: Sequence[ProcessView], limits: StallLimits) -> list[ProcessView]:

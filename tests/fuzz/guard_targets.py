@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from nestguard import Heartbeat, Identity, Phase, StallLimits, read_heartbeat
 from nestguard.connect.channel import MAX_HANDSHAKE_BYTES, SIZE_BYTES, InvalidMessageError, pack, unpack
 from nestguard.connect.handshake import Handshake, Side
-from nestguard.connect.messages import INVALID_VALUE_ERRORS, view_from_json, views_message
+from nestguard.connect.messages import INVALID_VALUE_ERRORS, pack_views, unpack_views, view_to_json, views_message
 from nestguard.observe.collectives import parse_trace
 from tests.fuzz.inputs import VALUES, altered, mutated
 from tests.fuzz.target import Target
@@ -45,11 +45,13 @@ def _read_heartbeat(content: bytes, folder: Path) -> bool:
 
 def _messages() -> list[dict[str, Any]]:
     views = [view(0, Phase.FORWARD, 3), view(1, Phase.LOADING, 4, 500, cuts=("a",)), view(1, worker=0, cuts=("b",))]
-    return [json.loads(json.dumps(message)) for message in (views_message(views, StallLimits()), {"type": "goodbye"})]
+    messages = views_message(views, StallLimits()), {"type": "goodbye"}, {"views": [view_to_json(one) for one in views]}
+    return [json.loads(json.dumps(message)) for message in messages]
 
 
 def _read_views(message: dict[str, Any], _: Path) -> bool:
-    return bool([view_from_json(data) for data in message["views"]])
+    views = message["views"]
+    return bool(unpack_views(views if isinstance(views, str) else pack_views(views)))
 
 
 def _read_message(content: bytes, _: Path) -> bool:

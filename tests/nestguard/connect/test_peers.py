@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import nestguard.monitor
 from nestguard import GuardError, PeerConfig, Phase
 from nestguard.connect.handshake import SharedToken
-from nestguard.connect.messages import view_from_json, view_to_json, views_message
+from nestguard.connect.messages import pack_views, unpack_views, view_from_json, view_to_json, views_message
 from nestguard.connect.peers import LocalOnly, StopDecision
 from nestguard.diagnose.run import diagnose
 from nestguard.monitor import connect_peers
@@ -124,15 +124,17 @@ QUIET = {"type": "views", "may_stop": False, "may_stop_beside_silence": False}
     "invalid",
     [
         QUIET,
-        {"type": "views", "views": [FULL]},
-        {**QUIET, "views": [{}]},
-        {**QUIET, "views": [{**FULL, "age_s": "long"}]},
-        {**QUIET, "views": [{**FULL, "reading": {**FULL["reading"], "cuts": [1]}}]},
-        {**QUIET, "views": [{**FULL, "reading": {**FULL["reading"], "phase": 99}}]},
-        {**QUIET, "views": [{**FULL, "reading": {**FULL["reading"], "step": "5"}}]},
-        {**QUIET, "views": [{**FULL, "reading": {**FULL["reading"], "device": [1, "5", 0]}}]},
+        {"type": "views", "views": pack_views([FULL])},
+        {**QUIET, "views": pack_views([{}])},
+        {**QUIET, "views": pack_views([{**FULL, "age_s": "long"}])},
+        {**QUIET, "views": pack_views([{**FULL, "reading": {**FULL["reading"], "cuts": [1]}}])},
+        {**QUIET, "views": pack_views([{**FULL, "reading": {**FULL["reading"], "phase": 99}}])},
+        {**QUIET, "views": pack_views([{**FULL, "reading": {**FULL["reading"], "step": "5"}}])},
+        {**QUIET, "views": pack_views([{**FULL, "reading": {**FULL["reading"], "device": [1, "5", 0]}}])},
         {"type": "dumps", "dumps": ["rank-2.stack.txt"]},
-        {"views": [FULL]},
+        {"views": pack_views([FULL])},
+        {**QUIET, "views": [FULL]},
+        {**QUIET, "views": "no base64"},
     ],
 )
 def test_a_follower_that_sends_an_invalid_message_is_disconnected(
@@ -170,7 +172,7 @@ def test_loader_workers_and_cuts_are_sent_where_they_can_be_the_cause() -> None:
         view(4, Phase.COLLECTIVE, age_s=40, node_rank=1, cuts=("e",)),
         view(4, Phase.LOADING, age_s=40, node_rank=1, worker=0, cuts=("g",)),
     ]
-    told = [view_from_json(data) for data in views_message(views, LIMITS)["views"]]
+    told = unpack_views(views_message(views, LIMITS)["views"])
     assert [(one.name, one.reading.cuts) for one in told] == [
         ("rank-2", ("a",)),
         ("rank-2.worker-0", ("b",)),
@@ -200,7 +202,7 @@ VIEWS = st.builds(
 @given(st.lists(VIEWS, max_size=10, unique_by=lambda one: one.name))
 def test_the_coordinator_finds_the_same_causes_as_if_it_knew_everything(views: list[ProcessView]) -> None:
     message = json.loads(json.dumps(views_message(views, LIMITS)))
-    told = [view_from_json(data) for data in message["views"]]
+    told = unpack_views(message["views"])
     expected, found = diagnose(views, LIMITS), diagnose(told, LIMITS)
     assert (found.must_stop, found.cause) == (expected.must_stop, expected.cause)
     assert message["may_stop"] or not expected.must_stop
