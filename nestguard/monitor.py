@@ -171,7 +171,7 @@ class Monitor:
         try:
             directory = write_report(self._config.report_dir, identity.node_rank, decision, dumps)
             closing += f"; report and stacks: {directory}"
-        except OSError as error:
+        except (OSError, ValueError) as error:  # a peer may send a name or a text that no file can have
             _print(f"stall guard: cannot write the report: {error}")
         _print("\n".join([decision.table, *lines, closing]))
         names = decision.culprits()

@@ -241,12 +241,12 @@ def write_report(parent: Path, node_rank: int, decision: StopDecision, dumps: Ma
     directory = _new_directory(parent, f"stall-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}{suffix}")
     summaries = read_summaries(dumps)
     collectives = {"collectives": describe(summaries)} if summaries else {}
-    text = json.dumps({**decision.report, **collectives}, indent=1)
-    (directory / "stall.json").write_text(text, encoding="utf-8")
-    (directory / "table.txt").write_text(decision.table + "\n", encoding="utf-8")
     for file, text in dumps.items():
         # A dump may come from another node: only the last part of its name is used as a path.
         (directory / Path(file).name).write_text(text, encoding="utf-8")
+    text = json.dumps({**decision.report, **collectives}, indent=1)
+    (directory / "stall.json").write_text(text, encoding="utf-8")
+    (directory / "table.txt").write_text(decision.table + "\n", encoding="utf-8")
     return directory
 
 

@@ -35,6 +35,7 @@ from benchmarks.harness.rounds import run_rounds
 from nestguard import Heartbeat, Identity, PeerConfig, Phase, Reading, StallLimits, start_monitor
 from nestguard.connect.follower import Follower
 from nestguard.connect.handshake import SharedToken
+from nestguard.connect.peers import StopDecision
 from nestguard.observe.view import ProcessState, ProcessView
 
 QUICK = ["--quick"]
@@ -210,7 +211,7 @@ def simulate_nodes(part: Part) -> None:
     """Plays the monitors of some nodes: each sends what its ranks and loader workers do once a second."""
     if part.end_node < part.num_nodes:
         # Hundreds of reports of thousands of ranks would fill the memory of this one machine.
-        nestguard.connect.follower.StopDecision = _NoReport  # type: ignore[attr-defined, assignment]
+        nestguard.connect.follower.StopDecision = _without_report  # type: ignore[attr-defined, assignment, misc]
         gc.disable()
     time.sleep(max(0.0, part.begins_at - time.monotonic()))
     nodes = [_Node(part, node) for node in range(part.first_node, part.end_node)]
@@ -237,16 +238,9 @@ def simulate_nodes(part: Part) -> None:
     os._exit(0)  # without waiting for hundreds of threads
 
 
-class _NoReport:
-    """A decision to stop whose report is not kept."""
-
-    def __init__(self, *_: object) -> None:
-        """Keeps nothing."""
-
-    @staticmethod
-    def culprits() -> set[str]:
-        """Returns nothing."""
-        return set()
+def _without_report(_report: object, _table: str) -> StopDecision:
+    """Returns a decision to stop without its report."""
+    return StopDecision({"processes": [], "cause": ""}, "")
 
 
 class _Node:

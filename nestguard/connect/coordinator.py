@@ -15,9 +15,10 @@ from typing import Any
 
 from nestguard.connect.channel import CLOSED_ERRORS, Channel, InvalidMessageError, Message, pack, run_loop
 from nestguard.connect.handshake import Handshake, SharedToken, Side
-from nestguard.connect.messages import INVALID_VALUE_ERRORS, aged, unpack_views
+from nestguard.connect.messages import aged, unpack_views
 from nestguard.connect.peers import LocalOnly, PeerConfig, StopDecision
 from nestguard.diagnose.limits import StallLimits, too_long
+from nestguard.observe.errors import INVALID_VALUE_ERRORS
 from nestguard.observe.view import Identity, NodeSilence, Phase, ProcessState, ProcessView
 
 _log = logging.getLogger(__name__)

@@ -10,9 +10,10 @@ from collections.abc import Callable, Mapping, Sequence
 
 from nestguard.connect.channel import CLOSED_ERRORS, Channel, Message, pack, run_loop
 from nestguard.connect.handshake import Handshake, SharedToken, Side
-from nestguard.connect.messages import INVALID_VALUE_ERRORS, views_message
+from nestguard.connect.messages import views_message
 from nestguard.connect.peers import LocalOnly, PeerConfig, StopDecision
 from nestguard.diagnose.limits import StallLimits
+from nestguard.observe.errors import INVALID_VALUE_ERRORS
 from nestguard.observe.view import Identity, NodeSilence, ProcessView
 
 _log = logging.getLogger(__name__)

@@ -18,9 +18,6 @@ _NAMED_STATES = (ProcessState.STOPPED, ProcessState.ZOMBIE, ProcessState.GONE)
 _AnyRecord = TypeVar("_AnyRecord", Identity, Reading)
 _TYPES: Mapping[type, Mapping[str, Any]] = {kind: get_type_hints(kind) for kind in (Identity, Reading)}
 
-INVALID_VALUE_ERRORS = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
-"""Errors that reading a message with missing keys or values of the wrong type can raise."""
-
 
 def views_message(views: Sequence[ProcessView], limits: StallLimits) -> Message:
     """Returns the message about the processes of a node.

@@ -13,13 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from nestguard.observe.directory import COLLECTIVES_REQUEST, COLLECTIVES_SUFFIX, PARTIAL_SUFFIX, create_file
+from nestguard.observe.errors import INVALID_VALUE_ERRORS
 from nestguard.observe.view import ranks_text
 
 TraceReader = Callable[[], str]
 """Returns the trace of the flight recorder in torch's JSON format; an empty text without a recorder."""
-
-
-_INVALID = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +57,7 @@ class Trace:
         read, self._read = self._read, None
         try:
             groups = parse_trace(read())
-        except (RuntimeError, *_INVALID):
+        except (RuntimeError, *INVALID_VALUE_ERRORS):
             groups = []
         partial = self._answer.with_name(f".{self._answer.name}{PARTIAL_SUFFIX}")
         with contextlib.suppress(OSError):
@@ -119,7 +117,7 @@ def read_summaries(dumps: Mapping[str, str]) -> dict[int, list[GroupProgress]]:
     found = {}
     for name, text in dumps.items():
         if name.endswith(COLLECTIVES_SUFFIX):
-            with contextlib.suppress(*_INVALID):
+            with contextlib.suppress(*INVALID_VALUE_ERRORS):
                 rank = int(name.removeprefix("rank-").removesuffix(COLLECTIVES_SUFFIX))
                 found[rank] = [_checked(group) for group in json.loads(text)]
     return dict(sorted(found.items()))

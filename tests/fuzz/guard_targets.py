@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from nestguard import Heartbeat, Identity, Phase, StallLimits, read_heartbeat
 from nestguard.connect.channel import MAX_HANDSHAKE_BYTES, SIZE_BYTES, InvalidMessageError, pack, unpack
 from nestguard.connect.handshake import Handshake, Side
-from nestguard.connect.messages import INVALID_VALUE_ERRORS, pack_views, unpack_views, view_to_json, views_message
+from nestguard.connect.messages import pack_views, unpack_views, view_to_json, views_message
 from nestguard.observe.collectives import parse_trace
+from nestguard.observe.errors import INVALID_VALUE_ERRORS
 from tests.fuzz.inputs import VALUES, altered, mutated
 from tests.fuzz.target import Target
 from tests.nestguard.views import view
