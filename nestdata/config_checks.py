@@ -4,6 +4,7 @@ Every failed check raises ConfigError, with one message format: the field, its v
 """
 
 import difflib
+import math
 from collections.abc import Iterable
 
 from nestdata.errors import ConfigError
@@ -68,7 +69,7 @@ def require_share(section: str, config: object, *names: str, below_one: bool = F
 
 
 def require_bounds(section: str, config: object, *names: str) -> None:
-    """Raises ConfigError unless every named field is a pair (lower bound, upper bound) with lower <= upper.
+    """Raises ConfigError unless every named field is a pair of finite bounds, the lower one first.
 
     Args:
         section: Path of the configuration, as for `require_at_least`.
@@ -78,6 +79,7 @@ def require_bounds(section: str, config: object, *names: str) -> None:
     for name in names:
         low, high = getattr(config, name)
         require(low <= high, _path(section, name), (low, high), "the lower bound first")
+        require(math.isfinite(low) and math.isfinite(high), _path(section, name), (low, high), "finite bounds")
 
 
 def nearest_name_hint(name: str, known: Iterable[str], *, min_similarity: float = 0.0) -> str:

@@ -20,6 +20,8 @@ from nestdata.field_docs import with_field_docs
 from nestdata.stateless_rng import StatelessRng
 
 MixMode = Literal["noise", "speech", "none"]
+_MAX_SNR_DB = 200.0
+"""Beyond it, powers leave the range of single precision."""
 
 
 @with_field_docs
@@ -51,6 +53,11 @@ class MixConfig:
     def __post_init__(self) -> None:
         require_share("mix", self, "prob", "noise_ratio")
         require_bounds("mix", self, "noise_snr_db", "speech_snr_db", "mix_rate", "num_segments", "num_speakers")
+        for name in ("noise_snr_db", "speech_snr_db"):
+            bounds = getattr(self, name)
+            require(
+                max(map(abs, bounds)) <= _MAX_SNR_DB, f"mix.{name}", bounds, f"at most {_MAX_SNR_DB:g} dB either way"
+            )
         are_shares = self.mix_rate[0] > 0.0 and self.mix_rate[1] <= 1.0
         require(are_shares, "mix.mix_rate", self.mix_rate, "shares in (0, 1]")
         for name in ("num_segments", "num_speakers"):

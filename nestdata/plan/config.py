@@ -141,7 +141,7 @@ class PlanConfig:
 
     def __post_init__(self) -> None:
         positive = "a positive number of seconds"
-        require(self.max_batch_seconds > 0, "plan.max_batch_seconds", self.max_batch_seconds, positive)
+        require(0 < self.max_batch_seconds < math.inf, "plan.max_batch_seconds", self.max_batch_seconds, positive)
         require_at_least(1, "plan", self, "microbatches_per_step", "max_cuts", "num_shapes")
         require(
             0 < self.min_audio_seconds <= self.max_batch_seconds,
