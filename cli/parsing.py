@@ -117,6 +117,8 @@ def parse(function: Callable[..., Result], arguments: Sequence[str], *, prog: st
     # Files may set what an option then turns off.
     has_settings = not unprefixed.isdisjoint({"RunConfig", "DataConfig"})
     registry = _registry(unprefixed, is_short=is_short)
+    if has_settings and is_short:
+        about += f"\n\nThese are the options that are often set; {HELP_ALL} shows all."
     words = ["--help" if word in (HELP_ALL, *_HELP) else word for word in arguments]
     mistake = io.StringIO()
     parsed: list[dict[str, Any]] = []
@@ -140,7 +142,7 @@ def parse(function: Callable[..., Result], arguments: Sequence[str], *, prog: st
         shown = io.StringIO()
         with contextlib.suppress(SystemExit), contextlib.redirect_stdout(shown):
             run(["--help"])
-        raise UsageError(f"{_message(mistake.getvalue(), shown.getvalue())} See `{prog} --help`.") from None
+        raise UsageError(f"{_message(mistake.getvalue(), shown.getvalue())} See `{prog} {HELP_ALL if has_settings else _HELP[1]}`.") from None
     _check_given(function, parsed[0])
     return function(**parsed[0])
 
