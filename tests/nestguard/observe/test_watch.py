@@ -12,7 +12,7 @@ import pytest
 from nestguard import Heartbeat, Identity, Phase, StallLimits
 from nestguard.diagnose.failures import DEAD_GRACE_S
 from nestguard.diagnose.run import diagnose
-from nestguard.observe.process import exit_signal, process_state, signal_name, start_ticks, started_ns
+from nestguard.observe.process import exit_signal, process_state, start_ticks, started_ns
 from nestguard.observe.view import ProcessState
 from nestguard.observe.watch import NodeWatch, crash_signal
 from tests.nestguard.runs import PATIENCE_S
@@ -66,14 +66,6 @@ def test_the_signal_that_ended_a_process_is_known_until_its_parent_reaps_it(slee
     assert exit_signal(sleeper.pid, started) is None
 
 
-@pytest.mark.multiprocess
-def test_signals_are_named_also_if_python_has_no_name_for_them() -> None:
-    named = {9: "SIGKILL", 32: "signal 32", signal.SIGRTMIN: "SIGRTMIN", signal.SIGRTMIN + 3: "SIGRTMIN+3"}
-    named |= {signal.SIGRTMAX - 1: "SIGRTMIN+29", signal.SIGRTMAX: "SIGRTMAX", 0: "signal 0", 65: "signal 65"}
-    assert {number: signal_name(number) for number in named} == named
-    assert all(signal_name(known) == known.name for known in signal.Signals)
-
-
 def test_a_process_that_exits_by_itself_has_no_exit_signal() -> None:
     with subprocess.Popen([sys.executable, "-c", "import sys; sys.exit(44)"]) as process:
         started = start_ticks(process.pid)
@@ -83,7 +75,7 @@ def test_a_process_that_exits_by_itself_has_no_exit_signal() -> None:
 
 
 @pytest.mark.multiprocess
-@pytest.mark.parametrize("number", [signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL])
+@pytest.mark.parametrize("number", [signal.SIGABRT, signal.SIGSEGV])
 def test_a_crash_dump_names_its_signal(tmp_path: Path, number: int) -> None:
     program = f"import faulthandler, os; faulthandler.enable(open('dump', 'w')); os.kill(os.getpid(), {number})"
     assert subprocess.run([sys.executable, "-S", "-c", program], cwd=tmp_path).returncode == -number
