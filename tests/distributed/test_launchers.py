@@ -1,6 +1,5 @@
 """Real processes of torchrun, and of SLURM by its environment variables: right, wrong and left-out numbers of ranks."""
 
-import re
 from pathlib import Path
 
 import pytest
@@ -62,34 +61,6 @@ def test_torchrun_and_srun_without_devices_train_one_model_as_lightning_does(
         assert "ranks       2, cpu" in (directory / "log").read_text()
         found = weights(directory)
         assert all(torch.equal(found[name], expected[name]) for name in expected)
-
-
-def test_torchrun_with_other_devices_is_one_line_and_leaves_nothing(
-    messy_corpora: MessyCorpora, tmp_path: Path
-) -> None:
-    assert finish(torchrun(2, fit_command(messy_corpora, tmp_path, 1)), tmp_path) == 1  # torchrun's own code
-    log = (tmp_path / "log").read_text()
-    (line,) = error_lines(tmp_path)
-    assert "WORLD_SIZE of torchrun is 2 on 1 node, but --devices 1 x --num-nodes 1 is 1 rank" in line
-    assert "another rank than the first" not in log
-    assert re.search(r"Root Cause.*rank +: 0 .*exitcode +: 2 ", log, re.DOTALL), log
-    assert not (tmp_path / "run").exists()
-
-
-def test_one_task_of_slurm_with_two_devices_is_one_line_whose_remedies_work(
-    messy_corpora: MessyCorpora, tmp_path: Path
-) -> None:
-    task = {**JOB, "SLURM_PROCID": "0", "SLURM_LOCALID": "0", "MASTER_PORT": str(free_port())}
-    command = fit_command(messy_corpora, tmp_path, 2)
-    assert finish(command, tmp_path, **task, SLURM_NTASKS="1") == EXIT_USAGE
-    (line,) = error_lines(tmp_path)
-    assert "SLURM_NTASKS is 1 on 1 node, but --devices 2 x --num-nodes 1 is 2 ranks" in line
-    assert "unset SLURM_NTASKS, so that the run starts its ranks itself" in line
-    assert "Leave out trainer.devices and trainer.num_nodes to run on 1 rank" in line
-    assert not (tmp_path / "run").exists()
-    assert finish(command, tmp_path, **task) == 0
-    assert finish(without_devices(command), tmp_path, **task, SLURM_NTASKS="1") == 0
-    assert re.findall("^ranks +(.), cpu", (tmp_path / "log").read_text(), re.MULTILINE) == ["2", "1"]
 
 
 def test_the_tasks_of_a_wrong_step_end_with_2_and_the_first_one_alone_prints_why(

@@ -124,8 +124,10 @@ def start_s(messy_corpora: MessyCorpora, tmp_path_factory: pytest.TempPathFactor
 @pytest.mark.slow
 @pytest.mark.faults
 @pytest.mark.timeout(1500)
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL], ids=lambda number: number.name)
-@pytest.mark.parametrize("target", ["main", "other", "all"])
+@pytest.mark.parametrize(
+    ("target", "number"),
+    [("main", signal.SIGTERM), ("main", signal.SIGKILL), ("other", signal.SIGTERM), ("all", signal.SIGINT)],
+)
 def test_a_signal_at_any_time_of_a_start_leaves_no_process_behind(
     messy_corpora: MessyCorpora,
     tmp_path: Path,

@@ -6,7 +6,6 @@ python -m tests.distributed.training_run RUN.json, with RANK, LOCAL_RANK, WORLD_
 import json
 import os
 import sys
-import time
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -50,7 +49,7 @@ class Seen(pl.Callback):
     ) -> None:
         if ends_step(trainer, index) and "train_loss" in trainer.callback_metrics:
             logged = {name: float(value) for name, value in trainer.callback_metrics.items() if "val" not in name}
-            self._write({"made": trainer.global_step, "logged": logged, "at": time.time()})
+            self._write({"made": trainer.global_step, "logged": logged})
 
     def on_validation_end(self, trainer: pl.Trainer, _module: object) -> None:
         self._write({"validated": trainer.global_step, "loss": float(trainer.callback_metrics["val_loss"])})

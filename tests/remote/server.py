@@ -34,9 +34,6 @@ OWNER = Identity("ownerkey", "owner-secret-0123456789", ("Admin", "Read", "List"
 READER = Identity("readerkey", "reader-secret-0123456789", ("Read:speech", "List:speech"))
 """May read the bucket `speech` and nothing else."""
 
-ANYONE = Identity("anonymous", "", ("Read:anyone", "Write:anyone", "List:anyone"))
-"""Requests without a signature, which may use the bucket `anyone`."""
-
 
 @dataclass(frozen=True)
 class S3Server:
@@ -114,7 +111,7 @@ def s3_server(
 
 def _command(weed: str, folder: Path, server: S3Server) -> list[str]:
     identities = folder / "identities.json"
-    identities.write_text(json.dumps({"identities": [_identity(OWNER), _identity(READER), _identity(ANYONE)]}))
+    identities.write_text(json.dumps({"identities": [_identity(OWNER), _identity(READER)]}))
     # Every port is given, because the default ports and those derived from them may be in use.
     options = {
         "dir": folder,
@@ -147,8 +144,7 @@ def _command(weed: str, folder: Path, server: S3Server) -> list[str]:
 
 def _identity(identity: Identity) -> dict[str, object]:
     keys = {"accessKey": identity.access_key, "secretKey": identity.secret_key}
-    credentials = {"credentials": [keys]} if identity.secret_key else {}
-    return {"name": identity.access_key, **credentials, "actions": list(identity.actions)}
+    return {"name": identity.access_key, "credentials": [keys], "actions": list(identity.actions)}
 
 
 def _wait(server: S3Server, folder: Path, process: subprocess.Popen[bytes]) -> None:

@@ -1,19 +1,17 @@
 """Shar that is written to, prepared from and verified on a real S3 server."""
 
-import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from nestdata import Corpus, OutputError, PrepareConfig, StorageError, prepare_corpus, verify_corpus
+from nestdata import Corpus, OutputError, PrepareConfig, prepare_corpus, verify_corpus
 from nestdata.storage import Storage, storage
 from tests.cli.commands import run
 from tests.nestdata.pack.packing import DEMO, SHARD_HOURS, pack, samples_by_id, shar_of
 from tests.remote.conftest import Access
 from tests.remote.proxy import FaultProxy
-from tests.remote.server import OWNER
 from tests.synthesis import chirp, write_audio
 
 
@@ -103,16 +101,3 @@ def test_windows_of_a_recording_fetch_it_once(access: Access, tmp_path: Path) ->
     before = storage().stats.bytes_read
     assert pack(tmp_path / "windows.corpus", tmp_path / "packed", shard_hours=1.0).num_cuts == 12
     assert storage().stats.bytes_read - before == path.stat().st_size
-
-
-def test_a_wrong_key_ends_verifying_with_one_error(
-    access: Access, speech: Path, tmp_path: Path, new_clients: Callable[[], None]
-) -> None:
-    access.use()
-    url = "s3://speech/denied"
-    pack(speech, url)
-    prepare_corpus([url], tmp_path / "packed.corpus")
-    access.use(dataclasses.replace(OWNER, secret_key="not-the-secret"))
-    new_clients()
-    with pytest.raises(StorageError, match="AWS_SECRET_ACCESS_KEY"):
-        verify_corpus(tmp_path / "packed.corpus")

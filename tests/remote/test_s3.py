@@ -132,12 +132,3 @@ def test_http_urls_are_read_with_percent_encoded_names(s3: S3Server, folder: str
     assert info == ObjectInfo(url, len(CONTENT), info.etag)
     assert storage.read_range(url, 100, 50, size=len(CONTENT), etag=info.etag) == CONTENT[100:150]
     assert storage.read(url) == CONTENT
-
-
-def test_bytes_that_were_read_are_counted(folder: str) -> None:
-    storage = Storage()
-    location = storage.write(f"{folder}/counted.bin", CONTENT).location
-    before = storage.stats.bytes_read
-    storage.read_range(location, 0, 100)
-    storage.read_range(location, 0, 50)
-    assert storage.stats.bytes_read - before == 150

@@ -185,17 +185,6 @@ def test_all_forms_have_the_same_cuts_in_all_places(site: Site) -> None:
             assert corpus.num_samples.tolist() == first.num_samples.tolist()
 
 
-@pytest.mark.parametrize(
-    ("form", "num_workers", "world_size"), [("nemo", 1, 2), ("shar", 0, 4), ("webdataset", 0, 1), ("nemo spans", 4, 1)]
-)
-def test_tars_on_a_local_disk_give_the_batches_of_files(
-    site: Site, expected: dict[str, dict[BatchIndex, Any]], form: str, num_workers: int, world_size: int
-) -> None:
-    spans = " spans" if form.endswith("spans") else ""
-    dataset = _dataset(site.folder / f"{form} local.corpus", site.noise)
-    assert _digests(dataset, num_workers, world_size) == expected[spans]
-
-
 @pytest.mark.parametrize("run", RUNS, ids=lambda run: " ".join(map(str, run)))
 def test_audio_in_a_store_gives_the_batches_of_local_files(
     site: Site, expected: dict[str, dict[BatchIndex, Any]], run: Run, tmp_path: Path
