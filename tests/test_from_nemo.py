@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterator
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -74,18 +74,6 @@ def test_a_field_of_the_model_sets_the_field_of_nemo(nemo: str, ours: str) -> No
     before = dict(dotted(config_to_nemo(config), "model."))
     after = dict(dotted(config_to_nemo(changed(config, ours.removeprefix("model.config."))), "model."))
     assert before[nemo] != after[nemo]
-
-
-def test_every_field_of_the_model_that_nemo_has_is_on_the_page() -> None:
-    config = base()
-    ours = {
-        f"{part.name}.{field.name}"
-        for part in fields(NestConfig)
-        if is_dataclass(getattr(config, part.name))
-        for field in fields(getattr(config, part.name))
-    }
-    without = {name for name in ours if config_to_nemo(changed(config, name)) == config_to_nemo(config)}
-    assert {ours.removeprefix("model.config.") for _, ours in MODEL_ROWS} == ours - without
 
 
 def test_keys_of_data_and_trainer_exist() -> None:

@@ -12,8 +12,6 @@ pytestmark = pytest.mark.slow
 
 REPOSITORY = Path(__file__).parents[1]
 PHONE = {"width": 390, "height": 844}
-KINDS = {".css", ".gz", ".html", ".inv", ".ipynb", ".js", ".json", ".map", ".png", ".svg", ".xml"}
-"""Suffixes of what the site may contain."""
 
 
 @pytest.fixture(scope="module")
@@ -48,11 +46,6 @@ def is_local(url: str) -> bool:
     return url.startswith(("file:", "data:", "blob:", "about:"))
 
 
-def test_the_site_has_no_sources_and_no_caches(site: Path) -> None:
-    assert {path.suffix for path in site.rglob("*") if path.is_file()} <= KINDS
-    assert not list(site.rglob("__pycache__"))
-
-
 def test_search_finds_words_without_a_server(site: Path, browser: Any) -> None:
     problems: list[str] = []
     page = watched_page(browser, problems)
@@ -78,24 +71,4 @@ def test_pages_fit_a_phone_and_load_nothing_from_elsewhere(site: Path, browser: 
         width = page.evaluate("document.documentElement.scrollWidth")
         problems += [f"{path.name} is {width} pixels wide"] if width > PHONE["width"] else []
     assert problems == []
-    context.close()
-
-
-@pytest.mark.parametrize(("width", "picture"), [(390, "data_path_tall.svg"), (1280, "data_path.svg")])
-def test_the_first_picture_can_be_read_on_narrow_screens(site: Path, browser: Any, width: int, picture: str) -> None:
-    context = browser.new_context(viewport={"width": width, "height": 900})
-    page = context.new_page()
-    page.goto((site / "index.html").as_uri())
-    image = page.locator("picture img")
-    assert image.evaluate("image => image.decode().then(() => image.currentSrc)").endswith(f"/{picture}")
-    assert image.evaluate("image => image.naturalWidth") > 0
-    context.close()
-
-
-@pytest.mark.parametrize(("scheme", "expected"), [("light", "default"), ("dark", "slate")])
-def test_colours_are_those_of_the_system(site: Path, browser: Any, scheme: str, expected: str) -> None:
-    context = browser.new_context(color_scheme=scheme)
-    page = context.new_page()
-    page.goto((site / "index.html").as_uri())
-    assert page.locator("body").get_attribute("data-md-color-scheme") == expected
     context.close()
