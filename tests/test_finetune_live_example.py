@@ -2,11 +2,10 @@
 
 import json
 import shutil
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -14,7 +13,7 @@ import soundfile
 import torch
 from torch import Tensor
 
-from nestmodel import ConfigError, FeatureConfig, NestConfig, NestNetwork, StreamingEncoder, WeightsError, save_network
+from nestmodel import FeatureConfig, NestConfig, NestNetwork, WeightsError, save_network
 from nestmodel import normalise_text as normalised
 from tests.extras import needs
 from tests.test_examples import load
@@ -63,25 +62,6 @@ def model(live: ModuleType, tokenizer: Any) -> Any:
         model.ctc_head.weight.copy_(scaled)
         model.ctc_head.bias.copy_(-scaled @ frames[0].mean(0))
     return model
-
-
-@pytest.mark.parametrize("context", CONTEXTS[1:])
-def test_frames_in_training_are_those_of_the_stream_of_each_utterance(
-    live: ModuleType, context: tuple[int, int]
-) -> None:
-    network = build_network()
-    inputs = live.LiveFeatures(network)([audio.numpy() for audio in SPEECH])
-    assert inputs["attention_mask"].sum(1).tolist() == [len(audio) // 160 for audio in SPEECH]
-    with torch.no_grad():
-        frames, lens = network.encoder(
-            inputs["input_features"].transpose(1, 2), inputs["attention_mask"].sum(1), context=context
-        )
-    assert lens[0] != lens[1]  # so that one is padded
-    for audio, row, length in zip(SPEECH, frames, lens.tolist(), strict=True):
-        stream = StreamingEncoder(network, context)
-        streamed = torch.cat([stream.feed(audio), stream.close()])
-        # Other batches are summed in other orders.
-        torch.testing.assert_close(row[:length], streamed, rtol=0.0, atol=1e-5)
 
 
 @pytest.mark.parametrize("context", CONTEXTS[1:])
@@ -156,11 +136,6 @@ def test_from_scratch_keeps_the_settings_and_draws_new_weights(finetune: ModuleT
         assert all(torch.equal(value, values[name]) for name, value in state.items())
 
 
-def test_a_recogniser_has_only_its_own_contexts(model: Any) -> None:
-    with pytest.raises(ConfigError, match="has no 70,6: choose one of -1,-1; 6,2; 2,0"):
-        model.use_context((70, 6))
-
-
 def test_an_encoder_that_cannot_be_streamed_is_an_error_before_the_training(
     finetune: ModuleType, tmp_path: Path
 ) -> None:
@@ -174,7 +149,7 @@ def test_an_encoder_that_cannot_be_streamed_is_an_error_before_the_training(
 
 @pytest.mark.slow
 def test_the_way_from_a_checkpoint_to_text_that_appears_while_audio_arrives(
-    finetune: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    finetune: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Two utterances are learned by heart, so that every part has to work for the text to be right."""
     preset = NestConfig.preset("demo", "streaming")
@@ -198,21 +173,6 @@ def test_the_way_from_a_checkpoint_to_text_that_appears_while_audio_arrives(
         text = live_text.main([str(output), audio, "--fast", "--context", context])
         assert normalised(text) == found[context, name]
         assert capsys.readouterr().out.endswith(f"{text}\n")
-    waits, shown = [], []
-
-    def sleep(seconds: float) -> None:
-        waits.append(seconds)
-        shown.append(capsys.readouterr().out)
-
-    clock = SimpleNamespace(monotonic=lambda: 0.0, sleep=sleep, perf_counter=lambda: 0.0)
-    monkeypatch.setattr(sys.modules["live_frames"], "time", clock)  # it stands still while the program waits
-    text = live_text.main([str(output), str(DEMO / "speech" / "en_f3_02.flac"), "--context", "70,1"])
-    assert waits == pytest.approx([min(0.1 * number, len(SPEECH[1]) / 16000) for number in range(1, len(waits) + 1)])
-    transcriber = live_text.Transcriber(live_text.LiveRecogniser.from_pretrained(output), (70, 1))
-    pieces = [transcriber.feed(part.numpy(), 16000) for part in SPEECH[1].split(1600)]
-    assert shown == ["", *pieces[:-1]]  # what can be seen while the next part is waited for
-    assert sum(map(bool, shown)) >= 2
-    assert text == "".join(pieces) + transcriber.close()
 
     scores = load("finetune_ctc/score").main(
         [str(output), str(manifest), "--context", "70,0", "--context", "70,13", "-o", str(tmp_path / "scores")]

@@ -1,4 +1,4 @@
-"""Exit codes of whole runs: mistakes of configuration before ranks start, and Ctrl-C in training."""
+"""Whole runs by torchrun, by SLURM as its environment variables tell, and by Lightning; mistakes, and Ctrl-C."""
 
 import os
 import re
@@ -22,7 +22,8 @@ from tests.distributed.runs import REPOSITORY
 from tests.distributed.test_startup import MARKER, kill_all, wait_until_gone
 from tests.ports import free_port
 
-EXIT_USAGE = 2
+STEP = {"SLURM_JOB_ID": "7", "SLURM_JOB_NAME": "nest", "SLURM_NNODES": "1", "SLURM_NODELIST": "localhost"}
+STEP |= {"SLURM_NODEID": "0", "SLURM_STEP_ID": "0", "SLURM_NTASKS": "2", "SLURM_STEP_NUM_TASKS": "2"}
 SCRIPTS = Path(sys.executable).parent
 NAMES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "NODE_RANK", STARTER)
 pytestmark = [pytest.mark.multiprocess, pytest.mark.slow]
@@ -34,6 +35,16 @@ def fit_command(corpora: MessyCorpora, directory: Path, devices: int, *flags: st
     command = [str(SCRIPTS / "nestmodel"), "fit", "--config", "tiny.yaml", str(corpora.speech)]
     command += ["--accelerator", "cpu", "--devices", str(devices), "--output", "run"]
     return [*command, *(["--trainer.strategy", "ddp"] if devices > 1 else []), *flags]
+
+
+def without_devices(command: list[str]) -> list[str]:
+    at = command.index("--devices")
+    return [*command[:at], *command[at + 2 :]]
+
+
+def torchrun(num_ranks: int, command: list[str]) -> list[str]:
+    own = ["--nproc-per-node", str(num_ranks), "--master-port", str(free_port()), "--no-python"]
+    return [str(SCRIPTS / "torchrun"), *own, *command]
 
 
 def environment(**variables: str) -> dict[str, str]:
@@ -54,22 +65,11 @@ def error_lines(directory: Path) -> list[str]:
     return re.findall("^error: (?!another rank).*", (directory / "log").read_text(), re.MULTILINE)
 
 
-def test_microbatches_that_ranks_of_lightning_cannot_share_are_one_line_and_exit_code_2(
-    messy_corpora: MessyCorpora, tmp_path: Path
-) -> None:
-    run = start(fit_command(messy_corpora, tmp_path, 3), tmp_path)
-    assert run.wait(timeout=120) == EXIT_USAGE, (tmp_path / "log").read_text()
-    (line,) = error_lines(tmp_path)
-    assert "plan.microbatches_per_step is 2, which 3 ranks cannot share evenly" in line
-    assert not (tmp_path / "run").exists()
-
-
 @pytest.mark.smoke
 def test_ranks_of_torchrun_find_the_mistake_by_themselves_and_rank_0_prints_it(
     messy_corpora: MessyCorpora, tmp_path: Path
 ) -> None:
-    launcher = [str(SCRIPTS / "torchrun"), "--nproc-per-node", "3", "--master-port", str(free_port()), "--no-python"]
-    run = start([*launcher, *fit_command(messy_corpora, tmp_path, 3)], tmp_path)
+    run = start(torchrun(3, fit_command(messy_corpora, tmp_path, 3)), tmp_path)
     assert run.wait(timeout=180) == 1  # torchrun's own
     log = (tmp_path / "log").read_text()
     assert len(error_lines(tmp_path)) == 1, log
@@ -87,6 +87,38 @@ def weights(directory: Path, step: int) -> dict[str, torch.Tensor]:
     (path,) = directory.glob(f"run/version_*/checkpoints/step_{step:08d}.ckpt")
     found: dict[str, torch.Tensor] = torch.load(path, map_location="cpu", weights_only=True)["state_dict"]
     return found
+
+
+def finish(command: list[str], directory: Path) -> int:
+    """Runs a command until no process is left that it has started, and returns its exit code."""
+    run = start(command, directory, **{MARKER: str(directory)})
+    try:
+        run.wait(timeout=300)
+        return wait_until_gone(run, str(directory), directory / "log")
+    finally:
+        kill_all(run, str(directory))
+
+
+@pytest.mark.smoke
+@pytest.mark.timeout(600)
+def test_torchrun_and_srun_without_devices_train_one_model_as_lightning_does(
+    messy_corpora: MessyCorpora, tmp_path: Path
+) -> None:
+    own, by_torchrun, by_srun = (tmp_path / name for name in ("own", "torchrun", "srun"))
+    assert finish(fit_command(messy_corpora, own, 2), own) == 0, (own / "log").read_text()
+    command = without_devices(fit_command(messy_corpora, by_torchrun, 2))
+    assert finish(torchrun(2, command), by_torchrun) == 0, (by_torchrun / "log").read_text()
+    command = without_devices(fit_command(messy_corpora, by_srun, 2))
+    # As `srun -n 2`, which sets no SLURM_NTASKS_PER_NODE.
+    step = {**STEP, "MASTER_PORT": str(free_port())}
+    tasks = [start(command, by_srun, **step, SLURM_PROCID=rank, SLURM_LOCALID=rank) for rank in ("0", "1")]
+    assert [task.wait(timeout=300) for task in tasks] == [0, 0], (by_srun / "log").read_text()
+    expected = weights(own, 4)
+    for directory in (by_torchrun, by_srun):
+        assert [path.name for path in (directory / "run").iterdir()] == ["version_0"]
+        assert "ranks       2, cpu" in (directory / "log").read_text()
+        found = weights(directory, 4)
+        assert all(torch.equal(found[name], expected[name]) for name in expected)
 
 
 @pytest.mark.faults

@@ -76,10 +76,3 @@ def test_stack_of_a_worker_is_printed_instead_of_the_stack_of_its_rank() -> None
     stacks = {"rank-1.stack.txt": "of the rank", "rank-1.worker-0.stack.txt": "of the worker"}
     assert report.culprit_dumps(stacks) == ["rank-1.worker-0, main thread, innermost call first:\nof the worker"]
     assert report.culprit_dumps({}) == []
-
-
-def test_traceback_of_a_failed_culprit_is_printed() -> None:
-    report = report_of(view(0, Phase.COLLECTIVE), view(1, Phase.FAILED, age_s=3, detail="ValueError: no"))
-    assert report.culprit_dumps(
-        {"rank-1.traceback.txt": "Traceback\nValueError: no\n", "rank-1.stack.txt": "stack"}
-    ) == ["rank-1:\nTraceback\nValueError: no"]

@@ -12,7 +12,7 @@ import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from tests.ports import free_port
@@ -41,8 +41,6 @@ class S3Server:
 
     port: int
     filer_port: int
-    pid: int = 0
-    """The process that runs the server as its child."""
 
     @property
     def endpoint(self) -> str:
@@ -106,7 +104,7 @@ def s3_server(
         _wait(server, folder, process)
         for name in () if again else buckets:
             server.make_bucket(name)
-        yield replace(server, pid=process.pid)
+        yield server
 
 
 def _command(weed: str, folder: Path, server: S3Server) -> list[str]:

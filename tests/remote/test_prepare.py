@@ -9,10 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from nestdata import Corpus, PrepareConfig, prepare_corpus
+from nestdata import Corpus, ManifestError, PrepareConfig, prepare_corpus
 from nestdata.storage import storage
 from tests.cli import commands
 from tests.nestdata.prepare.inputs.reading import lhotse_cut
+from tests.nestdata.prepare.inputs.shards import write_nemo_tarred, write_speech
 from tests.remote.conftest import Access
 from tests.remote.server import READER
 from tests.synthesis import hiss, write_audio, write_jsonl
@@ -191,3 +192,12 @@ def test_what_cannot_be_read_is_one_line(
     assert any(part in line for part in message.split("|")), line
     assert "secret" not in outcome.err + outcome.out
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_shard_that_is_missing_in_a_bucket_is_one_error(access: Access, tmp_path: Path) -> None:  # noqa: ARG001
+    write_speech(tmp_path / "files")
+    write_nemo_tarred(tmp_path / "files", tmp_path / "nemo")
+    upload(tmp_path / "nemo", "s3://speech/missing")
+    config = PrepareConfig(tars=("s3://speech/missing/audio_{0..2}.tar",))
+    with pytest.raises(ManifestError, match=r"audio_2\.tar does not exist, of 3 shards"):
+        prepare_corpus(["s3://speech/missing/tarred_audio_manifest.json"], tmp_path / "a.corpus", config)

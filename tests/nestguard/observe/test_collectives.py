@@ -37,20 +37,8 @@ def test_a_state_that_the_watchdog_has_not_seen_yet_counts() -> None:
     assert parse_trace(json.dumps(trace)) == [group(32, 31, 31)]
 
 
-def test_process_groups_of_the_same_name_are_told_apart() -> None:
-    trace = json.loads(WAITING)
-    trace["pg_status"]["1"] = trace["pg_status"]["0"]
-    trace["entries"] += [{**entry, "pg_id": 1} for entry in trace["entries"]]
-    assert [found.group for found in parse_trace(json.dumps(trace))] == ["default_pg", "default_pg (1)"]
-
-
 def test_starts_are_unknown_without_timing() -> None:
     assert parse_trace(untimed(WAITING)) == [group(32, None, 30)]
-
-
-@pytest.mark.parametrize("text", ["", '{"pg_status": {}, "version": "2.10"}'])
-def test_no_recorder_and_an_empty_trace_have_no_groups(text: str) -> None:
-    assert parse_trace(text) == []
 
 
 def test_a_collective_that_is_scheduled_but_not_started_names_the_rank() -> None:

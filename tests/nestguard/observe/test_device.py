@@ -91,20 +91,6 @@ def test_a_phase_of_the_device_can_end_without_a_heartbeat(tmp_path: Path) -> No
     heartbeat.close()
 
 
-def test_events_are_reused_and_a_repeated_position_needs_none(tmp_path: Path) -> None:
-    heartbeat, events = Heartbeat(tmp_path, ME), Events()
-    heartbeat.watch_device(events)
-    for step in range(5):
-        heartbeat.beat(Phase.FORWARD, step, 0)
-        heartbeat.beat(Phase.FORWARD)
-        heartbeat.note_cut("a")
-        heartbeat.refresh()
-        events[0].done = True
-        wait_for(tmp_path, DevicePosition(Phase.FORWARD, step, 0))
-    assert [event.num_recorded for event in events] == [5]
-    heartbeat.close()
-
-
 def test_a_device_that_hangs_does_not_take_up_events_without_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -121,15 +107,6 @@ def test_a_device_that_hangs_does_not_take_up_events_without_end(
     events[0].done = events[1].done = events[2].done = True
     wait_for(tmp_path, DevicePosition(Phase.BACKWARD, 10, None))
     assert len(events) == 3
-    heartbeat.close()
-
-
-def test_without_a_device_there_is_no_thread_and_no_position(tmp_path: Path) -> None:
-    heartbeat = Heartbeat(tmp_path, ME)
-    heartbeat.beat(Phase.FORWARD, 1, 0)
-    heartbeat.mark_device(Phase.COLLECTIVE)
-    assert observers() == []
-    assert position(tmp_path) is None
     heartbeat.close()
 
 
