@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -11,7 +10,6 @@ from typing import Any
 import pytest
 import soundfile
 import torch
-from torch import Tensor
 
 from nestmodel import FeatureConfig, NestConfig, NestNetwork, WeightsError, save_network
 from nestmodel import normalise_text as normalised
@@ -85,22 +83,6 @@ def test_the_text_of_all_parts_is_that_of_the_whole_file(
         assert normalised(transcriber.text) == text
 
 
-@pytest.mark.parametrize("context", CONTEXTS)
-def test_the_loss_of_a_batch_is_the_mean_of_those_of_its_utterances(
-    live: ModuleType, model: Any, tokenizer: Any, context: tuple[int, int]
-) -> None:
-    extractor = live.LiveFeatures(model.network)
-    model.use_context(context)
-
-    def loss(audio: Sequence[Tensor], texts: Sequence[str]) -> float:
-        labels = tokenizer(list(texts), padding=True, return_tensors="pt").input_ids
-        return model(**extractor([samples.numpy() for samples in audio]), labels=labels)["loss"].item()
-
-    texts = ["good", "on do"]  # of different lengths
-    singles = [loss([audio], [text]) for audio, text in zip(SPEECH, texts, strict=True)]
-    assert loss(SPEECH, texts) == pytest.approx(sum(singles) / 2, rel=1e-5)
-
-
 def test_batches_of_training_take_the_contexts_with_the_probabilities_of_pretraining(
     live: ModuleType, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -120,20 +102,6 @@ def test_batches_of_training_take_the_contexts_with_the_probabilities_of_pretrai
     assert set(used) == {(-1, -1), (2, 0)}
     model.eval()(**inputs)
     assert used[20:] == [(6, 2)]  # the first one that can be streamed
-
-
-def test_from_scratch_keeps_the_settings_and_draws_new_weights(finetune: ModuleType, tmp_path: Path) -> None:
-    trained = build_network()
-    save_network(trained, tmp_path / "last.ckpt")
-    command = [str(tmp_path / "last.ckpt"), "train.json", "test.json", "-o", str(tmp_path / "out"), "--seed", "3"]
-    states = [
-        finetune.load_live_network(finetune.parse_arguments([*command, *scratch])).state_dict()
-        for scratch in ((), ("--from-scratch",))
-    ]
-    expected = trained.state_dict(), NestNetwork(replace(trained.config, seed=3)).state_dict()
-    for state, values in zip(states, expected, strict=True):
-        assert state.keys() == values.keys()
-        assert all(torch.equal(value, values[name]) for name, value in state.items())
 
 
 def test_an_encoder_that_cannot_be_streamed_is_an_error_before_the_training(

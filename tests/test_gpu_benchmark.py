@@ -14,10 +14,8 @@ from benchmarks.gpu import trial
 from benchmarks.gpu.__main__ import Part, run_beside
 from benchmarks.gpu.check import check_forms, verdict
 from benchmarks.gpu.forms import Form, set_form
-from benchmarks.gpu.machine import measure_machine, peak_tflops
-from benchmarks.gpu.nemo import fastest_form
-from benchmarks.gpu.results import Results, Row
-from benchmarks.gpu.table import report
+from benchmarks.gpu.machine import peak_tflops
+from benchmarks.gpu.results import Results
 from nestguard.observe.process import process_state, start_ticks
 from nestmodel import NestModel
 from nestmodel.nn.gpu import devices
@@ -56,14 +54,6 @@ def test_a_call_measures_what_an_earlier_one_has_not(tmp_path: Path) -> None:
     assert "== small, 2 cuts, graph" in (tmp_path / "kernels.txt").read_text()
     assert program.main(options) == 0
     assert results.rows() == after
-
-
-def test_the_rates_of_a_machine_are_measured(results: Results) -> None:
-    measure_machine(results, CPU)
-    facts, *rates = results.rows()
-    assert facts["torch"] == torch.__version__
-    assert len(rates) == 5
-    assert all(row["value"] > 0 for row in rates)
 
 
 @pytest.mark.slow
@@ -113,47 +103,6 @@ def test_a_part_that_hangs_ends_at_its_limit_with_all_its_processes(tmp_path: Pa
         wait_until(lambda pid=int(child): process_state(pid, start_ticks(pid) or 0).has_ended, PATIENCE_S)
     run_beside(results, parts, time.monotonic() + 1, str(tmp_path))  # too little time to begin
     assert len(results.rows()) == 2
-
-
-def test_results_of_another_commit_or_machine_are_not_added_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    program.check_identity(Results(tmp_path), "cpu")
-    program.check_identity(Results(tmp_path), "cpu")
-    monkeypatch.setattr(program, "commit", lambda: "another")
-    with pytest.raises(SystemExit, match="Give another folder with -o"):
-        program.check_identity(Results(tmp_path), "cpu")
-    assert len(Results(tmp_path).rows()) == 1
-
-
-def test_an_error_is_a_row_that_does_not_count_as_measured(results: Results) -> None:
-    with results.attempt(part="steps", form="graph"):
-        raise torch.OutOfMemoryError("out of memory")
-    assert results.rows() == [{"part": "steps", "form": "graph", "error": "OutOfMemoryError: out of memory"}]
-    assert not results.has(part="steps", form="graph")
-
-
-@pytest.mark.parametrize(
-    ("more", "is_good"),
-    [
-        ([{"ended": "check large", "code": 0}], True),
-        ([{"ended": "check large", "code": "limit"}], False),
-        ([{"ended": "check large", "code": 0}, {"part": "check", "form": "graph", "error": "ValueError"}], False),
-        ([{"ended": "check large", "code": 0}, {"is_right": False}], False),
-    ],
-)
-def test_a_report_is_good_if_all_parts_ended_well_and_no_form_is_wrong(more: list[Row], is_good: bool) -> None:
-    checked = {"part": "check", "preset": "large", "form": "plain", "is_right": True}
-    checked |= {"worst": "loss", "share_of_limit": 0.5, "median_over_plain": 1.0}
-    rows = [{"device": "cpu", "commit": "abc"}, *({**checked, **row} if "is_right" in row else row for row in more)]
-    assert report(rows, ["check large"])[1] is is_good
-
-
-def test_the_fastest_form_that_is_right_and_has_no_graph_is_compared_with_nemo(results: Results) -> None:
-    assert fastest_form(results, "large") == "plain"
-    for form, ms in (("plain", 4.0), ("compiled", 3.0), ("combined", 2.0), ("graph", 1.0)):
-        results.put(part="steps", preset="large", form=form, ms=ms)
-    results.put(part="check", preset="large", form="combined", is_right=False)
-    assert fastest_form(results, "large") == "compiled"
-    assert fastest_form(results, "xlarge") == "plain"
 
 
 @pytest.mark.parametrize(

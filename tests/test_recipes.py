@@ -5,7 +5,6 @@ import io
 import json
 import shlex
 import shutil
-import sys
 import tarfile
 from dataclasses import replace
 from pathlib import Path
@@ -93,14 +92,6 @@ def test_every_configuration_has_the_same_audio_in_a_step(num_gpus: int, num_mic
     assert plan.microbatches_per_step % num_gpus == 0
 
 
-def test_the_digests_are_those_of_torchaudio() -> None:
-    from torchaudio.datasets import librispeech
-
-    published = {url.rpartition("/")[2]: digest for url, digest in librispeech._CHECKSUMS.items()}
-    ours = load_script(LIBRISPEECH / "download.py").SHA256
-    assert {f"{part}.tar.gz": digest for part, digest in ours.items()} == published
-
-
 def test_an_archive_with_another_digest_is_not_unpacked(tmp_path: Path) -> None:
     archive, download = tmp_path / "dev-clean.tar.gz", load_script(LIBRISPEECH / "download.py")
     write_archive(archive, {"LibriSpeech/README.TXT": b"text"})
@@ -124,11 +115,6 @@ def write_archive(path: Path, members: dict[str, bytes]) -> None:
             member = tarfile.TarInfo(name)
             member.size = len(content)
             tar.addfile(member, io.BytesIO(content))
-
-
-def test_a_failed_command_ends_the_recipe(librispeech: ModuleType) -> None:
-    with pytest.raises(SystemExit, match="ended with exit code 3; later stages were not started"):
-        librispeech.run([sys.executable, "-c", "raise SystemExit(3)"])
 
 
 @pytest.mark.slow

@@ -126,25 +126,24 @@ class Run:
 
     def _write_settings(self, faults: dict[int, tuple[str, int, int]] | None) -> None:
         self.directory.mkdir(exist_ok=True)
+        own = (
+            "max_steps",
+            "num_workers",
+            "start_method",
+            "remote",
+            "every_n_steps",
+            "limits",
+            "blind_rank",
+            "has_device",
+        )
+        own += ("proportional_steps", "max_minutes", "limit_val_batches", "val_check_interval", "group_timeout_s")
         settings = {
+            **{name: getattr(self, name) for name in own},
             "speech": str(self.corpora.speech),
             "noise": str(self.corpora.noise),
             "directory": str(self.directory),
-            "max_steps": self.max_steps,
-            "num_workers": self.num_workers,
-            "start_method": self.start_method,
-            "remote": self.remote,
-            "every_n_steps": self.every_n_steps,
             "faults": [{"rank": rank, "what": list(what)} for rank, what in (faults or {}).items()],
-            "limits": self.limits,
             "num_nodes": len(self.hosts) or 1,
-            "blind_rank": self.blind_rank,
-            "has_device": self.has_device,
-            "proportional_steps": self.proportional_steps,
-            "max_minutes": self.max_minutes,
-            "limit_val_batches": self.limit_val_batches,
-            "val_check_interval": self.val_check_interval,
-            "group_timeout_s": self.group_timeout_s,
         }
         (self.directory / "run.json").write_text(json.dumps(settings))
 

@@ -59,13 +59,6 @@ def test_wrong_key(access: Access) -> None:
     expect("unavailable", "403 Forbidden.*Check AWS_ACCESS_KEY_ID", requests(LOCATION)[4:])
 
 
-def test_no_permission(access: Access) -> None:
-    access.use(READER)
-    assert Storage().read(LOCATION) == b"0123456789"
-    actions = [*requests(LOCATION.replace("speech", "noise"))[:4], lambda: Storage().write(LOCATION, b"1")]
-    expect("denied", "403 Forbidden.*Check AWS_ACCESS_KEY_ID", actions)
-
-
 def test_expired_credentials(access: Access) -> None:
     class Expired(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -93,11 +86,6 @@ def test_no_credentials(access: Access, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
     expect("unavailable", r"latest/api/token.*Check AWS_ACCESS_KEY_ID", requests(LOCATION)[:2])
-
-
-def test_wrong_bucket() -> None:
-    expect("missing", r"no-bucket.*: no such object, or no such bucket", requests("s3://no-bucket/a.bin")[:3])
-    expect("unavailable", "404 Not Found", [lambda: list(Storage().list_objects("s3://no-bucket"))])
 
 
 def test_nothing_listens(access: Access) -> None:

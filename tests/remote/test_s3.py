@@ -2,7 +2,6 @@
 
 import io
 import random
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -49,15 +48,6 @@ def test_ranges_have_the_bytes_and_the_length_that_were_asked_for(folder: str) -
         with pytest.raises(StorageError, match=r"ranges\.bin: .*(shorter|or more)") as caught:
             storage.read_range(info.location, offset, length)
         assert caught.value.kind == "changed"
-
-
-def test_many_threads_read_at_once(folder: str) -> None:
-    storage = Storage(StorageConfig(max_requests=4))
-    storage.write(f"{folder}/threads.bin", CONTENT)
-    offsets = range(0, 3_000_000, 50_000)
-    with ThreadPoolExecutor(16) as pool:
-        found = list(pool.map(lambda offset: storage.read_range(f"{folder}/threads.bin", offset, 40_000), offsets))
-    assert found == [CONTENT[offset : offset + 40_000] for offset in offsets]
 
 
 def test_another_version_is_an_error(folder: str) -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import nestguard.monitor
 from nestguard import GuardError, PeerConfig, Phase
 from nestguard.connect.handshake import SharedToken
-from nestguard.connect.messages import pack_views, unpack_views, view_from_json, view_to_json, views_message
+from nestguard.connect.messages import pack_views, unpack_views, view_to_json, views_message
 from nestguard.connect.peers import LocalOnly, StopDecision
 from nestguard.diagnose.run import diagnose
 from nestguard.monitor import connect_peers
@@ -29,11 +29,6 @@ STOP = StopDecision({"cause": "rank 1 is stuck", "processes": [{"name": "rank-1"
 @pytest.fixture
 def config() -> PeerConfig:
     return new_config()
-
-
-def test_a_view_survives_the_round_trip_through_json() -> None:
-    sent = view(3, Phase.LOADING, 7, 12.5, worker=1, cuts=("a", "b"), state=ProcessState.STOPPED, first_step=None)
-    assert view_from_json(json.loads(json.dumps(view_to_json(sent)))) == sent
 
 
 def test_views_of_a_follower_age_until_the_coordinator_uses_them(config: PeerConfig) -> None:
@@ -155,26 +150,6 @@ def test_a_coordinator_that_sends_an_invalid_message_is_disconnected(
             assert soon(lambda: "its monitor sent an invalid message and was disconnected" in caplog.text)
             assert not follower.has_coordinator()
             assert follower.decision() is None
-
-
-def test_loader_workers_and_cuts_are_sent_where_they_can_be_the_cause() -> None:
-    views = [
-        view(2, Phase.LOADING, age_s=20, node_rank=1, cuts=("a",)),
-        view(2, Phase.LOADING, age_s=20, node_rank=1, worker=0, cuts=("b",)),
-        view(3, Phase.LOADING, age_s=10, node_rank=1, cuts=("c",)),
-        view(3, Phase.LOADING, age_s=10, node_rank=1, worker=0, cuts=("d",)),
-        view(3, Phase.LOADING, age_s=1, node_rank=1, worker=1, cuts=("f",), state=ProcessState.STOPPED),
-        view(4, Phase.COLLECTIVE, age_s=40, node_rank=1, cuts=("e",)),
-        view(4, Phase.LOADING, age_s=40, node_rank=1, worker=0, cuts=("g",)),
-    ]
-    told = unpack_views(views_message(views, LIMITS)["views"])
-    assert [(one.name, one.reading.cuts) for one in told] == [
-        ("rank-2", ("a",)),
-        ("rank-2.worker-0", ("b",)),
-        ("rank-3", ()),
-        ("rank-3.worker-1", ("f",)),
-        ("rank-4", ()),
-    ]
 
 
 VIEWS = st.builds(
