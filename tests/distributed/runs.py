@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +58,6 @@ class Run:
     max_minutes: float | None = None
     limit_val_batches: int = 0
     val_check_interval: int = 2
-    group_timeout_s: float = 1800.0
     patience_s: float = 20.0
     """Seconds that the other ranks have to exit after one has failed, before they are killed."""
 
@@ -126,19 +125,9 @@ class Run:
 
     def _write_settings(self, faults: dict[int, tuple[str, int, int]] | None) -> None:
         self.directory.mkdir(exist_ok=True)
-        own = (
-            "max_steps",
-            "num_workers",
-            "start_method",
-            "remote",
-            "every_n_steps",
-            "limits",
-            "blind_rank",
-            "has_device",
-        )
-        own += ("proportional_steps", "max_minutes", "limit_val_batches", "val_check_interval", "group_timeout_s")
-        settings = {
-            **{name: getattr(self, name) for name in own},
+        elsewhere = ("corpora", "directory", "hosts")
+        settings = {each.name: getattr(self, each.name) for each in fields(self) if each.name not in elsewhere}
+        settings |= {
             "speech": str(self.corpora.speech),
             "noise": str(self.corpora.noise),
             "directory": str(self.directory),

@@ -6,7 +6,6 @@ python -m tests.distributed.training_run RUN.json, with RANK, LOCAL_RANK, WORLD_
 import json
 import os
 import sys
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -70,7 +69,7 @@ def main(argv: list[str]) -> None:
     faults = [Fault(*fault["what"]) for fault in run["faults"] if fault["rank"] == rank and is_first]
     checkpoints = Checkpoints(CheckpointConfig(every_n_steps=run["every_n_steps"], keep=100))
     guard = StallGuard(GuardConfig(StallLimits(**(run["limits"] or {})), enabled=run["limits"] is not None))
-    strategy = DDPStrategy(process_group_backend="gloo", timeout=timedelta(seconds=run["group_timeout_s"]))
+    strategy = DDPStrategy(process_group_backend="gloo")
     steps = [ProportionalSteps()] if run["proportional_steps"] else []
     runner = trainer(
         directory,

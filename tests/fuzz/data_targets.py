@@ -280,19 +280,19 @@ _TABLES = (
 _FAIRSEQ = b"ROOT\na.wav\t4800\nb.wav\t100\na.wav:100:200\t200\n"
 _KALDI = (b"a ROOT/a.wav\nb ROOT/b.wav\n", b"u1 a 0.0 0.2\nu2 a 0.1 0.3 0\n", b"u1 some words\nu2 more\n")
 DATA_TARGETS: dict[str, Target] = {
-    "FLAC header": Target(lambda: audio_inputs(".flac"), read_audio_header, num_tested=150),
-    "WAV header": Target(lambda: audio_inputs(".wav"), read_audio_header, num_tested=150),
+    "FLAC header": Target(lambda: audio_inputs(".flac"), read_audio_header, num_tested=100),
+    "WAV header": Target(lambda: audio_inputs(".wav"), read_audio_header, num_tested=100),
     "other audio header": Target(lambda: audio_inputs(".aiff", ".ogg", ".mp3", ".w64"), read_audio_header),
-    "FLAC file": Target(lambda: audio_inputs(".flac"), prepare_audio, num_tested=20),
-    "WAV file": Target(lambda: audio_inputs(".wav"), prepare_audio, num_tested=20),
-    "tar": Target(lambda: mutated(*tar_seeds()), read_tar, (TarError,), num_tested=200),
-    "tar of audio": Target(lambda: mutated(_webdataset()), prepare_tar, num_tested=20),
+    "FLAC file": Target(lambda: audio_inputs(".flac"), prepare_audio, num_tested=10),
+    "WAV file": Target(lambda: audio_inputs(".wav"), prepare_audio, num_tested=10),
+    "tar": Target(lambda: mutated(*tar_seeds()), read_tar, (TarError,), num_tested=100),
+    "tar of audio": Target(lambda: mutated(_webdataset()), prepare_tar, num_tested=10),
     "NeMo manifest": Target(lambda: line_inputs(*NEMO), prepare_lines),
     "Lhotse manifest": Target(lambda: line_inputs(*LHOTSE), prepare_lines),
     "fairseq manifest": Target(lambda: named("train.tsv", mutated(_FAIRSEQ)), prepare_lines),
     "table": Target(lambda: named("speech.csv", table_inputs()), prepare_lines),
     "list of paths": Target(lambda: named("list.txt", mutated(b"a.wav\n/data/b.wav\r\n\nc.flac\n")), prepare_lines),
     "Kaldi directory": Target(lambda: st.tuples(*(mutated(table) for table in _KALDI)), prepare_kaldi),
-    "Parquet": Target(lambda: mutated(*parquet_seeds()), prepare_parquet, packages=("pyarrow",)),
+    "Parquet": Target(lambda: mutated(*parquet_seeds()), prepare_parquet, num_tested=15, packages=("pyarrow",)),
     "corpus": Target(corpus_inputs, open_corpus),
 }

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import nestguard.monitor
@@ -169,6 +169,7 @@ VIEWS = st.builds(
 )
 
 
+@settings(max_examples=50)
 @given(st.lists(VIEWS, max_size=10, unique_by=lambda one: one.name))
 def test_the_coordinator_finds_the_same_causes_as_if_it_knew_everything(views: list[ProcessView]) -> None:
     message = json.loads(json.dumps(views_message(views, LIMITS)))
