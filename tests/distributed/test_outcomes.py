@@ -3,38 +3,21 @@
 import os
 import re
 import signal
-import subprocess
-import sys
 import time
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 import torch
-import yaml
 
 from nestmodel.training.saving.checkpoint_files import find_checkpoints
-from nestmodel.training.starting.ranks import STARTER
 from nestmodel.training.stopping.exit_codes import EXIT_INTERRUPTED
-from tests.cli.test_nestmodel import TINY
 from tests.conftest import MessyCorpora
-from tests.distributed.runs import REPOSITORY
-from tests.distributed.test_startup import MARKER, kill_all, wait_until_gone
+from tests.distributed.commands import SCRIPTS, fit_command, kill_all, start, wait_for_steps, wait_until_gone
 from tests.ports import free_port
 
 STEP = {"SLURM_JOB_ID": "7", "SLURM_JOB_NAME": "nest", "SLURM_NNODES": "1", "SLURM_NODELIST": "localhost"}
 STEP |= {"SLURM_NODEID": "0", "SLURM_STEP_ID": "0", "SLURM_NTASKS": "2", "SLURM_STEP_NUM_TASKS": "2"}
-SCRIPTS = Path(sys.executable).parent
-NAMES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "NODE_RANK", STARTER)
 pytestmark = [pytest.mark.multiprocess, pytest.mark.slow]
-
-
-def fit_command(corpora: MessyCorpora, directory: Path, devices: int, *flags: str) -> list[str]:
-    directory.mkdir(exist_ok=True)
-    (directory / "tiny.yaml").write_text(yaml.safe_dump(TINY))
-    command = [str(SCRIPTS / "nestmodel"), "fit", "--config", "tiny.yaml", str(corpora.speech)]
-    command += ["--accelerator", "cpu", "--devices", str(devices), "--output", "run"]
-    return [*command, *(["--trainer.strategy", "ddp"] if devices > 1 else []), *flags]
 
 
 def without_devices(command: list[str]) -> list[str]:
@@ -45,19 +28,6 @@ def without_devices(command: list[str]) -> list[str]:
 def torchrun(num_ranks: int, command: list[str]) -> list[str]:
     own = ["--nproc-per-node", str(num_ranks), "--master-port", str(free_port()), "--no-python"]
     return [str(SCRIPTS / "torchrun"), *own, *command]
-
-
-def environment(**variables: str) -> dict[str, str]:
-    kept = {name: value for name, value in os.environ.items() if name not in NAMES and not name.startswith("SLURM")}
-    return {**kept, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.environ.get("PYTHONPATH", str(REPOSITORY)), **variables}
-
-
-def start(command: Sequence[str], directory: Path, **variables: str) -> "subprocess.Popen[bytes]":
-    """Starts a command in a process group of its own, as a shell does, with its output in `log`."""
-    with (directory / "log").open("a") as log:
-        return subprocess.Popen(
-            command, cwd=directory, env=environment(**variables), stdout=log, stderr=log, start_new_session=True
-        )
 
 
 def error_lines(directory: Path) -> list[str]:
@@ -76,13 +46,6 @@ def test_ranks_of_torchrun_find_the_mistake_by_themselves_and_rank_0_prints_it(
     assert re.search(r"Root Cause.*rank +: 0 .*exitcode +: 2 ", log, re.DOTALL), log
 
 
-def wait_for_step(run: "subprocess.Popen[bytes]", directory: Path) -> None:
-    metrics = directory / "run" / "version_0" / "metrics.csv"
-    while not (metrics.exists() and len(metrics.read_text().splitlines()) > 2):
-        assert run.poll() is None, (directory / "log").read_text()
-        time.sleep(0.1)
-
-
 def weights(directory: Path, step: int) -> dict[str, torch.Tensor]:
     (path,) = directory.glob(f"run/version_*/checkpoints/step_{step:08d}.ckpt")
     found: dict[str, torch.Tensor] = torch.load(path, map_location="cpu", weights_only=True)["state_dict"]
@@ -91,12 +54,12 @@ def weights(directory: Path, step: int) -> dict[str, torch.Tensor]:
 
 def finish(command: list[str], directory: Path) -> int:
     """Runs a command until no process is left that it has started, and returns its exit code."""
-    run = start(command, directory, **{MARKER: str(directory)})
+    run = start(command, directory)
     try:
         run.wait(timeout=300)
-        return wait_until_gone(run, str(directory), directory / "log")
+        return wait_until_gone(run, directory)
     finally:
-        kill_all(run, str(directory))
+        kill_all(run, directory)
 
 
 @pytest.mark.smoke
@@ -124,17 +87,16 @@ def test_torchrun_and_srun_without_devices_train_one_model_as_lightning_does(
 @pytest.mark.faults
 @pytest.mark.timeout(600)
 def test_ctrl_c_in_a_terminal_saves_a_checkpoint_from_which_two_ranks_resume_exactly(
-    messy_corpora: MessyCorpora, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    messy_corpora: MessyCorpora, tmp_path: Path
 ) -> None:
-    monkeypatch.setenv(MARKER, str(tmp_path))
     flags = ("--data.num_workers", "1", "--trainer.max_steps")
     run = start(fit_command(messy_corpora, tmp_path / "run", 2, *flags, "100000"), tmp_path / "run")
     try:
-        wait_for_step(run, tmp_path / "run")
+        wait_for_steps(run, tmp_path / "run")
         os.killpg(run.pid, signal.SIGINT)
-        assert wait_until_gone(run, str(tmp_path), tmp_path / "run" / "log") == EXIT_INTERRUPTED
+        assert wait_until_gone(run, tmp_path / "run") == EXIT_INTERRUPTED
     finally:
-        kill_all(run, str(tmp_path))
+        kill_all(run, tmp_path / "run")
     (left,) = find_checkpoints(tmp_path / "run" / "run" / "version_0" / "checkpoints")
     log = (tmp_path / "run" / "log").read_text()
     assert f"interrupted after step {left.step}; continue with the same command and --resume." in log
@@ -148,19 +110,16 @@ def test_ctrl_c_in_a_terminal_saves_a_checkpoint_from_which_two_ranks_resume_exa
 
 
 @pytest.mark.faults
-def test_ctrl_c_twice_ends_all_processes_at_once(
-    messy_corpora: MessyCorpora, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv(MARKER, str(tmp_path))
+def test_ctrl_c_twice_ends_all_processes_at_once(messy_corpora: MessyCorpora, tmp_path: Path) -> None:
     flags = ("--data.num_workers", "1", "--trainer.max_steps", "100000")
     run = start(fit_command(messy_corpora, tmp_path, 2, *flags), tmp_path)
     log = tmp_path / "log"
     try:
-        wait_for_step(run, tmp_path)
+        wait_for_steps(run, tmp_path)
         os.killpg(run.pid, signal.SIGINT)
         time.sleep(0.05)  # pending signals of one number are merged
         os.killpg(run.pid, signal.SIGINT)
-        assert wait_until_gone(run, str(tmp_path), log) == EXIT_INTERRUPTED
+        assert wait_until_gone(run, tmp_path) == EXIT_INTERRUPTED
     finally:
-        kill_all(run, str(tmp_path))
+        kill_all(run, tmp_path)
     assert "stall guard:" not in log.read_text()
