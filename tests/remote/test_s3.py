@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from nestdata.errors import StorageError
-from nestdata.storage import ObjectInfo, Storage, StorageConfig
-from tests.remote.server import S3Server
+from nestdata.storage import Storage, StorageConfig
 
 CONTENT = random.Random(1).randbytes(3_500_000)
 SMALL_PARTS = StorageConfig(part_bytes=1_000_000, parts_ahead=2)
@@ -112,13 +111,3 @@ def test_what_is_deleted_is_missing_and_may_be_deleted_again(folder: str) -> Non
     with pytest.raises(StorageError, match=r"deleted\.bin: no such object") as caught:
         storage.info(location)
     assert caught.value.kind == "missing"
-
-
-def test_http_urls_are_read_with_percent_encoded_names(s3: S3Server, folder: str) -> None:
-    storage = Storage()
-    storage.write(f"{folder}/a b.bin", CONTENT)
-    url = f"http://127.0.0.1:{s3.filer_port}/buckets/speech/test_s3/a%20b.bin"
-    info = storage.info(url)
-    assert info == ObjectInfo(url, len(CONTENT), info.etag)
-    assert storage.read_range(url, 100, 50, size=len(CONTENT), etag=info.etag) == CONTENT[100:150]
-    assert storage.read(url) == CONTENT

@@ -142,14 +142,18 @@ def test_a_recorded_first_message_is_of_no_use(config: PeerConfig) -> None:
         assert second.receive() is None
 
 
-@pytest.mark.parametrize("token", ["", "the token of another run"])
+@pytest.mark.parametrize("token", [None, "the token of another run"], ids=["no proof", "wrong proof"])
 def test_a_follower_does_not_obey_who_cannot_prove_to_belong_to_the_run(
-    config: PeerConfig, caplog: pytest.LogCaptureFixture, token: str
+    config: PeerConfig, caplog: pytest.LogCaptureFixture, token: str | None
 ) -> None:
     with socket.create_server(("", config.port)) as listener, closing(follower_of(config)) as follower:
         for _ in range(2):
             with closing(RawPeer(listener.accept()[0])) as stranger:
-                accept(stranger, config, token)
+                if token is None:
+                    stranger.send({"type": "challenge", "nonce": "a"})
+                    assert stranger.receive() is not None
+                else:
+                    accept(stranger, config, token)
                 stranger.send(STOP)
                 assert stranger.receive() is None
             assert not follower.has_coordinator()

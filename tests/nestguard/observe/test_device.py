@@ -22,12 +22,10 @@ class Event:
     """An event that a test sets."""
 
     def __init__(self) -> None:
-        self.num_recorded = 0
         self.done = False
         self.error = ""
 
     def record(self) -> None:
-        self.num_recorded += 1
         self.done = False
 
     def is_done(self) -> bool:
