@@ -18,12 +18,6 @@ END_PATIENCE_S = 40.0
 
 faults = pytest.mark.faults
 
-ENDS = {
-    "SIGKILL": (1, ("kill", 1, 2), "dead"),
-    "an exception": (1, ("raise", 1, 2), "failed"),
-    "data that end early": (1, ("end early", 1, 3), "failed"),
-}
-
 
 def report_of(run: Run) -> dict[str, Any]:
     assert gone_soon(run)  # the monitor writes the report, possibly after the ranks have exited
@@ -126,33 +120,29 @@ def test_a_rank_whose_kernel_hangs_is_reported_although_all_hosts_wait_in_the_co
 
 @pytest.mark.multiprocess
 @pytest.mark.slow
+@faults
 @pytest.mark.parametrize(
-    "what",
+    ("fault", "verdict", "messages"),
     [
-        pytest.param("SIGKILL", marks=[faults, pytest.mark.smoke]),
-        pytest.param("an exception", marks=faults),
-        pytest.param("data that end early", marks=faults),
+        pytest.param(("kill", 1, 2), "dead", (), marks=pytest.mark.smoke),
+        (("raise", 1, 2), "failed", ("RuntimeError: an error on rank 1 only", "raise_for_one_rank")),
+        (("end early", 1, 3), "failed", ("the data of rank 1 ended within step 1, after 1 of 2 microbatches",)),
     ],
 )
 def test_a_rank_that_ends_is_reported_immediately_and_the_others_end_too(
-    messy_corpora: MessyCorpora, tmp_path: Path, what: str
+    messy_corpora: MessyCorpora, tmp_path: Path, fault: tuple[str, int, int], verdict: str, messages: tuple[str, ...]
 ) -> None:
-    rank, fault, verdict = ENDS[what]
     # Workers of a fork server are no children of their rank.
-    workers = {"num_workers": 2} if what == "SIGKILL" else {}
-    run = started(messy_corpora, tmp_path, limits={**LIMITS, "step_s": 100.0}, **workers)
-    codes = run.start(faults={rank: fault})
+    num_workers = 2 if verdict == "dead" else 0
+    run = started(messy_corpora, tmp_path, limits={**LIMITS, "step_s": 100.0}, num_workers=num_workers)
+    codes = run.start(faults={1: fault})
     log = run.log(0) + run.log(1)
     # The other rank may have failed by itself because the connection was closed.
-    assert codes[1 - rank] in (1, EXIT_STALLED), (codes, log)
-    assert codes[rank] in ((-signal.SIGKILL,) if verdict == "dead" else (1, EXIT_STALLED))
+    assert codes[0] in (1, EXIT_STALLED), (codes, log)
+    assert codes[1] in ((-signal.SIGKILL,) if verdict == "dead" else (1, EXIT_STALLED))
     assert run.seconds_from_fault_to_end() < END_PATIENCE_S
-    assert verdicts(report_of(run))[f"rank-{rank}"] == verdict
-    if what == "an exception":
-        assert "RuntimeError: an error on rank 1 only" in log
-        assert "raise_for_one_rank" in log
-    if what == "data that end early":
-        assert "the data of rank 1 ended within step 1, after 1 of 2 microbatches" in log
+    assert verdicts(report_of(run))["rank-1"] == verdict
+    assert [message for message in messages if message not in log] == []
     assert gone_soon(run)
 
 
