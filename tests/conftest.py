@@ -28,7 +28,6 @@ SERIAL_TESTS = ("tests/nestguard/", "tests/distributed/", "tests/cli/test_prefli
 
 NUMERICS = (
     "tests/golden/",
-    "tests/distributed/test_fit.py",
     "tests/distributed/test_world_sizes.py",
     "tests/nestdata/batch/",
     "tests/nestdata/audio/test_decode.py",

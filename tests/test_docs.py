@@ -2,7 +2,6 @@
 
 import ast
 import re
-import tomllib
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -54,13 +53,6 @@ def test_api_page_lists_every_public_name_once(package: str) -> None:
     assert Counter(listed) == Counter(f"{package}.{name}" for name in public_names(package))
 
 
-def test_the_readme_lists_every_extra() -> None:
-    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    table = (REPOSITORY / "README.md").read_text(encoding="utf-8").partition("| extra | for |")[2].partition("\n\n")[0]
-    listed = [extra for row in table.splitlines() for extra in re.findall(r"`([\w-]+)`", row.partition(" | ")[0])]
-    assert sorted(listed) == sorted(project["optional-dependencies"])
-
-
 def test_relative_links_lead_to_files() -> None:
     missing = []
     for page in PAGES:
@@ -69,26 +61,6 @@ def test_relative_links_lead_to_files() -> None:
             if not path.exists() and path.relative_to(REPOSITORY).as_posix() not in GENERATED:
                 missing.append((page, target))
     assert missing == []
-
-
-def test_the_index_of_decisions_lists_every_record_by_its_title() -> None:
-    folder = REPOSITORY / "docs" / "decisions"
-    listed = re.findall(r"^- \[(.+)\]\((.+)\)$", (folder / "index.md").read_text(encoding="utf-8"), re.MULTILINE)
-    titles = {
-        path.relative_to(folder).as_posix(): path.read_text(encoding="utf-8").partition("\n")[0].removeprefix("# ")
-        for path in folder.glob("*/*.md")
-    }
-    assert sorted(listed) == sorted((title, path) for path, title in titles.items())
-
-
-def test_every_test_that_a_page_names_exists() -> None:
-    named = {
-        match
-        for page in PAGES
-        for match in re.findall(r"`(tests/[\w/]+\.py)::(test_\w+)`", page.read_text(encoding="utf-8"))
-    }
-    assert named
-    assert [(path, name) for path, name in sorted(named) if f"def {name}(" not in (REPOSITORY / path).read_text()] == []
 
 
 def commands(text: str) -> Iterator[tuple[str, list[str]]]:
@@ -124,41 +96,3 @@ def test_every_command_and_option_of_the_pages_exists(
             num_commands += 1
     assert unknown == []
     assert num_commands > 50
-
-
-def test_links_are_found_in_prose_only() -> None:
-    text = "[a](b.md#c) ![d](e.png) [web](https://f) `[g](h)`\n\n    [i](j)\n\n```\n[k](l)\n```\n[m](#n)\n"
-    assert link_targets(text) == ["b.md", "e.png"]
-
-
-@pytest.mark.parametrize(
-    ("link", "is_dead"),
-    [
-        ("[a](other.md#part)", False),
-        ("[a link\nthat wraps](other.md#part)", False),
-        ("[a](gone.md)", True),
-        ("[a link\nthat wraps](gone.md)", True),
-        ("[a link\nthat wraps](other.md#gone)", True),
-        ("[a link\nthat wraps](../README.md#gone)", True),
-    ],
-)
-def test_a_dead_link_fails_the_build_of_the_site(tmp_path: Path, link: str, is_dead: bool) -> None:
-    mkdocs = pytest.importorskip("mkdocs.__main__", reason="mkdocs is not installed (the extra `docs`)")
-    settings = (REPOSITORY / "mkdocs.yml").read_text(encoding="utf-8")
-    validation = settings[settings.index("validation:") : settings.index("nav:\n")]
-    hooks = REPOSITORY / "docs" / "site_hooks.py"
-    (tmp_path / "theme").mkdir()
-    (tmp_path / "theme" / "main.html").write_text("{{ page.content }}")
-    (tmp_path / "docs").mkdir()
-    (tmp_path / "docs" / "page.md").write_text(f"# Page\n\nSee {link}.\n")
-    (tmp_path / "docs" / "other.md").write_text("# Other\n\n## Part\n")
-    (tmp_path / "README.md").write_text("# Home\n")
-    (tmp_path / "mkdocs.yml").write_text(
-        "site_name: test\nstrict: true\nuse_directory_urls: false\nplugins: []\n"
-        f"theme: {{name: null, custom_dir: theme}}\nhooks: ['{hooks}']\n{validation}"
-    )
-    runner = pytest.importorskip("click.testing").CliRunner()
-    build = [line for line in (REPOSITORY / "Makefile").read_text().splitlines() if "-m mkdocs" in line]
-    arguments = build[0].partition("-m mkdocs ")[2].split()
-    done = runner.invoke(mkdocs.cli, [*arguments, "--config-file", str(tmp_path / "mkdocs.yml")])
-    assert (done.exit_code != 0) == is_dead, done.output

@@ -1,9 +1,7 @@
 """Runs examples/finetune_ctc on the demo corpus: from pretraining to the text of a WAV."""
 
 import json
-import math
 import shutil
-from itertools import pairwise
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -164,21 +162,6 @@ def test_tokens_become_the_text_again_whether_characters_or_pairs(
         assert normalise_text(tokenizer.decode(frames, skip_special_tokens=True)) == text
 
 
-def test_an_utterance_fits_if_there_is_a_frame_for_each_token_and_for_blanks_between_equal_ones(
-    finetune: ModuleType, demo: Corpus
-) -> None:
-    tokenizer = finetune.train_tokenizer([finetune.transcript(demo, row) for row in range(len(demo))], 1)
-    row = next(row for row in range(len(demo)) if "tt" in finetune.transcript(demo, row))
-    text = finetune.transcript(demo, row)
-    num_needed = len(text) + 1 + sum(first == second for first, second in pairwise(text))
-    assert num_needed > len(text) + 1  # the space before the first word is a token
-    num_samples = demo.num_samples_of(row)
-    enough, too_few = (math.ceil(num_samples / num_frames) for num_frames in (num_needed, num_needed - 1))
-    assert math.ceil(num_samples / enough) == num_needed > num_samples // enough  # the last frame is not full
-    assert finetune.fits(demo, row, tokenizer, hop_length=1, factor=enough)
-    assert not finetune.fits(demo, row, tokenizer, hop_length=1, factor=too_few)
-
-
 def test_the_frames_that_an_utterance_needs_are_those_of_the_model(
     finetune: ModuleType, demo: Corpus, tmp_path: Path
 ) -> None:
@@ -190,25 +173,6 @@ def test_the_frames_that_an_utterance_needs_are_those_of_the_model(
             assert finetune.fits(demo, row, lambda _, found=tokens: found, 160, 8) == (num_tokens <= num_frames)
 
 
-def test_utterances_that_are_longer_than_a_batch_are_recognised(
-    finetune: ModuleType, demo: Corpus, tmp_path: Path
-) -> None:
-    model, processor = build_model(finetune, tmp_path)
-    lines = finetune.recognise(model, processor, demo, 1.0)
-    assert [line["id"] for line in lines] == [demo.line(row)["id"] for row in range(len(demo))]
-
-
-def test_a_test_manifest_without_transcripts_is_an_error_before_the_training(
-    finetune: ModuleType, tmp_path: Path
-) -> None:
-    build_model(finetune, tmp_path)
-    manifest = write_transcribed(tmp_path)
-    line = json.loads(manifest.read_text().splitlines()[0])
-    (tmp_path / "mute.json").write_text(json.dumps({"audio_filepath": line["audio_filepath"]}) + "\n")
-    with pytest.raises(SystemExit, match=r"mute\.json: no utterance has a transcript to score against"):
-        finetune.main([*map(str, (tmp_path, manifest, tmp_path / "mute.json")), "-o", str(tmp_path / "recogniser")])
-
-
 def test_from_scratch_keeps_the_architecture_and_draws_new_weights(finetune: ModuleType, tmp_path: Path) -> None:
     trained = build_model(finetune, tmp_path)[0].encoder.state_dict()
     new = build_model(finetune, tmp_path, from_scratch=True)[0].encoder.state_dict()
@@ -218,20 +182,3 @@ def test_from_scratch_keeps_the_architecture_and_draws_new_weights(finetune: Mod
     weight = new["subsampling.linear.weight"]
     assert not torch.equal(weight, exported["subsampling.linear.weight"])
     assert 0.9 < weight.abs().max() * weight.shape[1] ** 0.5 <= 1.0  # uniform, as torch draws it
-
-
-def test_a_resume_without_a_checkpoint_is_an_error(
-    finetune: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit):
-        finetune.main(["encoder", "train.json", "test.json", "-o", str(tmp_path), "--resume"])
-    assert "has no checkpoint to resume from: drop --resume" in capsys.readouterr().err
-
-
-def test_an_encoder_that_would_never_learn_is_an_error(
-    finetune: ModuleType, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    command = ["encoder", "train.json", "test.json", "-o", str(tmp_path), "--steps", "100"]
-    with pytest.raises(SystemExit):
-        finetune.main(command)
-    assert "--freeze-steps is 100 of 100 --steps: the encoder would never learn" in capsys.readouterr().err

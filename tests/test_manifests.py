@@ -1,7 +1,6 @@
 """Prepares every example in `manifests/`, with the root of the repository as the current directory."""
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -121,43 +120,8 @@ def test_an_example_gives_the_expected_cuts(name: str, tmp_path: Path, monkeypat
     assert seen == set(EXPECTED[name])
 
 
-def test_every_file_in_the_folder_of_noise_becomes_a_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(REPOSITORY)
-    prepare_corpus(["manifests/demo/noise"], tmp_path / "example.corpus")
-    corpus = Corpus.open(tmp_path / "example.corpus")
-    files = {path.stem for path in Path("manifests/demo/noise").iterdir()}
-    assert {corpus[row].id for row in range(len(corpus))} == files
-    assert len(files) == 8
-
-
 def test_the_format_of_every_example_is_detected() -> None:
     assert {name: format_of(REPOSITORY / "manifests" / name) for name in EXAMPLES} == EXAMPLES
-
-
-def test_every_example_is_listed_in_the_readme() -> None:
-    readme = (REPOSITORY / "manifests" / "README.md").read_text()
-    for name in EXAMPLES:
-        directory = (REPOSITORY / "manifests" / name).is_dir()
-        num_cuts = len(EXPECTED.get(name, range(8)))
-        assert f"| `{name}{'/' if directory else ''}` | {num_cuts} |" in readme
-    folders = {name.split("/")[0] for name in EXAMPLES}
-    assert {path.name for path in (REPOSITORY / "manifests").iterdir()} == folders | {"README.md"}
-
-
-def test_examples_do_not_depend_on_the_location_of_the_repository(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    shutil.copytree(REPOSITORY / "manifests", tmp_path / "manifests")
-    for number, name in enumerate(EXAMPLES):
-        fingerprints = []
-        for directory in (REPOSITORY, tmp_path):
-            monkeypatch.chdir(directory)
-            prepare_corpus([f"manifests/{name}"], tmp_path / f"{number}.corpus", overwrite=True)
-            corpus = Corpus.open(tmp_path / f"{number}.corpus")
-            fingerprints.append(corpus.fingerprint)
-        assert fingerprints[0] == fingerprints[1]
-        sources = [corpus.line(row)["recording"]["sources"][0]["source"] for row in range(len(corpus))]
-        assert all(source.startswith(f"{tmp_path}/") for source in sources)
 
 
 @pytest.mark.multiprocess

@@ -1,7 +1,6 @@
 """Executes the notebook in examples/ in a real kernel, and checks what is committed of it."""
 
 import json
-import re
 from pathlib import Path
 from typing import Any
 
@@ -36,13 +35,3 @@ def test_every_cell_of_the_notebook_runs(tmp_path: Path) -> None:
     assert kinds == [
         [sorted(output.get("data", ["text"])) for output in cell.get("outputs", [])] for cell in committed["cells"]
     ]
-
-
-def test_the_committed_notebook_was_executed_and_names_no_machine() -> None:
-    text = NOTEBOOK.read_text(encoding="utf-8")
-    assert len(text) < 300_000
-    cells = [cell for cell in json.loads(text)["cells"] if cell["cell_type"] == "code"]
-    assert [cell["execution_count"] for cell in cells] == list(range(1, len(cells) + 1))
-    assert not [output for cell in cells for output in cell["outputs"] if output["output_type"] == "error"]
-    without_pictures = re.sub(r"[A-Za-z0-9+/=]{1000,}", "", text)
-    assert not re.search(r'["\s(](/home|/root|/work|/tmp|/Users)/', without_pictures)

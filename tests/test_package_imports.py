@@ -46,15 +46,17 @@ def public_modules(root: str) -> dict[str, str]:
     return found
 
 
-def imports_of(module: str, path: Path) -> Iterator[str]:
-    """Yields the project's modules that a module imports, at the top or inside functions, but not for types alone."""
+@cache
+def imports_of(module: str, path: Path) -> list[str]:
+    """Returns the modules that a module imports, at the top or inside functions, but not for types alone."""
+    found = []
     tree = ast.parse(path.read_text(encoding="utf-8"))
     tree.body = [
         node for node in tree.body if not (isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test))
     ]
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            found += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             origin = node.module or ""
             if node.level:
@@ -64,7 +66,8 @@ def imports_of(module: str, path: Path) -> Iterator[str]:
                 # Inside a top-level package, a public name counts as an import of the module that defines it. Imported
                 # from another one, it belongs to the top, and the module that defines it does not matter.
                 is_own = origin == module.split(".")[0]
-                yield public_modules(origin).get(alias.name, origin) if is_own and origin in FOLDERS else origin
+                found.append(public_modules(origin).get(alias.name, origin) if is_own and origin in FOLDERS else origin)
+    return found
 
 
 @cache

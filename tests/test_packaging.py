@@ -1,8 +1,6 @@
 """Checks the contents of the wheel, and the declared and pinned versions of dependencies."""
 
-import io
 import re
-import tarfile
 import tomllib
 from pathlib import Path
 
@@ -11,16 +9,9 @@ import yaml
 from packaging.requirements import Requirement
 from packaging.version import Version
 
-from tests.conftest import NUMERICS, SERIAL_TESTS
-from tests.release import changelog_problem, repack
-
 REPOSITORY = Path(__file__).parents[1]
 PROJECT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())
 FOLDERS = {"nestcli": "cli", "nestdata": "nestdata", "nestguard": "nestguard", "nestmodel": "nestmodel"}
-
-
-def test_the_tests_that_conftest_names_exist() -> None:
-    assert [path for path in (*NUMERICS, *SERIAL_TESTS) if not (REPOSITORY / path).exists()] == []
 
 
 def pins(name: str) -> dict[str, str]:
@@ -77,26 +68,3 @@ def test_the_pinned_versions_are_within_the_declared_ranges() -> None:
     ):
         if requirement.name != "nest-pretrain":
             assert requirement.specifier.contains(pinned[requirement.name.lower()]), requirement
-
-
-def test_a_source_archive_does_not_depend_on_when_and_where_it_was_built(tmp_path: Path) -> None:
-    archives = []
-    for time, names in ((100, ("a.txt", "b.txt")), (200, ("b.txt", "a.txt"))):
-        path = tmp_path / f"{time}.tar.gz"
-        with tarfile.open(path, "w:gz") as tar:
-            for name in names:
-                member = tarfile.TarInfo(f"package/{name}")
-                member.size, member.mtime, member.uid, member.mode = 1, time, time, 0o600 + time % 8
-                tar.addfile(member, io.BytesIO(name[:1].encode()))
-        repack(path, tmp_path / f"{time}.new.tar.gz", 50)
-        archives.append((tmp_path / f"{time}.new.tar.gz").read_bytes())
-    assert archives[0] == archives[1]
-    with tarfile.open(fileobj=io.BytesIO(archives[0])) as tar:
-        read = {member.name: tar.extractfile(member).read() for member in tar.getmembers()}  # type: ignore[union-attr]
-    assert read == {"package/a.txt": b"a", "package/b.txt": b"b"}
-
-
-def test_a_release_has_a_dated_section_of_the_changelog() -> None:
-    assert changelog_problem("# Changelog\n\n## 0.2.0 (2026-12-01)\n\n## 0.1.0 (2026-11-24)\n", "0.2.0") is None
-    problem = changelog_problem("# Changelog\n\n## Unreleased\n\n## 0.1.0 (2026-11-24)\n", "0.1.0")
-    assert problem == "CHANGELOG.md starts with the section 'Unreleased': expected '0.1.0 (YYYY-MM-DD)'."

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytorch_lightning as pl
-import torch
 
 from nestdata import AudioNoiseBatch, MicrobatchKey, MixConfig, PlanConfig, RemoteConfig
 from nestmodel import (
@@ -83,17 +82,6 @@ class Recorder(pl.Callback):
         self.keys.append(batch.key)
         if ends_step(trainer, index):
             self.losses.append(float(trainer.callback_metrics["train_loss"]))
-
-
-class FirstGradients(pl.Callback):
-    """Records the gradients that the optimizer receives in its first step."""
-
-    def __init__(self) -> None:
-        self.grads: dict[str, torch.Tensor] = {}
-
-    def on_before_zero_grad(self, _trainer: pl.Trainer, module: pl.LightningModule, _optimizer: object) -> None:
-        if not self.grads:
-            self.grads = {name: p.grad.clone() for name, p in module.named_parameters() if p.grad is not None}
 
 
 class ProportionalSteps(pl.Callback):

@@ -1,6 +1,6 @@
 """Every use of Lightning's private names and undocumented formats, each with its reason.
 
-No other module of the project uses a private name of Lightning; `tests/test_architecture.py` checks this. Every
+No other module of the project uses a private name of Lightning; ruff checks this. Every
 function here has a test in `tests/nestmodel/training/test_lightning_private.py` that fails when Lightning renames or
 changes what the function depends on. `pyproject.toml` limits the version of Lightning for the same reason.
 """

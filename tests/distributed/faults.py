@@ -50,7 +50,6 @@ class Fault(pl.Callback):
 
     def __init__(self, kind: str, step: int, microbatch: int) -> None:
         self.kind, self.index = kind, (step, microbatch)
-        self.hangs_in_backward = False
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:  # noqa: ARG002
         assert isinstance(pl_module, NestModel)
@@ -64,13 +63,13 @@ class Fault(pl.Callback):
             skip_all_reduce_of(pl_module, self.index[0])
         elif self.kind in ("SIGTERM in a collective", "late for a collective"):
             delay_all_reduce_of(pl_module, self.index[0], is_signalled=self.kind.startswith("SIG"))
-        elif self.kind.startswith("kernel hangs"):
+        elif self.kind == "kernel hangs in FORWARD":
             wait_for_device_in_all_reduce()
         elif self.kind == "slow checkpoint":
             slow_down_checkpoints(float(self.index[0]))
 
     def on_train_batch_start(
-        self, trainer: pl.Trainer, module: pl.LightningModule, batch: AudioNoiseBatch, _index: int
+        self, trainer: pl.Trainer, _module: pl.LightningModule, batch: AudioNoiseBatch, _index: int
     ) -> None:
         if (batch.key.step, batch.key.microbatch) != self.index:
             return
@@ -83,71 +82,26 @@ class Fault(pl.Callback):
             batch.noisy_audio.fill_(torch.nan)
         elif self.kind == "raise":
             raise_for_one_rank(trainer.global_rank)
-        elif self.kind == "sleep in the encoder":
-            assert isinstance(module, NestModel)
-            module.encoder.register_forward_pre_hook(sleep_in_encoder)
         elif self.kind == "hold the GIL":
             hold_the_gil()
-        elif self.kind in ("kill while writing", "full disk", "SIGTERM while writing"):
-            disturb_next_checkpoint(self.kind)
-        elif self.kind == "clock jump":
-            Path(os.environ["CLOCK_JUMPS_WITH"]).touch()
-            time.sleep(2)  # so that the monitor checks between two heartbeats of this rank
+        elif self.kind == "kill while writing":
+            die_while_writing()
+        elif self.kind == "SIGTERM while writing":
+            be_preempted_while_writing()
+        elif self.kind == "full disk":
+            fill_the_disk()
+        elif self.kind == "kernel hangs in FORWARD":
+            DEVICE.launch(hang=True)
         elif self.kind in signal.Signals.__members__:
             os.kill(os.getpid(), getattr(signal, self.kind))
-
-        if self.kind == "kernel hangs in FORWARD":
-            DEVICE.launch(hang=True)
-        self.hangs_in_backward = self.kind == "kernel hangs in BACKWARD"
-
-    def on_before_backward(self, *_: Any) -> None:
-        if self.hangs_in_backward:
-            DEVICE.launch(hang=True)
 
     def on_validation_batch_start(self, *_: Any) -> None:
         if self.kind == "slow validation":
             time.sleep(self.index[0])
 
-    def on_train_start(self, *_: Any) -> None:
-        if self.kind == "slow first step":
-            time.sleep(self.index[0])
-
-
-class Paced(pl.Callback):
-    """Makes every microbatch take a known time, and one phase longer.
-
-    Args:
-        slow_phase: "loading", "forward", "backward", or "nothing".
-        base_ms: Time of the forward pass.
-        extra_ms: Time that is added in the slow phase.
-    """
-
-    def __init__(self, slow_phase: str, base_ms: int, extra_ms: int) -> None:
-        self.phase, self.base_s, self.extra_s = slow_phase, base_ms / 1000, extra_ms / 1000
-
-    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:  # noqa: ARG002
-        assert isinstance(pl_module, NestModel)
-        forward_s = self.base_s + self.extra_s * (self.phase == "forward")
-        pl_module.encoder.register_forward_pre_hook(lambda *_: time.sleep(forward_s))
-        load = AudioNoiseDataset.load
-
-        def load_slowly(dataset: AudioNoiseDataset, *arguments: Any, **options: Any) -> AudioNoiseBatch:
-            time.sleep(self.extra_s * (self.phase == "loading"))
-            return load(dataset, *arguments, **options)
-
-        AudioNoiseDataset.load = load_slowly  # type: ignore[method-assign]
-
-    def on_before_backward(self, trainer: pl.Trainer, pl_module: pl.LightningModule, loss: torch.Tensor) -> None:  # noqa: ARG002
-        if self.phase == "backward":
-            loss.register_hook(lambda _: time.sleep(self.extra_s))
-
 
 def raise_for_one_rank(rank: int) -> None:
     raise RuntimeError(f"an error on rank {rank} only")
-
-
-def sleep_in_encoder(*_: object) -> None:
-    time.sleep(HANG_S)
 
 
 def hold_the_gil() -> None:
@@ -252,15 +206,6 @@ def delay_all_reduce_of(model: NestModel, step: int, *, is_signalled: bool) -> N
         return summed
 
     model._sum_over_ranks = late_or_signalled  # type: ignore[method-assign]
-
-
-def disturb_next_checkpoint(kind: str) -> None:
-    if kind == "kill while writing":
-        die_while_writing()
-    elif kind == "SIGTERM while writing":
-        be_preempted_while_writing()
-    else:
-        fill_the_disk()
 
 
 def wait_for_device_in_all_reduce() -> None:

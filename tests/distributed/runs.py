@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +16,12 @@ import torch
 from nestmodel.training.saving.checkpoint_files import find_checkpoints
 from nestmodel.training.starting.ranks import STARTER
 from tests.conftest import MessyCorpora
+from tests.network.nodes import IPV4, Node
 from tests.ports import free_port
 from tests.training import messy_data
 
 MICROBATCHES_PER_STEP = 4
-HOST_INTERFACE = "eth0"
 REPOSITORY = Path(__file__).parents[2]
-JUMPING_CLOCK = Path(__file__).parent / "jumping_clock"
 
 
 @dataclass(kw_only=True)
@@ -44,11 +43,8 @@ class Run:
     limits: dict[str, float] | None = None
     """Limits of the stall guard; None turns it off."""
 
-    clock_jumps_with: Path | None = None
-    """A file. Once it exists, the wall clock of all processes is one hour ahead."""
-
-    hosts: Sequence[str] = ()
-    """A network namespace for each rank, which stands for a machine; the first one is at MASTER_ADDR."""
+    hosts: Sequence[Node] = ()
+    """A machine for each rank; the first one is at MASTER_ADDR."""
 
     blind_rank: int | None = None
     """A rank that starts without looking for a checkpoint."""
@@ -62,7 +58,6 @@ class Run:
     max_minutes: float | None = None
     limit_val_batches: int = 0
     val_check_interval: int = 2
-    group_timeout_s: float = 1800.0
     patience_s: float = 20.0
     """Seconds that the other ranks have to exit after one has failed, before they are killed."""
 
@@ -82,17 +77,14 @@ class Run:
         shared = {name: value for name, value in os.environ.items() if name != STARTER}
         shared |= {"OMP_NUM_THREADS": "1", "WORLD_SIZE": str(world_size), "MASTER_ADDR": "127.0.0.1"}
         shared |= {"MASTER_PORT": str(free_port()), "FAULT_TIME_FILE": str(self.directory / "fault-time")}
-        if self.clock_jumps_with is not None:
-            shared |= {"PYTHONPATH": str(JUMPING_CLOCK), "CLOCK_JUMPS_WITH": str(self.clock_jumps_with)}
         processes: list[subprocess.Popen[bytes]] = []
         try:
             for rank in range(world_size):
                 command = [sys.executable, "-m", "tests.distributed.training_run", str(self.directory / "run.json")]
                 environment = {**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)}
                 if self.hosts:
-                    command = ["ip", "netns", "exec", self.hosts[rank], *command]
-                    environment |= {"LOCAL_RANK": "0", "NODE_RANK": str(rank), "MASTER_ADDR": host_address(0)}
-                    environment["GLOO_SOCKET_IFNAME"] = HOST_INTERFACE
+                    command = self.hosts[rank].command(*command)
+                    environment |= {"LOCAL_RANK": "0", "NODE_RANK": str(rank), "MASTER_ADDR": IPV4[0]}
                 with (self.directory / f"rank-{rank}.log").open("a") as log:
                     processes.append(subprocess.Popen(command, cwd=REPOSITORY, env=environment, stdout=log, stderr=log))
             codes = _wait(processes, self.patience_s)
@@ -111,21 +103,16 @@ class Run:
         """
         self._write_settings(faults)
         num_hosts = len(self.hosts) or 1
-        rendezvous = f"{host_address(0) if self.hosts else '127.0.0.1'}:{free_port()}"
+        rendezvous = f"{self.hosts[0].name if self.hosts else '127.0.0.1'}:{free_port()}"
         command = [sys.executable, "-m", "torch.distributed.run", "--nnodes", str(num_hosts), "--max-restarts", "1"]
         command += ["--nproc-per-node", str(self.world_size // num_hosts), "--monitor-interval", "0.2"]
         command += ["--rdzv-backend", "c10d", "--rdzv-endpoint", rendezvous]
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
         environment["FAULT_TIME_FILE"] = str(self.directory / "fault-time")
-        if self.hosts:
-            environment["GLOO_SOCKET_IFNAME"] = HOST_INTERFACE
         processes = []
         for number in range(num_hosts):
-            inside = ["ip", "netns", "exec", self.hosts[number]] if self.hosts else []
-            local = (
-                ["--local-addr", host_address(number), "--rdzv-conf", f"is_host={number == 0}"] if self.hosts else []
-            )
-            run = [*inside, *command, *local, "-m", "tests.distributed.training_run", str(self.directory / "run.json")]
+            run = [*command, "-m", "tests.distributed.training_run", str(self.directory / "run.json")]
+            run = self.hosts[number].command(*run) if self.hosts else run
             with (self.directory / f"host-{number}.log").open("w") as log:
                 processes.append(subprocess.Popen(run, cwd=REPOSITORY, env=environment, stdout=log, stderr=log))
         try:
@@ -138,25 +125,14 @@ class Run:
 
     def _write_settings(self, faults: dict[int, tuple[str, int, int]] | None) -> None:
         self.directory.mkdir(exist_ok=True)
-        settings = {
+        elsewhere = ("corpora", "directory", "hosts")
+        settings = {each.name: getattr(self, each.name) for each in fields(self) if each.name not in elsewhere}
+        settings |= {
             "speech": str(self.corpora.speech),
             "noise": str(self.corpora.noise),
             "directory": str(self.directory),
-            "max_steps": self.max_steps,
-            "num_workers": self.num_workers,
-            "start_method": self.start_method,
-            "remote": self.remote,
-            "every_n_steps": self.every_n_steps,
             "faults": [{"rank": rank, "what": list(what)} for rank, what in (faults or {}).items()],
-            "limits": self.limits,
             "num_nodes": len(self.hosts) or 1,
-            "blind_rank": self.blind_rank,
-            "has_device": self.has_device,
-            "proportional_steps": self.proportional_steps,
-            "max_minutes": self.max_minutes,
-            "limit_val_batches": self.limit_val_batches,
-            "val_check_interval": self.val_check_interval,
-            "group_timeout_s": self.group_timeout_s,
         }
         (self.directory / "run.json").write_text(json.dumps(settings))
 
@@ -196,10 +172,6 @@ class Run:
         """Returns the loss of every validation by the number of optimizer steps made."""
         return {line["validated"]: line["loss"] for line in self._lines() if "validated" in line}
 
-    def ended_at(self) -> float:
-        """Returns the wall-clock time, as seen by the ranks, at the end of the last step."""
-        return max(line["at"] for line in self._lines() if "made" in line)
-
     def checkpoint(self) -> dict[str, Any]:
         """Returns the contents of the newest checkpoint."""
         found: dict[str, Any] = torch.load(self.steps()[0].path, map_location="cpu", weights_only=False)
@@ -211,11 +183,6 @@ class Run:
     def _lines(self) -> list[dict[str, Any]]:
         files = sorted(self.directory.glob("seen-*.jsonl"))
         return [json.loads(line) for file in files for line in file.read_text().splitlines()]
-
-
-def host_address(number: int) -> str:
-    """Returns the address of a host in the network of the hosts."""
-    return f"10.77.0.{number + 1}"
 
 
 def monitors() -> dict[int, str]:

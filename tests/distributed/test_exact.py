@@ -1,6 +1,4 @@
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +10,6 @@ from tests.conftest import MessyCorpora
 from tests.distributed.runs import Run
 
 STEPS = 6  # one more than an epoch has
-REPOSITORY = Path(__file__).parents[2]
 
 
 def comparable(value: Any) -> Any:
@@ -32,9 +29,7 @@ def state_of(run: Run) -> Any:
 @pytest.mark.multiprocess
 @pytest.mark.slow
 @pytest.mark.faults
-@pytest.mark.parametrize(
-    ("world_size", "num_workers"), [(1, 2), (2, 0), pytest.param(2, 2, marks=pytest.mark.smoke), (4, 0), (4, 2)]
-)
+@pytest.mark.parametrize(("world_size", "num_workers"), [(1, 2), pytest.param(2, 2, marks=pytest.mark.smoke), (4, 0)])
 def test_a_killed_and_resumed_run_equals_an_uninterrupted_one_bit_for_bit(
     messy_corpora: MessyCorpora, tmp_path: Path, world_size: int, num_workers: int
 ) -> None:
@@ -55,17 +50,15 @@ def test_a_killed_and_resumed_run_equals_an_uninterrupted_one_bit_for_bit(
 @pytest.mark.multiprocess
 @pytest.mark.slow
 @pytest.mark.faults
-@pytest.mark.parametrize("rank", [0, pytest.param(1, marks=pytest.mark.smoke)])
-def test_a_run_that_torchrun_restarts_equals_an_uninterrupted_one(
-    messy_corpora: MessyCorpora, tmp_path: Path, rank: int
-) -> None:
+@pytest.mark.smoke
+def test_a_run_that_torchrun_restarts_equals_an_uninterrupted_one(messy_corpora: MessyCorpora, tmp_path: Path) -> None:
     sizes: dict[str, Any] = {"world_size": 2, "max_steps": STEPS, "limits": {"step_s": 20.0}}
     plain = Run(corpora=messy_corpora, directory=tmp_path / "plain", **sizes)
     assert plain.start() == [0, 0], plain.log(0)
     killed = Run(corpora=messy_corpora, directory=tmp_path / "killed", **sizes)
-    codes, output = killed.start_by_torchrun({rank: ("kill", 2, 2 * rank)})
+    codes, output = killed.start_by_torchrun({0: ("kill", 2, 0)})
     assert codes == [0], output
-    assert f"stall guard: rank {rank} has died" in output
+    assert "stall guard: rank 0 has died" in output, output
     assert killed.seen() == plain.seen()
     assert state_of(killed) == state_of(plain)
 
@@ -199,17 +192,3 @@ def test_a_time_limit_ends_all_ranks_after_the_same_whole_step(messy_corpora: Me
     last = run.steps()[0].step
     assert f"trainer.max_time has passed: step {last} was the last" in run.log(0)
     assert sorted(run.seen()) == [(step, microbatch) for step in range(last) for microbatch in range(4)]
-
-
-@pytest.mark.multiprocess
-@pytest.mark.slow
-@pytest.mark.faults
-def test_gradients_are_equal_bit_for_bit_with_and_without_views_of_the_buckets() -> None:
-    command = [sys.executable, "-m", "tests.distributed.gradient_views"]
-    output = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=True, timeout=600).stdout
-    found = {(int(size), are_views): digests for size, are_views, *digests in map(str.split, output.splitlines())}
-    assert len(found) == 8
-    for size in (1, 2, 3, 4):
-        assert found[size, "True"] == found[size, "False"]
-        assert len(found[size, "True"]) == size
-        assert len(set(found[size, "True"])) == 1  # all ranks have the same sums

@@ -1,52 +1,33 @@
-"""Exit codes of whole runs: mistakes of configuration before ranks start, and Ctrl-C in training."""
+"""Whole runs by torchrun, by SLURM as its environment variables tell, and by Lightning; mistakes, and Ctrl-C."""
 
 import os
 import re
 import signal
-import subprocess
-import sys
 import time
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 import torch
-import yaml
 
 from nestmodel.training.saving.checkpoint_files import find_checkpoints
-from nestmodel.training.starting.ranks import STARTER
 from nestmodel.training.stopping.exit_codes import EXIT_INTERRUPTED
-from tests.cli.test_nestmodel import TINY
 from tests.conftest import MessyCorpora
-from tests.distributed.runs import REPOSITORY
-from tests.distributed.test_startup import MARKER, kill_all, wait_until_gone
+from tests.distributed.commands import SCRIPTS, fit_command, kill_all, start, wait_for_steps, wait_until_gone
 from tests.ports import free_port
 
-EXIT_USAGE = 2
-SCRIPTS = Path(sys.executable).parent
-NAMES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "NODE_RANK", STARTER)
+STEP = {"SLURM_JOB_ID": "7", "SLURM_JOB_NAME": "nest", "SLURM_NNODES": "1", "SLURM_NODELIST": "localhost"}
+STEP |= {"SLURM_NODEID": "0", "SLURM_STEP_ID": "0", "SLURM_NTASKS": "2", "SLURM_STEP_NUM_TASKS": "2"}
 pytestmark = [pytest.mark.multiprocess, pytest.mark.slow]
 
 
-def fit_command(corpora: MessyCorpora, directory: Path, devices: int, *flags: str) -> list[str]:
-    directory.mkdir(exist_ok=True)
-    (directory / "tiny.yaml").write_text(yaml.safe_dump(TINY))
-    command = [str(SCRIPTS / "nestmodel"), "fit", "--config", "tiny.yaml", str(corpora.speech)]
-    command += ["--accelerator", "cpu", "--devices", str(devices), "--output", "run"]
-    return [*command, *(["--trainer.strategy", "ddp"] if devices > 1 else []), *flags]
+def without_devices(command: list[str]) -> list[str]:
+    at = command.index("--devices")
+    return [*command[:at], *command[at + 2 :]]
 
 
-def environment(**variables: str) -> dict[str, str]:
-    kept = {name: value for name, value in os.environ.items() if name not in NAMES and not name.startswith("SLURM")}
-    return {**kept, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.environ.get("PYTHONPATH", str(REPOSITORY)), **variables}
-
-
-def start(command: Sequence[str], directory: Path, **variables: str) -> "subprocess.Popen[bytes]":
-    """Starts a command in a process group of its own, as a shell does, with its output in `log`."""
-    with (directory / "log").open("a") as log:
-        return subprocess.Popen(
-            command, cwd=directory, env=environment(**variables), stdout=log, stderr=log, start_new_session=True
-        )
+def torchrun(num_ranks: int, command: list[str]) -> list[str]:
+    own = ["--nproc-per-node", str(num_ranks), "--master-port", str(free_port()), "--no-python"]
+    return [str(SCRIPTS / "torchrun"), *own, *command]
 
 
 def error_lines(directory: Path) -> list[str]:
@@ -54,45 +35,15 @@ def error_lines(directory: Path) -> list[str]:
     return re.findall("^error: (?!another rank).*", (directory / "log").read_text(), re.MULTILINE)
 
 
-def test_microbatches_that_ranks_of_lightning_cannot_share_are_one_line_and_exit_code_2(
-    messy_corpora: MessyCorpora, tmp_path: Path
-) -> None:
-    run = start(fit_command(messy_corpora, tmp_path, 3), tmp_path)
-    assert run.wait(timeout=120) == EXIT_USAGE, (tmp_path / "log").read_text()
-    (line,) = error_lines(tmp_path)
-    assert "plan.microbatches_per_step is 2, which 3 ranks cannot share evenly" in line
-    assert not (tmp_path / "run").exists()
-
-
 @pytest.mark.smoke
 def test_ranks_of_torchrun_find_the_mistake_by_themselves_and_rank_0_prints_it(
     messy_corpora: MessyCorpora, tmp_path: Path
 ) -> None:
-    launcher = [str(SCRIPTS / "torchrun"), "--nproc-per-node", "3", "--master-port", str(free_port()), "--no-python"]
-    run = start([*launcher, *fit_command(messy_corpora, tmp_path, 3)], tmp_path)
+    run = start(torchrun(3, fit_command(messy_corpora, tmp_path, 3)), tmp_path)
     assert run.wait(timeout=180) == 1  # torchrun's own
     log = (tmp_path / "log").read_text()
     assert len(error_lines(tmp_path)) == 1, log
     assert re.search(r"Root Cause.*rank +: 0 .*exitcode +: 2 ", log, re.DOTALL), log
-
-
-def test_ranks_of_slurm_find_the_mistake_by_themselves_and_rank_0_prints_it(
-    messy_corpora: MessyCorpora, tmp_path: Path
-) -> None:
-    job = {"SLURM_JOB_ID": "7", "SLURM_JOB_NAME": "nest", "SLURM_NTASKS": "3", "SLURM_NTASKS_PER_NODE": "3"}
-    job |= {"SLURM_NNODES": "1", "SLURM_NODEID": "0", "SLURM_NODELIST": "localhost"}
-    command = fit_command(messy_corpora, tmp_path, 3)
-    # Only two of three ranks are started: none waits for another.
-    ranks = [start(command, tmp_path, **job, SLURM_PROCID=rank, SLURM_LOCALID=rank) for rank in ("0", "1")]
-    assert [rank.wait(timeout=120) for rank in ranks] == [EXIT_USAGE] * 2, (tmp_path / "log").read_text()
-    assert len(error_lines(tmp_path)) == 1
-
-
-def wait_for_step(run: "subprocess.Popen[bytes]", directory: Path) -> None:
-    metrics = directory / "run" / "version_0" / "metrics.csv"
-    while not (metrics.exists() and len(metrics.read_text().splitlines()) > 2):
-        assert run.poll() is None, (directory / "log").read_text()
-        time.sleep(0.1)
 
 
 def weights(directory: Path, step: int) -> dict[str, torch.Tensor]:
@@ -101,20 +52,51 @@ def weights(directory: Path, step: int) -> dict[str, torch.Tensor]:
     return found
 
 
+def finish(command: list[str], directory: Path) -> int:
+    """Runs a command until no process is left that it has started, and returns its exit code."""
+    run = start(command, directory)
+    try:
+        run.wait(timeout=300)
+        return wait_until_gone(run, directory)
+    finally:
+        kill_all(run, directory)
+
+
+@pytest.mark.smoke
+@pytest.mark.timeout(600)
+def test_torchrun_and_srun_without_devices_train_one_model_as_lightning_does(
+    messy_corpora: MessyCorpora, tmp_path: Path
+) -> None:
+    own, by_torchrun, by_srun = (tmp_path / name for name in ("own", "torchrun", "srun"))
+    assert finish(fit_command(messy_corpora, own, 2), own) == 0, (own / "log").read_text()
+    command = without_devices(fit_command(messy_corpora, by_torchrun, 2))
+    assert finish(torchrun(2, command), by_torchrun) == 0, (by_torchrun / "log").read_text()
+    command = without_devices(fit_command(messy_corpora, by_srun, 2))
+    # As `srun -n 2`, which sets no SLURM_NTASKS_PER_NODE.
+    step = {**STEP, "MASTER_PORT": str(free_port())}
+    tasks = [start(command, by_srun, **step, SLURM_PROCID=rank, SLURM_LOCALID=rank) for rank in ("0", "1")]
+    assert [task.wait(timeout=300) for task in tasks] == [0, 0], (by_srun / "log").read_text()
+    expected = weights(own, 4)
+    for directory in (by_torchrun, by_srun):
+        assert [path.name for path in (directory / "run").iterdir()] == ["version_0"]
+        assert "ranks       2, cpu" in (directory / "log").read_text()
+        found = weights(directory, 4)
+        assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
 @pytest.mark.faults
 @pytest.mark.timeout(600)
 def test_ctrl_c_in_a_terminal_saves_a_checkpoint_from_which_two_ranks_resume_exactly(
-    messy_corpora: MessyCorpora, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    messy_corpora: MessyCorpora, tmp_path: Path
 ) -> None:
-    monkeypatch.setenv(MARKER, str(tmp_path))
     flags = ("--data.num_workers", "1", "--trainer.max_steps")
     run = start(fit_command(messy_corpora, tmp_path / "run", 2, *flags, "100000"), tmp_path / "run")
     try:
-        wait_for_step(run, tmp_path / "run")
+        wait_for_steps(run, tmp_path / "run")
         os.killpg(run.pid, signal.SIGINT)
-        assert wait_until_gone(run, str(tmp_path), tmp_path / "run" / "log") == EXIT_INTERRUPTED
+        assert wait_until_gone(run, tmp_path / "run") == EXIT_INTERRUPTED
     finally:
-        kill_all(run, str(tmp_path))
+        kill_all(run, tmp_path / "run")
     (left,) = find_checkpoints(tmp_path / "run" / "run" / "version_0" / "checkpoints")
     log = (tmp_path / "run" / "log").read_text()
     assert f"interrupted after step {left.step}; continue with the same command and --resume." in log
@@ -128,20 +110,16 @@ def test_ctrl_c_in_a_terminal_saves_a_checkpoint_from_which_two_ranks_resume_exa
 
 
 @pytest.mark.faults
-@pytest.mark.parametrize("devices", [1, 2])
-def test_ctrl_c_twice_ends_all_processes_at_once(
-    devices: int, messy_corpora: MessyCorpora, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv(MARKER, str(tmp_path))
+def test_ctrl_c_twice_ends_all_processes_at_once(messy_corpora: MessyCorpora, tmp_path: Path) -> None:
     flags = ("--data.num_workers", "1", "--trainer.max_steps", "100000")
-    run = start(fit_command(messy_corpora, tmp_path, devices, *flags), tmp_path)
+    run = start(fit_command(messy_corpora, tmp_path, 2, *flags), tmp_path)
     log = tmp_path / "log"
     try:
-        wait_for_step(run, tmp_path)
+        wait_for_steps(run, tmp_path)
         os.killpg(run.pid, signal.SIGINT)
         time.sleep(0.05)  # pending signals of one number are merged
         os.killpg(run.pid, signal.SIGINT)
-        assert wait_until_gone(run, str(tmp_path), log) == EXIT_INTERRUPTED
+        assert wait_until_gone(run, tmp_path) == EXIT_INTERRUPTED
     finally:
-        kill_all(run, str(tmp_path))
+        kill_all(run, tmp_path)
     assert "stall guard:" not in log.read_text()

@@ -16,25 +16,7 @@ LIMITS = {"step_s": 8.0, "first_step_s": 60.0, "validation_s": 30.0, "checkpoint
 END_PATIENCE_S = 40.0
 """Time that a busy machine may need to collect stacks, write the report and end; less than the limits it rules out."""
 
-FORKED_WORKERS: dict[str, Any] = {"num_workers": 2, "start_method": "fork", "world_size": 1}
-"""Workers that are forked from a single rank, because forks of a rank with gloo's threads may deadlock."""
-
 faults = pytest.mark.faults
-
-# The rank, its fault at (step, microbatch), its phase, its verdict, and the function in its stack.
-STALLS = {
-    "a cut that cannot be loaded": (1, ("sleep in loading", 1, 2), "LOADING", "stuck", "sleep_in_loading"),
-    "an encoder that hangs": (1, ("sleep in the encoder", 1, 2), "FORWARD", "stuck", "sleep_in_encoder"),
-    "a GIL that is held": (1, ("hold the GIL", 1, 3), "FORWARD", "stuck", "hold_the_gil"),
-    "SIGSTOP": (1, ("SIGSTOP", 1, 2), "FORWARD", "stopped", "Thread 0x"),
-    "SIGSTOP of rank 0": (0, ("SIGSTOP", 1, 0), "FORWARD", "stopped", "Thread 0x"),
-}
-ENDS = {
-    "SIGKILL": (1, ("kill", 1, 2), "dead"),
-    "SIGKILL of rank 0": (0, ("kill", 1, 0), "dead"),
-    "an exception": (1, ("raise", 1, 2), "failed"),
-    "data that end early": (1, ("end early", 1, 3), "failed"),
-}
 
 
 def report_of(run: Run) -> dict[str, Any]:
@@ -78,22 +60,25 @@ def gone_soon(run: Run) -> bool:
 
 @pytest.mark.multiprocess
 @pytest.mark.slow
+@faults
 @pytest.mark.parametrize(
-    ("what", "num_workers"),
+    ("rank", "fault", "phase", "verdict", "function"),
     [
-        pytest.param("a cut that cannot be loaded", 0, marks=faults),
-        pytest.param("a cut that cannot be loaded", 2, marks=[faults, pytest.mark.smoke]),
-        pytest.param("an encoder that hangs", 0, marks=faults),
-        pytest.param("a GIL that is held", 0, marks=faults),
-        pytest.param("SIGSTOP", 0, marks=faults),
-        pytest.param("SIGSTOP of rank 0", 0, marks=faults),
+        pytest.param(1, ("sleep in loading", 1, 2), "LOADING", "stuck", "sleep_in_loading", marks=pytest.mark.smoke),
+        (1, ("hold the GIL", 1, 3), "FORWARD", "stuck", "hold_the_gil"),
+        (0, ("SIGSTOP", 1, 0), "FORWARD", "stopped", "Thread 0x"),
     ],
 )
 def test_a_rank_that_stalls_the_others_is_reported_with_its_stack(
-    messy_corpora: MessyCorpora, tmp_path: Path, what: str, num_workers: int
+    messy_corpora: MessyCorpora,
+    tmp_path: Path,
+    rank: int,
+    fault: tuple[str, int, int],
+    phase: str,
+    verdict: str,
+    function: str,
 ) -> None:
-    rank, fault, phase, verdict, function = STALLS[what]
-    run = started(messy_corpora, tmp_path, num_workers=num_workers, max_minutes=60)
+    run = started(messy_corpora, tmp_path, num_workers=2 if phase == "LOADING" else 0, max_minutes=60)
     codes = run.start(faults={rank: fault})
     log = run.log(0) + run.log(1)
     assert codes == [EXIT_STALLED] * 2, log
@@ -112,24 +97,22 @@ def test_a_rank_that_stalls_the_others_is_reported_with_its_stack(
     if phase == "LOADING":
         assert any(cut in culprit["reason"] for cut in run.planned(1, 2)), culprit
     assert (report["directory"] / "table.txt").read_text().strip() in log
-    assert gone_soon(run)
 
 
 @pytest.mark.multiprocess
 @pytest.mark.slow
 @faults
-@pytest.mark.parametrize("phase", ["FORWARD", "BACKWARD"])
 def test_a_rank_whose_kernel_hangs_is_reported_although_all_hosts_wait_in_the_collective(
-    messy_corpora: MessyCorpora, tmp_path: Path, phase: str
+    messy_corpora: MessyCorpora, tmp_path: Path
 ) -> None:
     run = started(messy_corpora, tmp_path, has_device=True)
-    codes = run.start(faults={1: (f"kernel hangs in {phase}", 1, 2)})
+    codes = run.start(faults={1: ("kernel hangs in FORWARD", 1, 2)})
     assert codes == [EXIT_STALLED] * 2, run.log(0) + run.log(1)
     report = report_of(run)
     assert verdicts(report) == {"rank-0": "waiting", "rank-1": "stuck"}
     ranks = {process["rank"]: process for process in report["processes"]}
     assert [ranks[rank]["phase"] for rank in (0, 1)] == ["COLLECTIVE", "COLLECTIVE"]
-    assert ranks[1]["device"] == {"phase": phase, "step": 1, "microbatch": 0}
+    assert ranks[1]["device"] == {"phase": "FORWARD", "step": 1, "microbatch": 0}
     assert ranks[0]["device"]["phase"] == "COLLECTIVE"
     # A stand-in runs on a CPU, so the collectives are those of gloo.
     assert any("collectives of default_pg" in line for line in report["collectives"])
@@ -137,34 +120,29 @@ def test_a_rank_whose_kernel_hangs_is_reported_although_all_hosts_wait_in_the_co
 
 @pytest.mark.multiprocess
 @pytest.mark.slow
+@faults
 @pytest.mark.parametrize(
-    "what",
+    ("fault", "verdict", "messages"),
     [
-        pytest.param("SIGKILL", marks=[faults, pytest.mark.smoke]),
-        pytest.param("SIGKILL of rank 0", marks=faults),
-        pytest.param("an exception", marks=faults),
-        pytest.param("data that end early", marks=faults),
+        pytest.param(("kill", 1, 2), "dead", (), marks=pytest.mark.smoke),
+        (("raise", 1, 2), "failed", ("RuntimeError: an error on rank 1 only", "raise_for_one_rank")),
+        (("end early", 1, 3), "failed", ("the data of rank 1 ended within step 1, after 1 of 2 microbatches",)),
     ],
 )
 def test_a_rank_that_ends_is_reported_immediately_and_the_others_end_too(
-    messy_corpora: MessyCorpora, tmp_path: Path, what: str
+    messy_corpora: MessyCorpora, tmp_path: Path, fault: tuple[str, int, int], verdict: str, messages: tuple[str, ...]
 ) -> None:
-    rank, fault, verdict = ENDS[what]
     # Workers of a fork server are no children of their rank.
-    workers = {"num_workers": 2} if what == "SIGKILL" else {}
-    run = started(messy_corpora, tmp_path, limits={**LIMITS, "step_s": 100.0}, **workers)
-    codes = run.start(faults={rank: fault})
+    num_workers = 2 if verdict == "dead" else 0
+    run = started(messy_corpora, tmp_path, limits={**LIMITS, "step_s": 100.0}, num_workers=num_workers)
+    codes = run.start(faults={1: fault})
     log = run.log(0) + run.log(1)
     # The other rank may have failed by itself because the connection was closed.
-    assert codes[1 - rank] in (1, EXIT_STALLED), (codes, log)
-    assert codes[rank] in ((-signal.SIGKILL,) if verdict == "dead" else (1, EXIT_STALLED))
+    assert codes[0] in (1, EXIT_STALLED), (codes, log)
+    assert codes[1] in ((-signal.SIGKILL,) if verdict == "dead" else (1, EXIT_STALLED))
     assert run.seconds_from_fault_to_end() < END_PATIENCE_S
-    assert verdicts(report_of(run))[f"rank-{rank}"] == verdict
-    if what == "an exception":
-        assert "RuntimeError: an error on rank 1 only" in log
-        assert "raise_for_one_rank" in log
-    if what == "data that end early":
-        assert "the data of rank 1 ended within step 1, after 1 of 2 microbatches" in log
+    assert verdicts(report_of(run))["rank-1"] == verdict
+    assert [message for message in messages if message not in log] == []
     assert gone_soon(run)
 
 
@@ -210,24 +188,10 @@ def test_a_killed_loader_worker_is_reported(messy_corpora: MessyCorpora, tmp_pat
 @pytest.mark.multiprocess
 @pytest.mark.slow
 @faults
-def test_a_forked_worker_that_hangs_is_reported_with_its_stack(messy_corpora: MessyCorpora, tmp_path: Path) -> None:
-    run = started(messy_corpora, tmp_path, **FORKED_WORKERS)
-    assert run.start(faults={0: ("sleep in loading", 1, 2)}) == [EXIT_STALLED], run.log(0)
-    report = report_of(run)
-    (culprit,) = [process for process in report["processes"] if process["is_culprit"] and process["name"] == "rank-0"]
-    assert (culprit["verdict"], culprit["phase"]) == ("stuck", "LOADING")
-    assert any(cut in culprit["reason"] for cut in run.planned(1, 2)), culprit
-    stacks = "".join(path.read_text() for path in report["directory"].glob("rank-0*.stack.txt"))
-    assert "sleep_in_loading" in stacks
-
-
-@pytest.mark.multiprocess
-@pytest.mark.slow
-@faults
-@pytest.mark.parametrize("fault", ["kill a worker", "kill a worker that fills a slot"])
-def test_a_forked_worker_that_is_killed_ends_its_rank(messy_corpora: MessyCorpora, tmp_path: Path, fault: str) -> None:
-    run = started(messy_corpora, tmp_path, **FORKED_WORKERS)
-    (code,) = run.start(faults={0: (fault, 1, 2)})
+def test_a_forked_worker_that_is_killed_ends_its_rank(messy_corpora: MessyCorpora, tmp_path: Path) -> None:
+    # A single rank, because forks of a rank with gloo's threads may deadlock.
+    run = started(messy_corpora, tmp_path, num_workers=2, start_method="fork", world_size=1)
+    (code,) = run.start(faults={0: ("kill a worker", 1, 2)})
     # The guard ends a rank that was receiving a batch from that worker; see above.
     says = {1: "killed by signal: Killed", EXIT_STALLED: "is dead"}
     assert says[code] in run.log(0)
@@ -238,21 +202,9 @@ def test_a_forked_worker_that_is_killed_ends_its_rank(messy_corpora: MessyCorpor
 @pytest.mark.multiprocess
 @pytest.mark.slow
 @faults
-@pytest.mark.parametrize("what", ["slow validation", "slow checkpoint", "slow first step"])
-def test_a_slow_phase_with_a_longer_limit_raises_no_alarm(
-    messy_corpora: MessyCorpora, tmp_path: Path, what: str
-) -> None:
+def test_slow_phases_with_a_longer_limit_raise_no_alarm(messy_corpora: MessyCorpora, tmp_path: Path) -> None:
     run = started(messy_corpora, tmp_path, limit_val_batches=1, max_steps=2, every_n_steps=2)
-    assert run.start(faults={0: (what, 12, 0)}) == [0, 0], run.log(0) + run.log(1)
+    slow = {0: ("slow checkpoint", 12, 0), 1: ("slow validation", 12, 0)}
+    assert run.start(faults=slow) == [0, 0], run.log(0) + run.log(1)
     assert not (run.directory / "stalls").exists()
     assert gone_soon(run)
-
-
-@pytest.mark.multiprocess
-@pytest.mark.slow
-@faults
-def test_a_jump_of_the_wall_clock_raises_no_alarm(messy_corpora: MessyCorpora, tmp_path: Path) -> None:
-    run = started(messy_corpora, tmp_path, clock_jumps_with=tmp_path / "jump")
-    assert run.start(faults={0: ("clock jump", 2, 0)}) == [0, 0], run.log(0) + run.log(1)
-    assert not (run.directory / "stalls").exists()
-    assert run.ended_at() > time.time() + 3000  # by the wall clock of the ranks

@@ -6,15 +6,12 @@ python -m tests.distributed.training_run RUN.json, with RANK, LOCAL_RANK, WORLD_
 import json
 import os
 import sys
-import time
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytorch_lightning as pl
 from pytorch_lightning.strategies import DDPStrategy
 
-import nestmodel.training.module
 from nestdata import AudioNoiseBatch, RemoteConfig, start_fork_server
 from nestguard import StallLimits
 from nestmodel import (
@@ -29,7 +26,7 @@ from nestmodel import (
 from nestmodel.training.callbacks import stall_guard
 from nestmodel.training.step_limits import ends_step
 from tests.conftest import MessyCorpora
-from tests.distributed.faults import DEVICE, Fault, Paced
+from tests.distributed.faults import DEVICE, Fault
 from tests.distributed.runs import MICROBATCHES_PER_STEP
 from tests.training import ProportionalSteps, messy_data, tiny_config, trainer
 
@@ -50,7 +47,7 @@ class Seen(pl.Callback):
     ) -> None:
         if ends_step(trainer, index) and "train_loss" in trainer.callback_metrics:
             logged = {name: float(value) for name, value in trainer.callback_metrics.items() if "val" not in name}
-            self._write({"made": trainer.global_step, "logged": logged, "at": time.time()})
+            self._write({"made": trainer.global_step, "logged": logged})
 
     def on_validation_end(self, trainer: pl.Trainer, _module: object) -> None:
         self._write({"validated": trainer.global_step, "loss": float(trainer.callback_metrics["val_loss"])})
@@ -58,13 +55,6 @@ class Seen(pl.Callback):
     def _write(self, line: dict[str, Any]) -> None:
         with self.path.open("a") as file:
             file.write(json.dumps(line) + "\n")
-
-
-def fault_of(kind: str, step: int, microbatch: int) -> pl.Callback:
-    if not kind.startswith("slow in "):
-        return Fault(kind, step, microbatch)
-    nestmodel.training.module.WINDOW = 10
-    return Paced(kind.removeprefix("slow in "), step, microbatch)
 
 
 def main(argv: list[str]) -> None:
@@ -76,10 +66,10 @@ def main(argv: list[str]) -> None:
     if run["has_device"]:
         stall_guard.new_event_of = lambda _: DEVICE.new_event  # type: ignore[assignment, misc]
     max_time_s = None if run["max_minutes"] is None else 60 * run["max_minutes"]
-    faults = [fault_of(*fault["what"]) for fault in run["faults"] if fault["rank"] == rank and is_first]
+    faults = [Fault(*fault["what"]) for fault in run["faults"] if fault["rank"] == rank and is_first]
     checkpoints = Checkpoints(CheckpointConfig(every_n_steps=run["every_n_steps"], keep=100))
     guard = StallGuard(GuardConfig(StallLimits(**(run["limits"] or {})), enabled=run["limits"] is not None))
-    strategy = DDPStrategy(process_group_backend="gloo", timeout=timedelta(seconds=run["group_timeout_s"]))
+    strategy = DDPStrategy(process_group_backend="gloo")
     steps = [ProportionalSteps()] if run["proportional_steps"] else []
     runner = trainer(
         directory,

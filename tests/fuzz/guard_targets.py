@@ -75,9 +75,9 @@ def _read_trace(content: bytes, _: Path) -> bool:
 
 
 GUARD_TARGETS: dict[str, Target] = {
-    "heartbeat file": Target(lambda: mutated(_heartbeat()), _read_heartbeat, (), num_tested=300),
-    "guard message": Target(_packed, _read_message, (InvalidMessageError,), num_tested=200),
-    "guard views": Target(lambda: altered(_messages()), _read_views, INVALID_VALUE_ERRORS, num_tested=200),
+    "heartbeat file": Target(lambda: mutated(_heartbeat()), _read_heartbeat, (), num_tested=150),
+    "guard message": Target(_packed, _read_message, (InvalidMessageError,), num_tested=100),
+    "guard views": Target(lambda: altered(_messages()), _read_views, INVALID_VALUE_ERRORS, num_tested=100),
     "guard proof": Target(lambda: VALUES, _check_proof, (), num_tested=50),
     "trace of collectives": Target(
         lambda: st.one_of(

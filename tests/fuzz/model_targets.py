@@ -100,6 +100,6 @@ def _load(content: bytes, folder: Path) -> bool:
 
 
 MODEL_TARGETS: dict[str, Target] = {
-    ".nemo": Target(_nemo_files, _load, (NestError,), num_tested=60),
-    "checkpoint": Target(_checkpoints, _load, (NestError,), num_tested=60),
+    ".nemo": Target(_nemo_files, _load, (NestError,), num_tested=25),
+    "checkpoint": Target(_checkpoints, _load, (NestError,), num_tested=25),
 }

@@ -19,7 +19,7 @@ class Target(NamedTuple):
     errors: tuple[type[Exception], ...] = (NestError,)
     """The errors that refuse an input."""
 
-    num_tested: int = 40
+    num_tested: int = 25
     """Number of inputs that `make test` tries."""
 
     packages: tuple[str, ...] = ()

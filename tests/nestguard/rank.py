@@ -105,8 +105,6 @@ def train(options: dict[str, Any], identity: Identity, directory: Path) -> None:
         heartbeat.note_cuts([f"cut-{step}"])
         heartbeat.beat(Phase.FORWARD)
         if step == 2 and options["fault"] is not None and identity.rank == options["faulty_rank"]:
-            if options["fault"] == "skip":
-                continue
             inject(options["fault"], directory)
         heartbeat.beat(Phase.BACKWARD)
         heartbeat.beat_collective(step)

@@ -94,12 +94,6 @@ def wait_until(condition: Any, seconds: float) -> None:
         time.sleep(0.05)
 
 
-def is_connected(port: int) -> bool:
-    """Returns whether the monitor that listens on this port is connected to another one."""
-    rows = [row.split() for file in ("tcp", "tcp6") for row in Path("/proc/net", file).read_text().splitlines()[1:]]
-    return any(local.endswith(f":{port:04X}") and state == "01" for _, local, _, state, *_ in rows)
-
-
 @contextmanager
 def run(
     directory: Path,

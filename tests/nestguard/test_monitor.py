@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from nestguard import EXIT_STALLED
-from tests.nestguard.runs import LONG_LIMITS, PATIENCE_S, REPOSITORY, Run, is_connected, run, wait_until
+from tests.nestguard.runs import LONG_LIMITS, PATIENCE_S, REPOSITORY, Run, run
 from tests.ports import free_port
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(200)]
@@ -53,15 +53,12 @@ def test_a_stopped_rank_0_is_reported_with_its_stack_and_exits(tmp_path: Path) -
         assert "in main" in started.stack("rank-0")
 
 
-@pytest.mark.parametrize("killed", [0, 1])
-def test_a_killed_rank_is_reported_within_ten_seconds(tmp_path: Path, killed: int) -> None:
-    with run(tmp_path, fault="kill", faulty_rank=killed, limits={"step_s": 100.0, "first_step_s": 100.0}) as started:
-        codes = [EXIT_STALLED] * 2
-        codes[killed] = -signal.SIGKILL
-        assert started.exit_codes(10) == codes
+def test_a_killed_rank_is_reported_within_ten_seconds(tmp_path: Path) -> None:
+    with run(tmp_path, fault="kill", faulty_rank=0, limits={"step_s": 100.0, "first_step_s": 100.0}) as started:
+        assert started.exit_codes(10) == [-signal.SIGKILL, EXIT_STALLED]
         wait_for_monitor(started)
-        assert started.diagnoses() == {str(killed): "dead", str(1 - killed): "waiting"}
-        assert f"rank {killed} has died in FORWARD, step 2" in started.output
+        assert started.diagnoses() == {"0": "dead", "1": "waiting"}
+        assert "rank 0 has died in FORWARD, step 2" in started.output
 
 
 def test_a_rank_that_aborts_is_reported_with_its_signal_and_its_stack_at_that_moment(tmp_path: Path) -> None:
@@ -99,14 +96,6 @@ def test_a_stuck_loader_worker_is_reported_with_its_cut_and_ends(tmp_path: Path)
         started.wait_for_end_of(started.pid("worker"))
 
 
-def test_a_rank_that_skips_a_collective_is_reported_instead_of_the_rank_behind_it(tmp_path: Path) -> None:
-    with run(tmp_path, fault="skip", faulty_rank=1) as started:
-        assert started.exit_codes() == [EXIT_STALLED] * 2
-        wait_for_monitor(started)
-        assert started.diagnoses() == {"0": "waiting", "1": "stuck"}
-        assert "skipped a collective" in started.output
-
-
 def test_a_completed_run_leaves_no_files_and_prints_nothing(tmp_path: Path) -> None:
     with run(tmp_path, steps=20, limits=LONG_LIMITS) as started:
         assert started.exit_codes() == [0, 0]
@@ -125,34 +114,11 @@ def test_ranks_continue_and_can_tell_that_their_monitor_has_died(tmp_path: Path)
 
 
 @pytest.mark.slow
-def test_suspending_the_monitor_together_with_its_ranks_is_not_a_stall(tmp_path: Path) -> None:
-    with run(tmp_path, steps=60, limits={"step_s": 4.0, "first_step_s": 4.0}) as started:
-        monitor = started.pid("monitor-0")
-        time.sleep(0.5)
-        pids = [monitor, *(rank.pid for rank in started.ranks)]
-        for pid in pids:
-            os.kill(pid, signal.SIGSTOP)
-        time.sleep(6)
-        for pid in pids:
-            os.kill(pid, signal.SIGCONT)
-        assert started.exit_codes() == [0, 0]
-        assert not started.reports
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("passes_token", [False, True], ids=["token in the environment", "token from the ranks"])
-def test_two_nodes_print_the_same_table_of_all_ranks_and_both_end(tmp_path: Path, passes_token: bool) -> None:
+def test_two_nodes_print_the_same_table_with_the_stuck_worker_of_one_and_both_end(tmp_path: Path) -> None:
     peers = {"host": "127.0.0.1", "port": free_port(), "run_id": "a"}
     limits = {"step_s": 4.0}  # long enough for the monitors to connect first
     with run(
-        tmp_path,
-        world_size=4,
-        nodes=2,
-        fault="sleep",
-        faulty_rank=3,
-        peers=peers,
-        limits=limits,
-        passes_token=passes_token,
+        tmp_path, world_size=4, nodes=2, fault="worker", faulty_rank=3, peers=peers, limits=limits, passes_token=True
     ) as started:
         assert started.exit_codes() == [EXIT_STALLED] * 4
         for node in (0, 1):
@@ -162,43 +128,12 @@ def test_two_nodes_print_the_same_table_of_all_ranks_and_both_end(tmp_path: Path
         assert second.name.endswith("-node-1")
         assert (first / "table.txt").read_text() == (second / "table.txt").read_text()
         report = json.loads((first / "stall.json").read_text())
-        assert {process["rank"]: process["verdict"] for process in report["processes"]} == {
-            0: "waiting",
-            1: "waiting",
-            2: "waiting",
-            3: "stuck",
+        assert {process["name"]: process["verdict"] for process in report["processes"]} == {
+            **{f"rank-{rank}": "waiting" for rank in range(3)},
+            "rank-3": "stuck",
+            "rank-3.worker-0": "stuck",
         }
-        assert "sleep_in_forward" in (first / "rank-3.stack.txt").read_text()
-
-
-@pytest.mark.slow
-def test_a_frozen_node_is_reported_by_the_other_node(tmp_path: Path) -> None:
-    port = free_port()
-    peers = {"host": "127.0.0.1", "port": port}
-    limits = {"step_s": 60.0, "first_step_s": 60.0, "node_silence_s": 2.0}
-    with run(tmp_path, world_size=2, nodes=2, peers=peers, limits=limits) as started:
-        frozen = [started.pid("monitor-1"), started.ranks[1].pid]
-        wait_until(lambda: is_connected(port) and (tmp_path / "barrier-20-1").exists(), PATIENCE_S)
-        for pid in frozen:
-            os.kill(pid, signal.SIGSTOP)
-        assert started.ranks[0].wait(PATIENCE_S) == EXIT_STALLED
-        started.wait_for_end_of(started.pid("monitor-0"))
-        assert "no message from node 1 (host host-1) for" in started.output
-        assert started.diagnoses() == {"0": "waiting", "1": "silent"}
-
-
-@pytest.mark.slow
-def test_a_stuck_loader_worker_of_another_node_is_reported_with_its_cut(tmp_path: Path) -> None:
-    peers = {"host": "127.0.0.1", "port": free_port()}
-    limits = {"step_s": 4.0}
-    with run(tmp_path, nodes=2, fault="worker", faulty_rank=1, peers=peers, limits=limits) as started:
-        assert started.exit_codes() == [EXIT_STALLED] * 2
-        for node in (0, 1):
-            started.wait_for_end_of(started.pid(f"monitor-{node}"))
-        for report in started.reports:
-            processes = json.loads((report / "stall.json").read_text())["processes"]
-            verdicts = {process["name"]: process["verdict"] for process in processes}
-            assert verdicts == {"rank-0": "waiting", "rank-1": "stuck", "rank-1.worker-0": "stuck"}
+        assert "load_a_broken_cut" in (first / "rank-3.worker-0.stack.txt").read_text()
         assert "worker 0 is stuck, at cut cut-2" in " ".join(started.output.split())
 
 
@@ -207,19 +142,6 @@ def test_monitors_without_the_token_of_the_run_cannot_end_it(tmp_path: Path) -> 
     with run(tmp_path, nodes=2, peers=peers, steps=40, limits=LONG_LIMITS, tokens=["one", "another"]) as started:
         assert started.exit_codes() == [0, 0]
         assert "refused a connection from 127.0.0.1" in started.output
-        assert not started.reports
-
-
-@pytest.mark.slow
-def test_losing_the_connection_to_a_monitor_is_a_warning_and_does_not_stop_the_run(tmp_path: Path) -> None:
-    port = free_port()
-    peers = {"host": "127.0.0.1", "port": port}
-    with run(tmp_path, world_size=2, nodes=2, peers=peers, steps=100, limits=LONG_LIMITS) as started:
-        monitor = started.pid("monitor-1")
-        wait_until(lambda: is_connected(port) and (tmp_path / "barrier-30-1").exists(), PATIENCE_S)
-        os.kill(monitor, signal.SIGKILL)
-        assert started.exit_codes() == [0, 0]
-        assert "node 1 (host host-1): lost the connection to its monitor" in started.output
         assert not started.reports
 
 

@@ -3,7 +3,7 @@ import json
 from nestguard import Phase, StallLimits
 from nestguard.diagnose.run import diagnose
 from nestguard.observe.view import ProcessView
-from nestguard.report import Report, main_thread_stack, torchrun_error
+from nestguard.report import Report, main_thread_stack
 from tests.nestguard.views import view
 
 LIMITS = StallLimits()
@@ -76,16 +76,3 @@ def test_stack_of_a_worker_is_printed_instead_of_the_stack_of_its_rank() -> None
     stacks = {"rank-1.stack.txt": "of the rank", "rank-1.worker-0.stack.txt": "of the worker"}
     assert report.culprit_dumps(stacks) == ["rank-1.worker-0, main thread, innermost call first:\nof the worker"]
     assert report.culprit_dumps({}) == []
-
-
-def test_traceback_of_a_failed_culprit_is_printed() -> None:
-    report = report_of(view(0, Phase.COLLECTIVE), view(1, Phase.FAILED, age_s=3, detail="ValueError: no"))
-    assert report.culprit_dumps(
-        {"rank-1.traceback.txt": "Traceback\nValueError: no\n", "rank-1.stack.txt": "stack"}
-    ) == ["rank-1:\nTraceback\nValueError: no"]
-
-
-def test_torchrun_error_has_the_form_that_torchrun_reads() -> None:
-    assert torchrun_error("why", "where", 12.7) == {
-        "message": {"message": "why", "extraInfo": {"py_callstack": "where", "timestamp": "12"}}
-    }

@@ -54,9 +54,8 @@ class Run:
         """Starts torchrun on both nodes."""
         self.directory.mkdir(exist_ok=True)
         checkpoints = {"every_n_steps": 1, "keep": 100, "directory": str(self.directory / "run" / "checkpoints")}
-        callbacks = [
-            {"class_path": "tests.network.gate.Gate", "init_args": {"path": str(self._gate), "step": GATE_STEP}},
-        ]
+        pause = {"directory": str(self.directory), "step": GATE_STEP}
+        callbacks = [{"class_path": "tests.distributed.pause.Pause", "init_args": pause}]
         settings = {**TINY, "trainer": {**TINY["trainer"], "max_steps": STEPS, "callbacks": callbacks}}
         settings["checkpoints"] = checkpoints
         settings["guard"] = {"limits": self.limits, "port": GUARD_PORT}
@@ -95,17 +94,13 @@ class Run:
         wait_for(self._guards_talk, self.output)
 
     def open_gate(self) -> None:
-        self._gate.touch()
+        (self.directory / "go").touch()
 
     def _guards_talk(self) -> bool:
         """Returns whether node 0 has received messages beyond the ones that authenticate the other node."""
         command = self.network.nodes[0].command("ss", "-tinH", "sport", "=", f":{GUARD_PORT}")
         found = subprocess.run(command, capture_output=True, text=True).stdout
         return any(int(number) >= 5 for number in re.findall(r"data_segs_in:(\d+)", found))
-
-    @property
-    def _gate(self) -> Path:
-        return self.directory / "gate"
 
     def _log_of(self, node: Node) -> Path:
         return self.directory / f"{node.name}.log"

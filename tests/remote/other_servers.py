@@ -8,17 +8,14 @@ import importlib.metadata
 import json
 import platform
 import shutil
-import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from email.utils import formatdate
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import quote
 
 from tests.ports import free_port
-from tests.remote.server import S3Server
 from tests.remote.supervised import supervised
 
 REPOSITORY = Path(__file__).parents[2]
@@ -68,50 +65,6 @@ def gcs_server(folder: Path, *, bucket: str, objects: Mapping[str, bytes]) -> It
             "GOOGLE_ALLOW_HTTP": "true",
             "GOOGLE_SKIP_SIGNATURE": "true",
         }
-
-
-@contextmanager
-def gcs_uploads(server: S3Server) -> Iterator[Mapping[str, str]]:
-    """Yields the environment variables with which Google's client uses the bucket `anyone` of an S3 server.
-
-    fake-gcs-server does not have Google's XML API for uploads, by which obstore writes. It is that of S3 apart from its
-    signatures, so they are removed from requests on their way to the server, which then takes them for anonymous.
-    """
-
-    class Forwarder(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
-        def do_GET(self) -> None:
-            body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-            headers = {name: value for name, value in self.headers.items() if name.lower() != "authorization"}
-            connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
-            connection.request(self.command, self.path, body, headers)
-            answer = connection.getresponse()
-            content = answer.read()
-            self.send_response(answer.status)
-            for name, value in answer.getheaders():
-                if name.lower() not in ("content-length", "transfer-encoding", "connection", "date", "server"):
-                    self.send_header(name, value)
-            length = answer.getheader("Content-Length", "0") if self.command == "HEAD" else str(len(content))
-            self.send_header("Content-Length", length)
-            self.end_headers()
-            self.wfile.write(content)
-            connection.close()
-
-        do_HEAD = do_PUT = do_POST = do_DELETE = do_GET
-
-        def log_message(self, *_: object) -> None: ...
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Forwarder) as forwarder:
-        forwarder.daemon_threads = True
-        threading.Thread(target=forwarder.serve_forever, daemon=True).start()
-        url = f"http://127.0.0.1:{forwarder.server_port}"
-        account = {"gcs_base_url": url, "disable_oauth": True, "client_email": "", "private_key": ""}
-        yield {
-            "GOOGLE_SERVICE_ACCOUNT_KEY": json.dumps({**account, "private_key_id": ""}),
-            "GOOGLE_ALLOW_HTTP": "true",
-        }
-        forwarder.shutdown()
 
 
 @contextmanager

@@ -93,11 +93,6 @@ class FaultProxy:
         """URL to use instead of the server's."""
         return f"http://127.0.0.1:{self.port}"
 
-    @property
-    def pid(self) -> int:
-        """The process."""
-        return self._process.pid
-
     def set(self, **changes: Any) -> None:
         """Changes fields of `Faults` for the requests from now on."""
         self.faults = replace(self.faults, **changes)

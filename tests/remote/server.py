@@ -12,7 +12,7 @@ import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from tests.ports import free_port
@@ -34,9 +34,6 @@ OWNER = Identity("ownerkey", "owner-secret-0123456789", ("Admin", "Read", "List"
 READER = Identity("readerkey", "reader-secret-0123456789", ("Read:speech", "List:speech"))
 """May read the bucket `speech` and nothing else."""
 
-ANYONE = Identity("anonymous", "", ("Read:anyone", "Write:anyone", "List:anyone"))
-"""Requests without a signature, which may use the bucket `anyone`."""
-
 
 @dataclass(frozen=True)
 class S3Server:
@@ -44,8 +41,6 @@ class S3Server:
 
     port: int
     filer_port: int
-    pid: int = 0
-    """The process that runs the server as its child."""
 
     @property
     def endpoint(self) -> str:
@@ -109,12 +104,12 @@ def s3_server(
         _wait(server, folder, process)
         for name in () if again else buckets:
             server.make_bucket(name)
-        yield replace(server, pid=process.pid)
+        yield server
 
 
 def _command(weed: str, folder: Path, server: S3Server) -> list[str]:
     identities = folder / "identities.json"
-    identities.write_text(json.dumps({"identities": [_identity(OWNER), _identity(READER), _identity(ANYONE)]}))
+    identities.write_text(json.dumps({"identities": [_identity(OWNER), _identity(READER)]}))
     # Every port is given, because the default ports and those derived from them may be in use.
     options = {
         "dir": folder,
@@ -147,8 +142,7 @@ def _command(weed: str, folder: Path, server: S3Server) -> list[str]:
 
 def _identity(identity: Identity) -> dict[str, object]:
     keys = {"accessKey": identity.access_key, "secretKey": identity.secret_key}
-    credentials = {"credentials": [keys]} if identity.secret_key else {}
-    return {"name": identity.access_key, **credentials, "actions": list(identity.actions)}
+    return {"name": identity.access_key, "credentials": [keys], "actions": list(identity.actions)}
 
 
 def _wait(server: S3Server, folder: Path, process: subprocess.Popen[bytes]) -> None:

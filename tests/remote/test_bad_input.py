@@ -53,20 +53,10 @@ def expect(kind: str, message: str, actions: list[Callable[[], object]]) -> None
         assert caught.value.__suppress_context__ or caught.value.__context__ is None
 
 
-@pytest.mark.parametrize(
-    "identity", [Identity("nobody", "wrong-secret-987", ()), Identity("ownerkey", "wrong-secret-987", ())]
-)
-def test_wrong_key(access: Access, identity: Identity) -> None:
-    access.use(identity)
+def test_wrong_key(access: Access) -> None:
+    access.use(Identity("ownerkey", "wrong-secret-987", ()))
     expect("denied", r"speech.*: .*403.*Check AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY", requests(LOCATION)[:4])
     expect("unavailable", "403 Forbidden.*Check AWS_ACCESS_KEY_ID", requests(LOCATION)[4:])
-
-
-def test_no_permission(access: Access) -> None:
-    access.use(READER)
-    assert Storage().read(LOCATION) == b"0123456789"
-    actions = [*requests(LOCATION.replace("speech", "noise"))[:4], lambda: Storage().write(LOCATION, b"1")]
-    expect("denied", "403 Forbidden.*Check AWS_ACCESS_KEY_ID", actions)
 
 
 def test_expired_credentials(access: Access) -> None:
@@ -98,28 +88,9 @@ def test_no_credentials(access: Access, monkeypatch: pytest.MonkeyPatch) -> None
     expect("unavailable", r"latest/api/token.*Check AWS_ACCESS_KEY_ID", requests(LOCATION)[:2])
 
 
-def test_wrong_bucket() -> None:
-    expect("missing", r"no-bucket.*: no such object, or no such bucket", requests("s3://no-bucket/a.bin")[:3])
-    expect("unavailable", "404 Not Found", [lambda: list(Storage().list_objects("s3://no-bucket"))])
-
-
-def test_missing_object() -> None:
-    expect("missing", r"^s3://speech/none\.bin: no such object", requests("s3://speech/none.bin")[:3])
-
-
-def test_wrong_host(access: Access) -> None:
-    access.use(endpoint="http://no-such-host.invalid:80")
-    expect("unavailable", r"no-such-host.invalid.*\. Check the store, the endpoint and the network", requests(LOCATION))
-
-
 def test_nothing_listens(access: Access) -> None:
     access.use(endpoint=f"http://127.0.0.1:{free_port()}")
     expect("unavailable", r"after \d+ retries, .*\. Check the store, the endpoint and the network", requests(LOCATION))
-
-
-def test_https_to_a_server_that_speaks_http(access: Access, s3: S3Server) -> None:
-    access.use(endpoint=s3.endpoint.replace("http:", "https:"))
-    expect("unavailable", "https://127.0.0.1.*Check the store, the endpoint", requests(LOCATION)[:2])
 
 
 def test_http_that_is_not_allowed(access: Access) -> None:

@@ -35,7 +35,7 @@ def test_transient_faults_are_repeated_until_every_byte_has_arrived(fault: str, 
     assert proxy.counts()[fault] > before
 
 
-@pytest.mark.parametrize("fault", ["unavailable", "throttled", "reset"])
+@pytest.mark.parametrize("fault", ["throttled", "reset"])
 def test_uploads_and_lists_survive_transient_faults(fault: str, proxy: FaultProxy) -> None:
     storage = Storage()
     folder = f"s3://speech/test_faults/{fault}"  # new names, so that the same requests fail in every run
@@ -83,13 +83,6 @@ def test_a_stalled_body_is_given_up_after_the_time_limit(proxy: FaultProxy) -> N
             storage.read_range(LOCATION, 0, 10_000)
     assert caught.value.kind == "unavailable"
     assert time.monotonic() - started < 60  # the proxy would hold the connection for ten minutes
-
-
-def test_a_flipped_byte_is_not_noticed_here(proxy: FaultProxy) -> None:
-    # Checksums of members are compared where they are known: in nestdata.corpus.
-    with proxy.with_faults(flipped=1.0):
-        found = Storage().read_range(LOCATION, 0, 1000)
-    assert [index for index in range(1000) if found[index] != CONTENT[index]] == [500]
 
 
 def test_an_object_that_is_replaced_while_it_is_read_is_an_error(access: Access, proxy: FaultProxy) -> None:

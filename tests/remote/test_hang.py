@@ -43,8 +43,9 @@ def _content(s3: S3Server) -> Iterator[None]:
         yield
 
 
-@pytest.mark.parametrize("parent_reads", [False, True], ids=["before", "after"])
-@pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
+@pytest.mark.parametrize(
+    ("method", "parent_reads"), [("fork", False), ("fork", True), ("forkserver", True), ("spawn", True)]
+)
 @pytest.mark.usefixtures("access")
 def test_a_child_reads_or_raises_but_never_hangs(method: str, parent_reads: bool) -> None:
     # The parent is a process of its own, because this one has used a store already.

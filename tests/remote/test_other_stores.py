@@ -5,12 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from nestdata import Corpus, prepare_corpus, verify_corpus
 from nestdata.errors import StorageError
 from nestdata.storage import Storage, StorageConfig
-from tests.nestdata.pack.packing import pack
-from tests.remote.other_servers import azure_server, find_azurite, find_fake_gcs, gcs_server, gcs_uploads
-from tests.remote.server import S3Server
+from tests.remote.other_servers import azure_server, find_azurite, find_fake_gcs, gcs_server
 
 CONTENT = random.Random(1).randbytes(3_000_000)
 SMALL_PARTS = StorageConfig(part_bytes=1_000_000, patience_s=10.0)
@@ -41,27 +38,6 @@ def test_google_cloud_storage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         for name, value in environment.items():
             monkeypatch.setenv(name, value)
         check_reading("gs://speech")
-
-
-def test_uploads_to_google_cloud_storage(
-    s3: S3Server, monkeypatch: pytest.MonkeyPatch, demo_speech: Path, tmp_path: Path
-) -> None:
-    s3.make_bucket("anyone")
-    with gcs_uploads(s3) as environment:
-        for name, value in environment.items():
-            monkeypatch.setenv(name, value)
-        monkeypatch.setattr("nestdata.storage.access._of_process", Storage())
-        large = CONTENT * 4  # two parts of an upload
-        store = Storage(SMALL_PARTS)
-        for content in (large, b"ab", b""):
-            assert store.write("gs://anyone/a/b c.bin", content).size == len(content)
-            assert store.read("gs://anyone/a/b c.bin") == content
-        store.delete("gs://anyone/a/b c.bin")
-        assert list(store.list_objects("gs://anyone/a")) == []
-        pack(demo_speech, "gs://anyone/packed")
-        prepare_corpus(["gs://anyone/packed"], tmp_path / "packed.corpus")
-        assert Corpus.open(tmp_path / "packed.corpus").fingerprint == Corpus.open(demo_speech).fingerprint
-        assert verify_corpus(tmp_path / "packed.corpus", decode=True).problems == []
 
 
 @pytest.mark.skipif(find_azurite() is None, reason="needs Azurite: make azurite installs it with npm")

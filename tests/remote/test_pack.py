@@ -1,88 +1,56 @@
 """Shar that is written to, prepared from and verified on a real S3 server."""
 
-import dataclasses
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from nestdata import Corpus, OutputError, PrepareConfig, StorageError, prepare_corpus, verify_corpus
+from nestdata import Corpus, OutputError, PrepareConfig, prepare_corpus, verify_corpus
 from nestdata.storage import Storage, storage
 from tests.cli.commands import run
 from tests.nestdata.pack.packing import DEMO, SHARD_HOURS, pack, samples_by_id, shar_of
 from tests.remote.conftest import Access
-from tests.remote.proxy import FaultProxy
-from tests.remote.server import OWNER
 from tests.synthesis import chirp, write_audio
 
 
-@pytest.fixture(scope="module")
-def speech(demo_speech: Path) -> Path:
-    return demo_speech
-
-
 @pytest.fixture(autouse=True)
-def new_clients(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
-    """Lets `storage()` read the environment again; called once before each test."""
-
-    def forget() -> None:
-        monkeypatch.setattr("nestdata.storage.access._of_process", Storage())
-
-    forget()
-    return forget
-
-
-def assert_holds(url: str, corpus: Path, target: Path) -> None:
-    """Asserts that a corpus of the Shar at a URL, made at `target`, has the cuts and samples of another corpus."""
-    prepare_corpus([url], target)
-    assert Corpus.open(target).fingerprint == Corpus.open(corpus).fingerprint
-    expected, found = samples_by_id(corpus), samples_by_id(target)
-    assert all(np.array_equal(found[name], samples) for name, samples in expected.items())
+def _new_client(access: Access, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: ARG001, sets the environment
+    """Lets `storage()` read the environment again."""
+    monkeypatch.setattr("nestdata.storage.access._of_process", Storage())
 
 
 @pytest.mark.smoke
 @pytest.mark.multiprocess
-def test_shards_are_uploaded_and_an_interrupted_run_goes_on(access: Access, speech: Path, tmp_path: Path) -> None:
-    access.use()
+def test_shards_are_uploaded_and_an_interrupted_run_goes_on(demo_speech: Path, tmp_path: Path) -> None:
     url = "s3://speech/packed"
     # In processes of its own, because those of this one may have been started with another environment.
-    command = ("pack", speech, "-o", url, "--shard-hours", SHARD_HOURS, "--jobs", 2)
+    command = ("pack", demo_speech, "-o", url, "--shard-hours", SHARD_HOURS, "--jobs", 2)
     outcome = run("nestdata", *command, cwd=DEMO)
     assert outcome.code == 0, outcome.err
     assert f"{url}: 40 cuts" in outcome.out
     assert f"nestdata prepare {url} -o packed.corpus" in outcome.out
     with pytest.raises(OutputError, match=r"s3://speech/packed: holds shards of other codec"):
-        pack(speech, url, codec="wav")
+        pack(demo_speech, url, codec="wav")
     # What a run leaves behind that was killed while it wrote the last shard.
     for name in ("cuts.pack/000002.json", "cuts.000002.jsonl.gz"):
         storage().delete(f"{url}/{name}")
-    assert pack(speech, url).num_kept_shards == 2
-    assert_holds(url, speech, tmp_path / "packed.corpus")
+    assert pack(demo_speech, url).num_kept_shards == 2
+    prepare_corpus([url], tmp_path / "packed.corpus")
+    assert Corpus.open(tmp_path / "packed.corpus").fingerprint == Corpus.open(demo_speech).fingerprint
+    expected, found = samples_by_id(demo_speech), samples_by_id(tmp_path / "packed.corpus")
+    assert all(np.array_equal(found[name], samples) for name, samples in expected.items())
 
 
-def test_a_server_with_faults_gets_the_same_audio(
-    access: Access, proxy: FaultProxy, speech: Path, new_clients: Callable[[], None], tmp_path: Path
-) -> None:
-    proxy.set(unavailable=0.1, throttled=0.1, reset=0.1, short=0.1)
-    access.use(endpoint=proxy.url)
-    pack(speech, "s3://speech/faults")
-    access.use()
-    new_clients()
-    assert_holds("s3://speech/faults", speech, tmp_path / "packed.corpus")
-
-
-def test_what_is_wrong_in_a_bucket_is_found(access: Access, speech: Path, tmp_path: Path) -> None:
-    access.use()
+def test_what_is_wrong_in_a_bucket_is_found(demo_speech: Path, tmp_path: Path) -> None:
     url = "s3://speech/verified"
-    pack(speech, url)
+    pack(demo_speech, url)
     corpus = tmp_path / "packed.corpus"
     prepare_corpus([url], corpus)
     report = verify_corpus(corpus, decode=True)
     assert (report.problems, report.num_decoded, report.num_shards) == ([], 40, 3)
     again = pack(corpus, tmp_path / "again")
     assert (again.num_cuts, again.left_out, again.num_rounded) == (40, {}, 0)
-    expected, found = samples_by_id(speech), shar_of(tmp_path / "again")
+    expected, found = samples_by_id(demo_speech), shar_of(tmp_path / "again")
     assert all(np.array_equal(found[name].load_audio()[0], samples) for name, samples in expected.items())
     changed = f"{url}/recording.000001.tar"
     content = bytearray(storage().read(changed))
@@ -95,24 +63,10 @@ def test_what_is_wrong_in_a_bucket_is_found(access: Access, speech: Path, tmp_pa
     assert found == {changed: "changed", f"{url}/recording.000002.tar": "missing"}
 
 
-def test_windows_of_a_recording_fetch_it_once(access: Access, tmp_path: Path) -> None:
-    access.use()
+def test_windows_of_a_recording_fetch_it_once(tmp_path: Path) -> None:
     path = write_audio(tmp_path / "long.flac", chirp(100, 3000, 12.0))
     storage().write("s3://speech/long/long.flac", path)
     prepare_corpus(["s3://speech/long/"], tmp_path / "windows.corpus", PrepareConfig(window_seconds=1.0))
     before = storage().stats.bytes_read
     assert pack(tmp_path / "windows.corpus", tmp_path / "packed", shard_hours=1.0).num_cuts == 12
     assert storage().stats.bytes_read - before == path.stat().st_size
-
-
-def test_a_wrong_key_ends_verifying_with_one_error(
-    access: Access, speech: Path, tmp_path: Path, new_clients: Callable[[], None]
-) -> None:
-    access.use()
-    url = "s3://speech/denied"
-    pack(speech, url)
-    prepare_corpus([url], tmp_path / "packed.corpus")
-    access.use(dataclasses.replace(OWNER, secret_key="not-the-secret"))
-    new_clients()
-    with pytest.raises(StorageError, match="AWS_SECRET_ACCESS_KEY"):
-        verify_corpus(tmp_path / "packed.corpus")

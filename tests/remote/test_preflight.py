@@ -1,6 +1,5 @@
 """Preflight of a run whose speech is in an object store."""
 
-import dataclasses
 from pathlib import Path
 
 import pytest
@@ -8,8 +7,7 @@ import pytest
 from nestdata import Corpus, PlanConfig, Storage, prepare_corpus
 from nestmodel import DataConfig, NestDataModule, NestModel, PreflightConfig, run_preflight
 from nestmodel.preflight.shards import check_shards
-from tests.remote.conftest import Access
-from tests.remote.server import OWNER, S3Server
+from tests.remote.server import S3Server
 from tests.speech_forms import write_forms
 from tests.training import tiny_config, trainer
 
@@ -70,13 +68,3 @@ def test_missing_and_changed_shards_are_counted_and_named(speech: Path, tmp_path
     assert f"{names[1]} has {len(contents[1]) + 512} bytes instead of {len(contents[1])}" in result.advice
     assert result.figures["bad_shards"] == 2
     assert result.figures["unreachable_shards"] == 0
-
-
-def test_a_wrong_key_fails_once_and_nothing_waits_for_the_store(speech: Path, access: Access, tmp_path: Path) -> None:
-    access.use(dataclasses.replace(OWNER, secret_key="not-the-secret"))
-    config = PreflightConfig(num_batches=1)
-    report = run_preflight(NestModel(tiny_config()), data_of(speech), trainer(tmp_path), config)
-    results = {check.name: check.ranks[0] for check in report.checks}
-    assert results["shards"].status == "failed"
-    assert "AWS_SECRET_ACCESS_KEY" in results["shards"].advice
-    assert results["audio"].status == "skipped"

@@ -2,14 +2,12 @@
 
 import io
 import random
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from nestdata.errors import StorageError
-from nestdata.storage import ObjectInfo, Storage, StorageConfig
-from tests.remote.server import S3Server
+from nestdata.storage import Storage, StorageConfig
 
 CONTENT = random.Random(1).randbytes(3_500_000)
 SMALL_PARTS = StorageConfig(part_bytes=1_000_000, parts_ahead=2)
@@ -49,15 +47,6 @@ def test_ranges_have_the_bytes_and_the_length_that_were_asked_for(folder: str) -
         with pytest.raises(StorageError, match=r"ranges\.bin: .*(shorter|or more)") as caught:
             storage.read_range(info.location, offset, length)
         assert caught.value.kind == "changed"
-
-
-def test_many_threads_read_at_once(folder: str) -> None:
-    storage = Storage(StorageConfig(max_requests=4))
-    storage.write(f"{folder}/threads.bin", CONTENT)
-    offsets = range(0, 3_000_000, 50_000)
-    with ThreadPoolExecutor(16) as pool:
-        found = list(pool.map(lambda offset: storage.read_range(f"{folder}/threads.bin", offset, 40_000), offsets))
-    assert found == [CONTENT[offset : offset + 40_000] for offset in offsets]
 
 
 def test_another_version_is_an_error(folder: str) -> None:
@@ -122,22 +111,3 @@ def test_what_is_deleted_is_missing_and_may_be_deleted_again(folder: str) -> Non
     with pytest.raises(StorageError, match=r"deleted\.bin: no such object") as caught:
         storage.info(location)
     assert caught.value.kind == "missing"
-
-
-def test_http_urls_are_read_with_percent_encoded_names(s3: S3Server, folder: str) -> None:
-    storage = Storage()
-    storage.write(f"{folder}/a b.bin", CONTENT)
-    url = f"http://127.0.0.1:{s3.filer_port}/buckets/speech/test_s3/a%20b.bin"
-    info = storage.info(url)
-    assert info == ObjectInfo(url, len(CONTENT), info.etag)
-    assert storage.read_range(url, 100, 50, size=len(CONTENT), etag=info.etag) == CONTENT[100:150]
-    assert storage.read(url) == CONTENT
-
-
-def test_bytes_that_were_read_are_counted(folder: str) -> None:
-    storage = Storage()
-    location = storage.write(f"{folder}/counted.bin", CONTENT).location
-    before = storage.stats.bytes_read
-    storage.read_range(location, 0, 100)
-    storage.read_range(location, 0, 50)
-    assert storage.stats.bytes_read - before == 150

@@ -4,9 +4,6 @@ Forms, places, numbers of workers, world sizes, cache and faults have 432 combin
 covers them: every form is read in every place, and each pair of settings of workers, ranks, cache and faults occurs.
 """
 
-import contextlib
-import importlib
-import inspect
 import multiprocessing.forkserver
 import os
 from collections.abc import Iterator
@@ -27,11 +24,9 @@ from nestdata import (
     RemoteConfig,
     SpeakerNoiseMixer,
     Storage,
-    StorageConfig,
     microbatches,
     prepare_corpus,
 )
-from nestdata.fork_server import start as start_fork_server
 from tests.batches import digest
 from tests.remote.proxy import FaultProxy
 from tests.remote.server import S3Server
@@ -44,7 +39,7 @@ BATCHES_PER_STEP = 4
 NUM_BATCHES = 200
 BUCKET = "s3://speech/same"
 FAULTS = {
-    **dict.fromkeys(("unavailable", "throttled", "reset", "short", "stalled"), 0.05),
+    **dict.fromkeys(("unavailable", "throttled", "reset", "short"), 0.05),
     "flipped": 0.005,
 }
 
@@ -101,30 +96,16 @@ def site(s3: S3Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sit
         for form in (*FORMS, "files spans", "nemo spans"):
             _prepare(str(folder / "speech"), form, folder / f"{form} local.corpus")
             _prepare(BUCKET, form, folder / f"{form} remote.corpus")
-        with _impatience():
-            yield Site(folder, proxy, noise.path, environment)
+        # Loader workers get the environment from the fork server, which another test may have started.
+        multiprocessing.forkserver._forkserver._stop()
+        yield Site(folder, proxy, noise.path, environment)
+    multiprocessing.forkserver._forkserver._stop()
 
 
 @pytest.fixture(autouse=True)
 def _access(site: Site, no_settings_of_stores: None, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: ARG001
     for name, value in site.environment.items():
         monkeypatch.setenv(name, value)
-
-
-@contextlib.contextmanager
-def _impatience() -> Iterator[None]:
-    """Lets this process and its loader workers wait for half a second when a request stalls, instead of 15 s.
-
-    The workers get it, and the environment, from the fork server.
-    """
-    with pytest.MonkeyPatch.context() as patch:
-        defaults = inspect.unwrap(StorageConfig.__init__).__kwdefaults__
-        patch.setitem(defaults, "stall_timeout_s", defaults["stall_timeout_s"])  # restored at the end
-        multiprocessing.forkserver._forkserver._stop()  # another test may have started it
-        start_fork_server(["tests.remote.impatient"])
-        importlib.import_module("tests.remote.impatient")
-        yield
-    multiprocessing.forkserver._forkserver._stop()
 
 
 def _prepare(root: str, form: str, output: Path) -> None:
@@ -185,17 +166,6 @@ def test_all_forms_have_the_same_cuts_in_all_places(site: Site) -> None:
             assert corpus.num_samples.tolist() == first.num_samples.tolist()
 
 
-@pytest.mark.parametrize(
-    ("form", "num_workers", "world_size"), [("nemo", 1, 2), ("shar", 0, 4), ("webdataset", 0, 1), ("nemo spans", 4, 1)]
-)
-def test_tars_on_a_local_disk_give_the_batches_of_files(
-    site: Site, expected: dict[str, dict[BatchIndex, Any]], form: str, num_workers: int, world_size: int
-) -> None:
-    spans = " spans" if form.endswith("spans") else ""
-    dataset = _dataset(site.folder / f"{form} local.corpus", site.noise)
-    assert _digests(dataset, num_workers, world_size) == expected[spans]
-
-
 @pytest.mark.parametrize("run", RUNS, ids=lambda run: " ".join(map(str, run)))
 def test_audio_in_a_store_gives_the_batches_of_local_files(
     site: Site, expected: dict[str, dict[BatchIndex, Any]], run: Run, tmp_path: Path
@@ -210,6 +180,6 @@ def test_audio_in_a_store_gives_the_batches_of_local_files(
     different = [index for index, one in expected[spans].items() if found[index] != one]
     assert different == []
     if run.has_faults:
-        assert all(counts.get(kind) for kind in ("unavailable", "throttled", "reset", "short", "stalled")), counts
+        assert all(counts.get(kind) for kind in ("unavailable", "throttled", "reset", "short")), counts
     if run.is_cached:
         assert sum(os.path.getsize(path) for path in (tmp_path / "cache").rglob("*") if path.is_file()) > 100_000

@@ -177,9 +177,6 @@ class Job:
         wait_until("no process is left", lambda: not self.processes(), self.explain)
         return f"{self.state()} {self.field('ExitCode').partition(':')[0]}"
 
-    def wait_for_state(self, state: str) -> None:
-        wait_until(f"job {self.id} is {state}", lambda: self.state() == state, self.explain)
-
     def wait_for_log(self, line: str) -> None:
         wait_until(f"the log contains: {line}", lambda: line in self.log(), self.explain)
 

@@ -66,7 +66,7 @@ class TinyRun:
 
     def _write_config(self, in_validation: bool) -> None:
         pause: dict[str, Any] = {"directory": str(self.folder), "step": PAUSE_AT, "validation": in_validation}
-        callbacks = [{"class_path": "tests.slurm.pause.Pause", "init_args": pause}]
+        callbacks = [{"class_path": "tests.distributed.pause.Pause", "init_args": pause}]
         trainer = {**TINY["trainer"], "max_steps": NUM_STEPS, "accelerator": "cpu", "callbacks": callbacks}
         trainer |= {"val_check_interval": 4, "lightning": {"limit_val_batches": 1}}
         data = {**TINY["data"], "corpus": str(self.corpora.speech), "noise": str(self.corpora.noise)}

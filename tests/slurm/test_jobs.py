@@ -105,17 +105,6 @@ def test_a_node_whose_slurmd_dies_restarts_the_job(run: TinyRun, uninterrupted: 
     assert run.leftovers(job) == []
 
 
-def test_two_tasks_per_node_survive_the_death_of_one(run: TinyRun) -> None:
-    job = run.submit("--ntasks-per-node=2", pauses=True)
-    run.wait_for_pause(job, num_ranks=4)
-    os.kill(job.ranks()[3], signal.SIGKILL)
-    run.go()
-    assert job.wait() == "COMPLETED 0", job.explain()
-    assert job.restarts() == 1
-    assert run.newest_step() == NUM_STEPS
-    assert run.leftovers(job) == []
-
-
 def test_a_job_on_another_number_of_nodes_continues_the_run(run: TinyRun) -> None:
     first = run.submit(pauses=True)
     run.wait_for_pause(first)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import MessyCorpora
-from tests.distributed.test_outcomes import fit_command
+from tests.distributed.commands import fit_command
 from tests.slurm.cluster import Cluster
 from tests.slurm.runs import ENVIRONMENT
 

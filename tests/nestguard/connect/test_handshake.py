@@ -1,5 +1,4 @@
 import contextlib
-import os
 import socket
 import struct
 import time
@@ -60,11 +59,6 @@ def test_a_proof_depends_on_the_token_the_side_and_all_that_was_said(changed: di
     assert not HANDSHAKE._replace(**changed).is_proof(proof, b"token", Side.FOLLOWER)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("proof", [None, 5, "", "é", "\ud800", "00" * 32])
-def test_anything_else_is_not_a_proof(proof: object) -> None:
-    assert not HANDSHAKE.is_proof(proof, b"token", Side.FOLLOWER)
-
-
 def test_the_token_is_that_of_the_environment_or_a_new_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NESTGUARD_TOKEN", "from the launcher")
     assert new_token() == "from the launcher"
@@ -79,12 +73,10 @@ def test_the_token_is_that_of_the_environment_or_a_new_one(monkeypatch: pytest.M
         b"GET / HTTP/1.1\r\n\r\n",
         struct.pack("!I", 4097),
         struct.pack("!I", 5) + b"hello",
-        struct.pack("!I", 2) + b"[]",
         struct.pack("!I", 2) + b"{}",
         struct.pack("!I", 4000) + b"[" * 4000,
-        os.urandom(1 << 20),
     ],
-    ids=["HTTP", "too large", "not JSON", "no object", "empty", "nested too deeply", "random bytes"],
+    ids=["HTTP", "too large", "not JSON", "empty", "nested too deeply"],
 )
 def test_a_stranger_is_logged_once_and_disconnected(
     config: PeerConfig, coordinator: Coordinator, caplog: pytest.LogCaptureFixture, data: bytes
@@ -150,30 +142,23 @@ def test_a_recorded_first_message_is_of_no_use(config: PeerConfig) -> None:
         assert second.receive() is None
 
 
-@pytest.mark.parametrize("token", ["", "the token of another run"])
+@pytest.mark.parametrize("token", [None, "the token of another run"], ids=["no proof", "wrong proof"])
 def test_a_follower_does_not_obey_who_cannot_prove_to_belong_to_the_run(
-    config: PeerConfig, caplog: pytest.LogCaptureFixture, token: str
+    config: PeerConfig, caplog: pytest.LogCaptureFixture, token: str | None
 ) -> None:
     with socket.create_server(("", config.port)) as listener, closing(follower_of(config)) as follower:
         for _ in range(2):
             with closing(RawPeer(listener.accept()[0])) as stranger:
-                accept(stranger, config, token)
+                if token is None:
+                    stranger.send({"type": "challenge", "nonce": "a"})
+                    assert stranger.receive() is not None
+                else:
+                    accept(stranger, config, token)
                 stranger.send(STOP)
                 assert stranger.receive() is None
             assert not follower.has_coordinator()
         assert follower.decision() is None
         assert caplog.text.count("did not prove that it belongs to this run") == 1
-
-
-def test_a_follower_does_not_obey_a_proof_that_is_missing(config: PeerConfig, caplog: pytest.LogCaptureFixture) -> None:
-    with socket.create_server(("", config.port)) as listener, closing(follower_of(config)) as follower:
-        with closing(RawPeer(listener.accept()[0])) as stranger:
-            stranger.send({"type": "challenge", "nonce": "a"})
-            assert stranger.receive() is not None
-            stranger.send(STOP)
-            assert stranger.receive() is None
-        assert follower.decision() is None
-        assert soon(lambda: "did not prove that it belongs to this run" in caplog.text)
 
 
 def test_a_follower_is_accepted_as_soon_as_both_sides_know_the_token(

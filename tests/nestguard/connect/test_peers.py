@@ -2,18 +2,21 @@ import json
 import os
 import socket
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import nestguard.monitor
 from nestguard import GuardError, PeerConfig, Phase
+from nestguard.connect.coordinator import Coordinator
+from nestguard.connect.follower import Follower
 from nestguard.connect.handshake import SharedToken
-from nestguard.connect.messages import pack_views, unpack_views, view_from_json, view_to_json, views_message
+from nestguard.connect.messages import pack_views, unpack_views, view_to_json, views_message
 from nestguard.connect.peers import LocalOnly, StopDecision
 from nestguard.diagnose.run import diagnose
 from nestguard.monitor import connect_peers
@@ -26,83 +29,84 @@ from tests.nestguard.views import view
 STOP = StopDecision({"cause": "rank 1 is stuck", "processes": [{"name": "rank-1", "is_culprit": True}]}, "a table")
 
 
+Pair = tuple[Coordinator, Follower]
+
+
 @pytest.fixture
 def config() -> PeerConfig:
     return new_config()
 
 
-def test_a_view_survives_the_round_trip_through_json() -> None:
-    sent = view(3, Phase.LOADING, 7, 12.5, worker=1, cuts=("a", "b"), state=ProcessState.STOPPED, first_step=None)
-    assert view_from_json(json.loads(json.dumps(view_to_json(sent)))) == sent
-
-
-def test_views_of_a_follower_age_until_the_coordinator_uses_them(config: PeerConfig) -> None:
+@pytest.fixture
+def pair(config: PeerConfig) -> Iterator[Pair]:
+    """A coordinator and a follower that are connected."""
     with closing(coordinator_of(config)) as coordinator, closing(follower_of(config)) as follower:
         assert soon(follower.has_coordinator)
-        follower.send_views([view(2, age_s=100, node_rank=1)])
-        assert soon(coordinator.views)
-        (first,) = coordinator.views()
-        time.sleep(0.05)
-        (later,) = coordinator.views()
-        assert 100 <= first.age_s < later.age_s < 160
-        assert first.reading.identity.host == "host-1"
-
-
-def test_the_coordinator_decides_for_all_nodes_and_receives_their_stacks(config: PeerConfig) -> None:
-    with closing(coordinator_of(config)) as coordinator, closing(follower_of(config)) as follower:
         assert soon(coordinator.silences)
-        coordinator.send_stop(STOP)
-        assert soon(follower.decision)
-        assert follower.decision() == STOP
-        assert STOP.culprits() == {"rank-1"}
-        follower.send_dumps({"rank-2.stack.txt": "here"})
-        assert coordinator.receive_dumps(PATIENCE_S) == {"rank-2.stack.txt": "here"}
+        yield coordinator, follower
 
 
-def test_silence_counts_from_the_last_message_on_both_sides(config: PeerConfig) -> None:
-    with closing(coordinator_of(config)) as coordinator, closing(follower_of(config)) as follower:
-        assert soon(coordinator.silences)
-        assert soon(follower.silences)
-        time.sleep(1)
-        assert coordinator.silences()[1].host == "host-1"
-        assert coordinator.silences()[1].seconds > 0.9
-        assert follower.silences()[0].seconds > 0.9
+def test_views_of_a_follower_age_until_the_coordinator_uses_them(pair: Pair) -> None:
+    coordinator, follower = pair
+    follower.send_views([view(2, age_s=100, node_rank=1)])
+    assert soon(coordinator.views)
+    (first,) = coordinator.views()
+    time.sleep(0.05)
+    (later,) = coordinator.views()
+    assert 100 <= first.age_s < later.age_s < 160
+    assert first.reading.identity.host == "host-1"
 
-        def silence_ends() -> bool:
-            coordinator.send_views([])
-            follower.send_views([])
-            return coordinator.silences()[1].seconds < 0.9 and follower.silences()[0].seconds < 0.9
 
-        assert soon(silence_ends)
+def test_the_coordinator_decides_for_all_nodes_and_receives_their_stacks(pair: Pair) -> None:
+    coordinator, follower = pair
+    coordinator.send_stop(STOP)
+    assert soon(follower.decision)
+    assert follower.decision() == STOP
+    assert STOP.culprits() == {"rank-1"}
+    follower.send_dumps({"rank-2.stack.txt": "here"})
+    assert coordinator.receive_dumps(PATIENCE_S) == {"rank-2.stack.txt": "here"}
+
+
+def test_silence_counts_from_the_last_message_on_both_sides(pair: Pair) -> None:
+    coordinator, follower = pair
+    time.sleep(1)
+    assert coordinator.silences()[1].host == "host-1"
+    assert coordinator.silences()[1].seconds > 0.9
+    assert follower.silences()[0].seconds > 0.9
+
+    def silence_ends() -> bool:
+        coordinator.send_views([])
+        follower.send_views([])
+        return coordinator.silences()[1].seconds < 0.9 and follower.silences()[0].seconds < 0.9
+
+    assert soon(silence_ends)
 
 
 def test_a_follower_that_says_goodbye_is_not_silent_and_keeps_its_last_views(
-    config: PeerConfig, caplog: pytest.LogCaptureFixture
+    pair: Pair, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with closing(coordinator_of(config)) as coordinator, closing(follower_of(config)) as follower:
-        assert soon(follower.has_coordinator)
-        follower.send_views([view(2, Phase.DONE, node_rank=1)])
-        assert soon(coordinator.views)
-        follower.close()
-        assert soon(lambda: not coordinator.silences())
-        # The table of the coordinator still shows that the rank is done.
-        assert coordinator.views()[0].reading.phase is Phase.DONE
-        assert caplog.text == ""
+    coordinator, follower = pair
+    follower.send_views([view(2, Phase.DONE, node_rank=1)])
+    assert soon(coordinator.views)
+    follower.close()
+    assert soon(lambda: not coordinator.silences())
+    # The table of the coordinator still shows that the rank is done.
+    assert coordinator.views()[0].reading.phase is Phase.DONE
+    assert caplog.text == ""
 
 
 def test_ranks_behind_a_lost_connection_are_unseen_and_a_warning_is_logged(
-    config: PeerConfig, caplog: pytest.LogCaptureFixture
+    pair: Pair, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with closing(coordinator_of(config)) as coordinator, closing(follower_of(config)) as follower:
-        assert soon(follower.has_coordinator)
-        follower.send_views([view(2, node_rank=1)])
-        assert soon(coordinator.views)
-        assert follower._channel is not None
-        follower._call(follower._channel.close)
-        assert soon(lambda: [rank.is_unseen and rank.ended_s > 0 for rank in coordinator.views()] == [True])
-        assert not coordinator.silences()
-        assert follower.disconnected_s() > 0
-        assert soon(lambda: "node 1 (host host-1): lost the connection to its monitor" in caplog.text)
+    coordinator, follower = pair
+    follower.send_views([view(2, node_rank=1)])
+    assert soon(coordinator.views)
+    assert follower._channel is not None
+    follower._call(follower._channel.close)
+    assert soon(lambda: [rank.is_unseen and rank.ended_s > 0 for rank in coordinator.views()] == [True])
+    assert not coordinator.silences()
+    assert follower.disconnected_s() > 0
+    assert soon(lambda: "node 1 (host host-1): lost the connection to its monitor" in caplog.text)
 
 
 def test_a_follower_waits_until_the_coordinator_of_its_own_run_listens(config: PeerConfig) -> None:
@@ -125,15 +129,10 @@ QUIET = {"type": "views", "may_stop": False, "may_stop_beside_silence": False}
     [
         QUIET,
         {"type": "views", "views": pack_views([FULL])},
-        {**QUIET, "views": pack_views([{}])},
         {**QUIET, "views": pack_views([{**FULL, "age_s": "long"}])},
-        {**QUIET, "views": pack_views([{**FULL, "reading": {**FULL["reading"], "cuts": [1]}}])},
         {**QUIET, "views": pack_views([{**FULL, "reading": {**FULL["reading"], "phase": 99}}])},
-        {**QUIET, "views": pack_views([{**FULL, "reading": {**FULL["reading"], "step": "5"}}])},
         {**QUIET, "views": pack_views([{**FULL, "reading": {**FULL["reading"], "device": [1, "5", 0]}}])},
         {"type": "dumps", "dumps": ["rank-2.stack.txt"]},
-        {"views": pack_views([FULL])},
-        {**QUIET, "views": [FULL]},
         {**QUIET, "views": "no base64"},
     ],
 )
@@ -149,7 +148,7 @@ def test_a_follower_that_sends_an_invalid_message_is_disconnected(
         assert "lost the connection" not in caplog.text
 
 
-@pytest.mark.parametrize("invalid", [{"type": "stop"}, {"type": "stop", "report": {}, "table": ""}, {}])
+@pytest.mark.parametrize("invalid", [{"type": "stop", "report": {}, "table": ""}, {}])
 def test_a_coordinator_that_sends_an_invalid_message_is_disconnected(
     config: PeerConfig, caplog: pytest.LogCaptureFixture, invalid: dict[str, Any]
 ) -> None:
@@ -160,26 +159,6 @@ def test_a_coordinator_that_sends_an_invalid_message_is_disconnected(
             assert soon(lambda: "its monitor sent an invalid message and was disconnected" in caplog.text)
             assert not follower.has_coordinator()
             assert follower.decision() is None
-
-
-def test_loader_workers_and_cuts_are_sent_where_they_can_be_the_cause() -> None:
-    views = [
-        view(2, Phase.LOADING, age_s=20, node_rank=1, cuts=("a",)),
-        view(2, Phase.LOADING, age_s=20, node_rank=1, worker=0, cuts=("b",)),
-        view(3, Phase.LOADING, age_s=10, node_rank=1, cuts=("c",)),
-        view(3, Phase.LOADING, age_s=10, node_rank=1, worker=0, cuts=("d",)),
-        view(3, Phase.LOADING, age_s=1, node_rank=1, worker=1, cuts=("f",), state=ProcessState.STOPPED),
-        view(4, Phase.COLLECTIVE, age_s=40, node_rank=1, cuts=("e",)),
-        view(4, Phase.LOADING, age_s=40, node_rank=1, worker=0, cuts=("g",)),
-    ]
-    told = unpack_views(views_message(views, LIMITS)["views"])
-    assert [(one.name, one.reading.cuts) for one in told] == [
-        ("rank-2", ("a",)),
-        ("rank-2.worker-0", ("b",)),
-        ("rank-3", ()),
-        ("rank-3.worker-1", ("f",)),
-        ("rank-4", ()),
-    ]
 
 
 VIEWS = st.builds(
@@ -199,6 +178,7 @@ VIEWS = st.builds(
 )
 
 
+@settings(max_examples=50)
 @given(st.lists(VIEWS, max_size=10, unique_by=lambda one: one.name))
 def test_the_coordinator_finds_the_same_causes_as_if_it_knew_everything(views: list[ProcessView]) -> None:
     message = json.loads(json.dumps(views_message(views, LIMITS)))

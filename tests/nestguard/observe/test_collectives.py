@@ -37,20 +37,8 @@ def test_a_state_that_the_watchdog_has_not_seen_yet_counts() -> None:
     assert parse_trace(json.dumps(trace)) == [group(32, 31, 31)]
 
 
-def test_process_groups_of_the_same_name_are_told_apart() -> None:
-    trace = json.loads(WAITING)
-    trace["pg_status"]["1"] = trace["pg_status"]["0"]
-    trace["entries"] += [{**entry, "pg_id": 1} for entry in trace["entries"]]
-    assert [found.group for found in parse_trace(json.dumps(trace))] == ["default_pg", "default_pg (1)"]
-
-
 def test_starts_are_unknown_without_timing() -> None:
     assert parse_trace(untimed(WAITING)) == [group(32, None, 30)]
-
-
-@pytest.mark.parametrize("text", ["", '{"pg_status": {}, "version": "2.10"}'])
-def test_no_recorder_and_an_empty_trace_have_no_groups(text: str) -> None:
-    assert parse_trace(text) == []
 
 
 def test_a_collective_that_is_scheduled_but_not_started_names_the_rank() -> None:
@@ -97,14 +85,14 @@ def test_the_summary_is_written_once_when_it_is_wanted(tmp_path: Path) -> None:
     assert {path.name for path in tmp_path.iterdir()} == {COLLECTIVES_REQUEST, name}
 
 
-@pytest.mark.parametrize("text", ["no JSON", "[]", "{}", '{"pg_status": {"0": {}}}', '{"pg_status": 1}'])
+@pytest.mark.parametrize("text", ["no JSON", "[]", '{"pg_status": {"0": {}}}'])
 def test_an_invalid_trace_yields_an_empty_summary(tmp_path: Path, text: str) -> None:
     (tmp_path / COLLECTIVES_REQUEST).touch()
     Trace(tmp_path, "rank-1", lambda: text).serve()
     assert (tmp_path / "rank-1.collectives.json").read_text() == "[]"
 
 
-@pytest.mark.parametrize("text", ["no JSON", "1", "[1]", '[{"group": "a"}]', '[{"started": "x"}]'])
+@pytest.mark.parametrize("text", ["no JSON", "1", '[{"group": "a"}]'])
 def test_an_invalid_summary_of_a_rank_is_left_out(text: str) -> None:
     valid = json.dumps([{"group": "default_pg", "scheduled": 2, "started": None, "completed": 1, "next_name": "a"}])
     dumps = {"rank-0.collectives.json": valid, "rank-1.collectives.json": text}

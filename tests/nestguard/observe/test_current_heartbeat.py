@@ -104,12 +104,3 @@ def test_workers_of_two_loaders_with_the_same_id_have_different_names(tmp_path: 
     for worker in workers:
         worker.join(20)
     assert pids == [worker.pid for worker in workers]
-
-
-def test_a_worker_that_cannot_write_a_heartbeat_logs_a_warning(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    (tmp_path / "file").touch()
-    start_worker(0, 1, nestguard.HeartbeatSlot(tmp_path / "file", ME))
-    assert isinstance(current(), NoHeartbeat)
-    assert "loader worker 0 runs without a heartbeat and is not watched" in caplog.text

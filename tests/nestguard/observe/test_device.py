@@ -8,7 +8,6 @@ from nestguard import Heartbeat, Identity, Phase, read_heartbeat
 from nestguard.observe.directory import lock_directory
 from nestguard.observe.view import DevicePosition
 from nestguard.observe.watch import NodeWatch
-from tests.nestguard.devices import StandIn
 from tests.nestguard.runs import wait_until
 
 ME = Identity(rank=0, local_rank=0, node_rank=0, world_size=1, local_world_size=1, host="gpu-a")
@@ -23,12 +22,10 @@ class Event:
     """An event that a test sets."""
 
     def __init__(self) -> None:
-        self.num_recorded = 0
         self.done = False
         self.error = ""
 
     def record(self) -> None:
-        self.num_recorded += 1
         self.done = False
 
     def is_done(self) -> bool:
@@ -92,20 +89,6 @@ def test_a_phase_of_the_device_can_end_without_a_heartbeat(tmp_path: Path) -> No
     heartbeat.close()
 
 
-def test_events_are_reused_and_a_repeated_position_needs_none(tmp_path: Path) -> None:
-    heartbeat, events = Heartbeat(tmp_path, ME), Events()
-    heartbeat.watch_device(events)
-    for step in range(5):
-        heartbeat.beat(Phase.FORWARD, step, 0)
-        heartbeat.beat(Phase.FORWARD)
-        heartbeat.note_cut("a")
-        heartbeat.refresh()
-        events[0].done = True
-        wait_for(tmp_path, DevicePosition(Phase.FORWARD, step, 0))
-    assert [event.num_recorded for event in events] == [5]
-    heartbeat.close()
-
-
 def test_a_device_that_hangs_does_not_take_up_events_without_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -122,15 +105,6 @@ def test_a_device_that_hangs_does_not_take_up_events_without_end(
     events[0].done = events[1].done = events[2].done = True
     wait_for(tmp_path, DevicePosition(Phase.BACKWARD, 10, None))
     assert len(events) == 3
-    heartbeat.close()
-
-
-def test_without_a_device_there_is_no_thread_and_no_position(tmp_path: Path) -> None:
-    heartbeat = Heartbeat(tmp_path, ME)
-    heartbeat.beat(Phase.FORWARD, 1, 0)
-    heartbeat.mark_device(Phase.COLLECTIVE)
-    assert observers() == []
-    assert position(tmp_path) is None
     heartbeat.close()
 
 
@@ -176,20 +150,3 @@ def test_a_position_that_is_no_longer_observed_is_not_used(tmp_path: Path, monke
     assert view.reading.device is None
     assert view.reading.actual_phase is Phase.FORWARD
     lock.release()
-
-
-def test_the_stand_in_runs_kernels_in_order_beside_the_process(tmp_path: Path) -> None:
-    device, heartbeat = StandIn(), Heartbeat(tmp_path, ME)
-    heartbeat.watch_device(device.new_event)
-    going_on = threading.Event()
-    heartbeat.beat(Phase.FORWARD, 3, 0)
-    device.launch_collective(going_on.wait)  # type: ignore[arg-type]
-    heartbeat.beat(Phase.BACKWARD)
-    device.launch()
-    heartbeat.beat_collective()
-    wait_for(tmp_path, DevicePosition(Phase.FORWARD, 3, 0))
-    going_on.set()
-    device.wait()
-    wait_for(tmp_path, DevicePosition(Phase.COLLECTIVE, 3, 0))
-    assert device.num_events == 3
-    heartbeat.close()

@@ -10,7 +10,6 @@ import pytest
 import nestguard
 from nestguard import GuardError, Heartbeat, Identity, Phase, read_heartbeat
 from nestguard.observe.record import RECORD, RECORDS_AT
-from tests.nestdata.full_disk import files_up_to
 
 ME = Identity(rank=3, local_rank=1, node_rank=1, world_size=4, local_world_size=2, host="gpu-b")
 
@@ -36,20 +35,16 @@ def test_reading_returns_what_the_heartbeat_wrote(tmp_path: Path) -> None:
     assert reading_of(tmp_path).has_stepped
 
 
-def test_beat_keeps_step_and_microbatch_that_are_not_given(tmp_path: Path) -> None:
+def test_beats_keep_step_and_microbatch_that_are_not_given_and_count_collectives(tmp_path: Path) -> None:
     heartbeat = Heartbeat(tmp_path, ME)
     heartbeat.beat(Phase.FORWARD, 7, 2)
     heartbeat.beat(Phase.BACKWARD)
     reading = reading_of(tmp_path)
     assert (reading.phase, reading.step, reading.microbatch) == (Phase.BACKWARD, 7, 2)
-
-
-def test_beat_collective_counts_collectives(tmp_path: Path) -> None:
-    heartbeat = Heartbeat(tmp_path, ME)
-    heartbeat.beat_collective(4)
+    heartbeat.beat_collective(8)
     heartbeat.beat_collective()
     reading = reading_of(tmp_path)
-    assert (reading.phase, reading.step, reading.collectives) == (Phase.COLLECTIVE, 4, 2)
+    assert (reading.phase, reading.step, reading.collectives) == (Phase.COLLECTIVE, 8, 2)
 
 
 def test_noted_cuts_are_a_list_or_one_cut_or_none(tmp_path: Path) -> None:
@@ -67,7 +62,7 @@ def test_noted_cuts_are_a_list_or_one_cut_or_none(tmp_path: Path) -> None:
     assert reading_of(tmp_path).cuts == ()
 
 
-@pytest.mark.parametrize("letter", ["x", "ü", "語"])
+@pytest.mark.parametrize("letter", ["x", "語"])
 def test_cut_ids_that_exceed_the_space_end_in_an_ellipsis(tmp_path: Path, letter: str) -> None:
     heartbeat = Heartbeat(tmp_path, ME)
     heartbeat.note_cuts(letter * 30 for _ in range(1000))
@@ -160,11 +155,6 @@ def test_a_directory_that_cannot_be_created_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(GuardError, match="the heartbeat of rank-3 cannot be written"):
         Heartbeat(tmp_path / "file" / "beats", ME)
-
-
-def test_a_full_disk_is_an_error(tmp_path: Path) -> None:
-    with files_up_to(5000), pytest.raises(GuardError, match="the heartbeat of rank-3 cannot be written"):
-        Heartbeat(tmp_path, ME)
 
 
 def test_a_heartbeat_contains_the_path_of_the_torchrun_error_file_if_it_fits(

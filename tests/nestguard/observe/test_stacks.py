@@ -63,10 +63,10 @@ def stacks_once(directory: Path, text: str, count: int) -> str:
     return stacks
 
 
-def test_a_process_whose_threads_run_on_survives_each_of_2000_requests(tmp_path: Path) -> None:
+def test_a_process_whose_threads_run_on_survives_each_of_600_requests(tmp_path: Path) -> None:
     # Without the GIL, the writer reads frames that another thread frees: the process crashed within 300 requests.
     with asked(tmp_path, "wait_for_others") as process:
-        for count in range(1, 2001):
+        for count in range(1, 601):
             ask_for_stacks(tmp_path, NAME)
             if count % 100 == 0:
                 stacks = stacks_once(tmp_path, "in <module>", count)

@@ -6,7 +6,7 @@ from typing import Any, cast
 
 import pytorch_lightning as pl
 
-from nestdata import AudioNoiseBatch
+from nestguard import current
 from nestmodel import NestModel
 
 PATIENCE_S = 240
@@ -24,10 +24,8 @@ class Pause(pl.Callback):
     def __init__(self, directory: str, step: int, validation: bool = False) -> None:
         self.directory, self.step, self.validation = Path(directory), step, validation
 
-    def on_train_batch_start(
-        self, trainer: pl.Trainer, module: pl.LightningModule, batch: AudioNoiseBatch, _index: int
-    ) -> None:
-        if not self.validation and batch.key.step == self.step:
+    def on_train_batch_start(self, trainer: pl.Trainer, module: pl.LightningModule, *_: Any) -> None:
+        if not self.validation and trainer.global_step == self.step:
             self._wait(trainer, cast(NestModel, module))
 
     def on_validation_batch_start(self, trainer: pl.Trainer, module: pl.LightningModule, *_: Any) -> None:
@@ -39,4 +37,5 @@ class Pause(pl.Callback):
         deadline = time.monotonic() + PATIENCE_S
         while not ((self.directory / "go").exists() or model.stop_requests.preempted_here):
             assert time.monotonic() < deadline, "the test did not go on"
+            current().refresh()
             time.sleep(0.05)
