@@ -23,7 +23,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 PIP_INSTALL := pip install --quiet --disable-pip-version-check
 
-.PHONY: demo test test-slow test-smoke test-all test-isa test-container test-faults test-network test-remote test-slurm azurite fuzz test-lowest test-newest check format docs links wheel test-wheel release-check clean
+.PHONY: demo test test-slow test-smoke test-all test-isa test-container test-faults test-network test-remote test-slurm azurite fuzz test-lowest test-newest soak check format docs links wheel test-wheel release-check clean
 
 # One install for every target: the packages in place, with the pinned versions of what they need.
 $(READY): pyproject.toml constraints.txt
@@ -118,6 +118,10 @@ test-newest:
 	.venv-newest/bin/$(PIP_INSTALL) --upgrade --editable '.[dev]'
 	.venv-newest/bin/pip freeze --exclude-editable
 	$(ONE_THREAD) .venv-newest/bin/python $(PYTEST) $(WARNINGS_PASS)
+
+# Twenty minutes of training under the stall guard, which must not raise an alarm.
+soak: $(READY)
+	$(BIN)/python -m tests.distributed.soak --minutes 20
 
 # Format, lint and types, as CI checks them.
 check: $(READY)

@@ -142,7 +142,9 @@ def parse(function: Callable[..., Result], arguments: Sequence[str], *, prog: st
         shown = io.StringIO()
         with contextlib.suppress(SystemExit), contextlib.redirect_stdout(shown):
             run(["--help"])
-        raise UsageError(f"{_message(mistake.getvalue(), shown.getvalue())} See `{prog} {HELP_ALL if has_settings else _HELP[1]}`.") from None
+        raise UsageError(
+            f"{_message(mistake.getvalue(), shown.getvalue())} See `{prog} {HELP_ALL if has_settings else _HELP[1]}`."
+        ) from None
     _check_given(function, parsed[0])
     return function(**parsed[0])
 

@@ -100,6 +100,35 @@ class Fault(pl.Callback):
             time.sleep(self.index[0])
 
 
+class Paced(pl.Callback):
+    """Makes every microbatch take a known time, and one phase longer.
+
+    Args:
+        slow_phase: "loading", "forward", "backward", or "nothing".
+        base_ms: Time of the forward pass.
+        extra_ms: Time that is added in the slow phase.
+    """
+
+    def __init__(self, slow_phase: str, base_ms: int, extra_ms: int) -> None:
+        self.phase, self.base_s, self.extra_s = slow_phase, base_ms / 1000, extra_ms / 1000
+
+    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:  # noqa: ARG002
+        assert isinstance(pl_module, NestModel)
+        forward_s = self.base_s + self.extra_s * (self.phase == "forward")
+        pl_module.encoder.register_forward_pre_hook(lambda *_: time.sleep(forward_s))
+        load = AudioNoiseDataset.load
+
+        def load_slowly(dataset: AudioNoiseDataset, *arguments: Any, **options: Any) -> AudioNoiseBatch:
+            time.sleep(self.extra_s * (self.phase == "loading"))
+            return load(dataset, *arguments, **options)
+
+        AudioNoiseDataset.load = load_slowly  # type: ignore[method-assign]
+
+    def on_before_backward(self, trainer: pl.Trainer, pl_module: pl.LightningModule, loss: torch.Tensor) -> None:  # noqa: ARG002
+        if self.phase == "backward":
+            loss.register_hook(lambda _: time.sleep(self.extra_s))
+
+
 def raise_for_one_rank(rank: int) -> None:
     raise RuntimeError(f"an error on rank {rank} only")
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytorch_lightning as pl
 from pytorch_lightning.strategies import DDPStrategy
 
+import nestmodel.training.module
 from nestdata import AudioNoiseBatch, RemoteConfig, start_fork_server
 from nestguard import StallLimits
 from nestmodel import (
@@ -26,7 +27,7 @@ from nestmodel import (
 from nestmodel.training.callbacks import stall_guard
 from nestmodel.training.step_limits import ends_step
 from tests.conftest import MessyCorpora
-from tests.distributed.faults import DEVICE, Fault
+from tests.distributed.faults import DEVICE, Fault, Paced
 from tests.distributed.runs import MICROBATCHES_PER_STEP
 from tests.training import ProportionalSteps, messy_data, tiny_config, trainer
 
@@ -57,6 +58,13 @@ class Seen(pl.Callback):
             file.write(json.dumps(line) + "\n")
 
 
+def fault_of(kind: str, step: int, microbatch: int) -> pl.Callback:
+    if not kind.startswith("slow in "):
+        return Fault(kind, step, microbatch)
+    nestmodel.training.module.WINDOW = 10
+    return Paced(kind.removeprefix("slow in "), step, microbatch)
+
+
 def main(argv: list[str]) -> None:
     run = json.loads(Path(argv[0]).read_text())
     if run["num_workers"] and run["start_method"] == "forkserver":
@@ -66,7 +74,7 @@ def main(argv: list[str]) -> None:
     if run["has_device"]:
         stall_guard.new_event_of = lambda _: DEVICE.new_event  # type: ignore[assignment, misc]
     max_time_s = None if run["max_minutes"] is None else 60 * run["max_minutes"]
-    faults = [Fault(*fault["what"]) for fault in run["faults"] if fault["rank"] == rank and is_first]
+    faults = [fault_of(*fault["what"]) for fault in run["faults"] if fault["rank"] == rank and is_first]
     checkpoints = Checkpoints(CheckpointConfig(every_n_steps=run["every_n_steps"], keep=100))
     guard = StallGuard(GuardConfig(StallLimits(**(run["limits"] or {})), enabled=run["limits"] is not None))
     strategy = DDPStrategy(process_group_backend="gloo")
