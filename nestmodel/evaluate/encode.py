@@ -4,13 +4,12 @@ A corpus is read in batches, longest utterance first. The features of an utteran
 of its batch, except for rounding. Each utterance is either yielded or reported with a reason.
 """
 
-import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, NamedTuple, overload
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -35,7 +34,6 @@ their valid lengths."""
 OnReject = Callable[[RejectedUtterance], None]
 
 Audio = str | Path | NDArray[Any] | Tensor
-_Several = list[Any] | tuple[Any, ...]
 
 
 class Utterance(NamedTuple):
@@ -62,38 +60,20 @@ class AudioFeatures:
     """Number of encoder frames per second."""
 
 
-@overload
-def encode(
-    model: Model, audio: Audio, *, sampling_rate: int | None = None, layers: Layers = "last"
-) -> AudioFeatures: ...
-
-
-@overload
-def encode(
-    model: Model, audio: _Several, *, sampling_rate: int | None = None, layers: Layers = "last"
-) -> list[AudioFeatures]: ...
-
-
-def encode(
-    model: Model, audio: Audio | _Several, *, sampling_rate: int | None = None, layers: Layers = "last"
-) -> AudioFeatures | list[AudioFeatures]:
+def encode(model: Model, audio: Audio, *, sampling_rate: int | None = None, layers: Layers = "last") -> AudioFeatures:
     """Computes the encoder features of an audio file or an array.
 
-    The values are those that `nestmodel features` writes for the file, bit for bit, on the same device. Several files
-    are encoded one by one, so that the features of one do not depend on the others; `iterate_features` computes those
-    of a corpus in batches.
+    The values are those that `nestmodel features` writes for the file, bit for bit, on the same device.
+    `iterate_features` computes those of a corpus in batches.
 
     Args:
         model: A network, whose encoder is used in eval mode and on its device; or the path of a file that
             `load_network` reads, which is loaded anew by each call, to a GPU if there is one.
         audio: Path or URL of a file of any sampling rate, of whose channels the first is read; or samples of shape
-            (num_samples,): float32 or float64, usually in [-1, 1], or int16. Or a list of these.
+            (num_samples,): float32 or float64, usually in [-1, 1], or int16.
         sampling_rate: Rate of arrays in Hz. They are resampled to the rate of the model. That of files is in their
             headers.
         layers: Numbers of the encoder outputs to return, `last` or `all`; see `iterate_features`.
-
-    Returns:
-        The features; a list for a list.
 
     Raises:
         ConfigError: The layers do not exist, or an array has another shape or type, or no rate.
@@ -104,8 +84,6 @@ def encode(
     """
     if isinstance(model, str | Path):
         model = load_network(model).to(resolve_device("auto"))
-    if isinstance(audio, list | tuple):
-        return [encode(model, samples, sampling_rate=sampling_rate, layers=layers) for samples in audio]
     compute = layer_function(model, layers)
     source = audio.detach().cpu().numpy() if isinstance(audio, Tensor) else audio
     rate, device = model.config.features.sampling_rate, next(model.parameters()).device
@@ -299,10 +277,8 @@ def _iterate_prepared(
     on_reject: OnReject,
 ) -> Iterator[Utterance]:
     """Does the work of `iterate_corpus` for inputs that are prepared into a temporary corpus."""
-    with TemporaryDirectory() as name, open_inputs(inputs, model.config.features.sampling_rate, Path(name)) as corpus:
-        for line in (corpus.path / "rejected.jsonl").read_text(encoding="utf-8").splitlines():
-            fields = json.loads(line)
-            on_reject(RejectedUtterance(*(fields[field] for field in RejectedUtterance._fields)))
+    rate = model.config.features.sampling_rate
+    with TemporaryDirectory() as name, open_inputs(inputs, rate, Path(name), on_reject) as corpus:
         yield from iterate_corpus(model, corpus, compute, max_batch_seconds, device, on_reject=on_reject)
 
 

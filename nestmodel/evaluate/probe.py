@@ -375,13 +375,13 @@ def _opened(
     inputs: AudioInputs, network: NestNetwork, directory: Path, rejected: str, config: ProbeConfig | CtcProbeConfig
 ) -> Iterator[_Side]:
     """Yields the corpus of the inputs, and the log of its rejects, which is a file in the directory."""
-    rate = network.config.features.sampling_rate
+    rate, rejects = network.config.features.sampling_rate, RejectLog()
     with (
         tempfile.TemporaryDirectory(dir=directory) as temporary,
-        RejectLog(directory, rejected) as rejects,
-        open_inputs(inputs, rate, Path(temporary), rejects) as corpus,
+        open_inputs(inputs, rate, Path(temporary), rejects.add) as corpus,
     ):
         yield _Side(corpus, rejects, config)
+    rejects.write(directory / rejected)
 
 
 def _contestant(

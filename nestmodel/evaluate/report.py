@@ -195,10 +195,7 @@ def _ctc_lines(report: CtcProbeReport) -> Iterator[str]:
         f"errors of all heads are added up; their seeds: {', '.join(map(str, config.probe_seeds))}."
     )
     yield ""
-    columns = "features | CER | WER | insertions | deletions | substitutions | CER by seed | learning rate"
-    yield from _table(columns, map(_error_row, report.contestants))
-    yield "Insertions, deletions and substitutions are of characters, in % of the characters of the references."
-    yield ""
+    yield from _table("features | CER | WER | CER by seed | learning rate", map(_error_row, report.contestants))
     if report.differences:
         yield "Trained minus baseline, in percentage points (paired bootstrap); below 0 the trained encoder is better:"
         yield ""
@@ -228,12 +225,9 @@ def _ctc_lines(report: CtcProbeReport) -> Iterator[str]:
 
 
 def _error_row(score: ContestantScore) -> str:
-    found = score.characters
-    counts = (found.insertions, found.deletions, found.substitutions)
-    shares = " | ".join(f"{100 * count / found.num_reference:.1f}" for count in counts)
     by_seed = ", ".join(f"{100 * of_seed.rate:.1f}" for of_seed in score.by_seed.values())
-    rates = f"{percent(found)} | {percent(score.words)}"
-    return f"{_shown(score.name)} | {rates} | {shares} | {by_seed} | {score.learning_rate:g}"
+    rates = f"{percent(score.characters)} | {percent(score.words)}"
+    return f"{_shown(score.name)} | {rates} | {by_seed} | {score.learning_rate:g}"
 
 
 def _shown(name: Contestant) -> str:

@@ -190,8 +190,8 @@ def test_unusable_labels_are_an_error_with_the_reason(
     ("settings", "message"),
     [
         ({"held_out": 0.0}, "held_out is 0"),
-        ({"train_per_class": 1}, "train_per_class is 1: give 2 or more"),
-        ({"held_out_where": "split"}, "held_out_where is 'split': give a field and a value, such as split=test"),
+        ({"train_per_class": 1}, "train_per_class is 1: expected 2 or more"),
+        ({"held_out_where": "split"}, "held_out_where is 'split': expected a field and a value, such as split=test"),
         ({"held_out_where": "split=test", "group_by": "speaker"}, "drop group_by"),
         ({"max_batch_seconds": -1.0}, "max_batch_seconds is -1"),
     ],
