@@ -7,7 +7,7 @@ something else.
 import sys
 import time
 from contextlib import suppress
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import pytorch_lightning as pl
 
@@ -27,6 +27,7 @@ _OUTPUT_MAY_BE_GONE = suppress(OSError)
 """Ignores a closed stderr: Ctrl-C also ends the `tee` of a pipe, and a checkpoint must still be written."""
 
 
+@runtime_checkable
 class Renderer(Protocol):
     """Shows where a run stands."""
 
