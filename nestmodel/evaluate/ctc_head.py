@@ -13,7 +13,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -27,7 +26,7 @@ from nestdata.stateless_rng import StatelessRng
 from nestmodel.evaluate.encode import Utterance
 from nestmodel.evaluate.error_rates import count_errors
 from nestmodel.evaluate.text import BLANK, Alphabet
-from nestmodel.evaluate.utterances import ProbeUtterance, SplitRows
+from nestmodel.evaluate.utterances import ProbeUtterance
 
 UTTERANCES_PER_STEP = 16
 """Number of utterances of an optimizer step."""
@@ -116,8 +115,11 @@ class HeadTask:
     alphabet: Alphabet
     """The characters of all texts."""
 
-    rows: SplitRows
-    """Utterances to train on, and those whose error rate selects the epoch."""
+    training: list[int]
+    """Utterances to train on."""
+
+    held_out: list[int]
+    """Utterances whose error rate selects the epoch."""
 
     labels_per_frame: int
     """Number of labels that heads predict from each frame."""
@@ -167,16 +169,10 @@ class CtcHead(nn.Module):
         return logits.view(-1, self.num_labels).log_softmax(dim=1)
 
 
-class TrainedHead(NamedTuple):
-    """A head with the weights of its best epoch."""
-
-    head: CtcHead
-    held_out_error: float
-    """Character error rate of the held-out utterances after the best epoch."""
-
-
-def fit_head(cache: FeatureCache, task: HeadTask, *, learning_rate: float, max_epochs: int, seed: int) -> TrainedHead:
-    """Trains a head, and loads the weights of the epoch with the lowest error rate of the held-out utterances.
+def fit_head(
+    cache: FeatureCache, task: HeadTask, *, learning_rate: float, max_epochs: int, seed: int
+) -> tuple[CtcHead, float]:
+    """Returns a head with the weights of the epoch with the lowest held-out character error rate, and that rate.
 
     Args:
         cache: Features of the utterances.
@@ -185,28 +181,27 @@ def fit_head(cache: FeatureCache, task: HeadTask, *, learning_rate: float, max_e
         max_epochs: Number of epochs, at the end of which the learning rate is 0.
         seed: Determines the initial weights and the order of the utterances.
     """
-    training, held_out = task.rows
-    head = CtcHead(*cache.statistics(training), len(task.alphabet), task.labels_per_frame, seed)
-    references = [task.texts[row] for row in held_out]
-    num_steps = max_epochs * math.ceil(len(training) / UTTERANCES_PER_STEP)
+    head = CtcHead(*cache.statistics(task.training), len(task.alphabet), task.labels_per_frame, seed)
+    references = [task.texts[row] for row in task.held_out]
+    num_steps = max_epochs * math.ceil(len(task.training) / UTTERANCES_PER_STEP)
     optimizer = torch.optim.Adam(head.parameters(), lr=learning_rate)
     schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, num_steps)
     lowest, best = math.inf, head.state_dict()
     for epoch in range(1, max_epochs + 1):
-        for batch in _shuffled_batches(cache, training, seed, epoch):
+        for batch in _shuffled_batches(cache, task.training, seed, epoch):
             loss = _ctc_loss(head, cache, [task.alphabet.encode(task.texts[row]) for row in batch], batch)
             optimizer.zero_grad()
             loss.backward()
             nn.utils.clip_grad_norm_(head.parameters(), MAX_GRADIENT_NORM)
             optimizer.step()
             schedule.step()
-        counts = count_errors(references, transcribe(head, cache, task.alphabet, held_out), "characters")
+        counts = count_errors(references, transcribe(head, cache, task.alphabet, task.held_out), "characters")
         error = float(counts.errors.sum() / counts.num_reference.sum())
         if error < lowest:
             lowest = error
             best = {name: values.clone() for name, values in head.state_dict().items()}
     head.load_state_dict(best)
-    return TrainedHead(head.eval(), lowest)
+    return head.eval(), lowest
 
 
 @torch.no_grad()

@@ -90,9 +90,9 @@ def encode(model: Model, audio: Audio, *, sampling_rate: int | None = None, laye
     samples = load_audio(source, rate, source_rate=sampling_rate)
     with _in_eval_mode(model, device):
         (found,) = _compute_batch([samples], rate, compute, device)
-    if isinstance(found, _Problem):
+    if isinstance(found, tuple):
         name = str(audio) if isinstance(audio, str | Path) else "the array"
-        raise ExtractError(f"{name}: {found.reason}, {found.detail}")
+        raise ExtractError(f"{name}: {', '.join(found)}")
     return AudioFeatures(torch.from_numpy(found[0] if len(found) == 1 else found), frame_rate_hz(model))
 
 
@@ -158,7 +158,7 @@ def iterate_corpus(
             lines = [corpus.line(row) for row, _ in loaded]
             found = _compute_batch([samples for _, samples in loaded], rate, compute, torch_device) if loaded else ()
             for (row, _), line, values in zip(loaded, lines, found, strict=True):
-                if isinstance(values, _Problem):
+                if isinstance(values, tuple):
                     reject(_rejected(line, *values))
                 else:
                     yield Utterance(row, line, values)
@@ -261,13 +261,6 @@ def frame_rate_hz(model: NestNetwork) -> float:
     return features.sampling_rate / (features.hop_length * model.config.encoder.subsampling_factor)
 
 
-class _Problem(NamedTuple):
-    """Why an utterance has no features."""
-
-    reason: str
-    detail: str
-
-
 def _iterate_prepared(
     model: NestNetwork,
     inputs: AudioInputs,
@@ -304,8 +297,8 @@ def _load(corpus: Corpus, row: int, reject: OnReject) -> NDArray[np.float32] | N
 
 def _compute_batch(
     utterances: list[NDArray[np.float32]], sampling_rate: int, compute: BatchFunction, device: torch.device
-) -> "Iterator[NDArray[np.float32] | _Problem]":
-    """Yields the features of each utterance of a batch, shape (layers, frames, dim), or why it has none.
+) -> Iterator[NDArray[np.float32] | tuple[str, str]]:
+    """Yields the features of each utterance of a batch, (layers, frames, dim), or why it has none: reason and details.
 
     Args:
         utterances: Audio of each utterance, the longest one first.
@@ -334,16 +327,16 @@ def _compute_batch(
                 "Lower --max-batch-seconds."
             ) from error
         detail = f"{seconds:.0f} s of audio do not fit into memory: use a corpus prepared with --window-seconds"
-        yield _Problem("out_of_memory", detail)
+        yield "out_of_memory", detail
         return
     for i, samples in enumerate(utterances):
         valid = values[:, i, : lens[i]]
         if not lens[i]:
             detail = f"{len(samples)} samples at {sampling_rate} Hz are less than one encoder frame"
-            yield _Problem("too_short", detail)
+            yield "too_short", detail
         elif not np.isfinite(valid).all():
             detail = "its features contain NaN or Inf: check the audio and the weights of the model"
-            yield _Problem("not_finite", detail)
+            yield "not_finite", detail
         else:
             yield valid
 

@@ -36,9 +36,9 @@ from nestdata.output import has_json_kind
 from nestmodel.errors import ConfigError
 from nestmodel.evaluate.config import Contestant, CtcProbeConfig, ProbeConfig
 from nestmodel.evaluate.ctc_head import (
+    CtcHead,
     FeatureCache,
     HeadTask,
-    TrainedHead,
     fit_head,
     num_labels_per_frame,
     transcribe,
@@ -251,26 +251,28 @@ def run_ctc_probe(
         num_heads = len(contestants) * len(config.learning_rates) * len(config.probe_seeds)
         num_encoded = len(contestants) * (len(training) + len(tested))
         work = _Work(on_progress, total=num_encoded + num_heads * len(training))
-        caches = {}
+        caches: dict[Contestant, tuple[FeatureCache, FeatureCache]] = {}  # of training and of test utterances
         for name in contestants:
             # The log-mels are those that both encoders read: normalised, and stacked to encoder frames.
             encoder, compute = _contestant(name, network, config.seed, stacked_mel_function)
-            caches[name] = _Caches(
+            caches[name] = (
                 FeatureCache.write(Path(cache_directory, name), training_side.read(training, encoder, compute, work)),
                 FeatureCache.write(
                     Path(cache_directory, f"{name}-test"), test_side.read(tested, encoder, compute, work)
                 ),
             )
-        usable = in_all(training, [each.training for each in caches.values()])
-        scored = in_all(tested, [each.test for each in caches.values()])
+        usable = in_all(training, [of_training for of_training, _ in caches.values()])
+        scored = in_all(tested, [of_test for _, of_test in caches.values()])
         labels_per_frame = num_labels_per_frame(frame_rate_hz(network))
-        learned = writable(usable, caches["trained"].training, labels_per_frame)
-        num_fast = len(scored) - len(writable(scored, caches["trained"].test, labels_per_frame))
+        learned = writable(usable, caches["trained"][0], labels_per_frame)
+        num_fast = len(scored) - len(writable(scored, caches["trained"][1], labels_per_frame))
         check_enough(len(learned), len(scored))
+        fitted, held_out = split_training(learned, config.held_out, config.seed)
         task = HeadTask(
             texts={utterance.row: utterance.target for utterance in learned},
             alphabet=Alphabet.of_texts(utterance.target for utterance in learned),
-            rows=split_training(learned, config.held_out, config.seed),
+            training=fitted,
+            held_out=held_out,
             labels_per_frame=labels_per_frame,
         )
         finish_head = partial(work.finish, len(training))
@@ -282,8 +284,8 @@ def run_ctc_probe(
             alphabet=task.alphabet.characters,
             frame_rate_hz=frame_rate_hz(network),
             labels_per_frame=labels_per_frame,
-            num_training=len(task.rows.training),
-            num_held_out=len(task.rows.held_out),
+            num_training=len(fitted),
+            num_held_out=len(held_out),
             num_test=len(scored),
             intervals_over=interval_name((utterance.group for utterance in scored), config.group_by),
             num_too_fast={"training": len(usable) - len(learned), "test": num_fast},
@@ -333,13 +335,6 @@ class _Side(NamedTuple):
         for utterance in iterate_corpus(network, self.corpus, compute, *limits, rows=rows, on_reject=self.rejects.add):
             yield utterance
             work.finish(1)
-
-
-class _Caches(NamedTuple):
-    """Features of one contestant."""
-
-    training: FeatureCache
-    test: FeatureCache
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -402,7 +397,7 @@ def _pooled(utterance: Utterance) -> NDArray[np.float32]:
 
 def _recognise(
     name: Contestant,
-    caches: _Caches,
+    caches: tuple[FeatureCache, FeatureCache],
     task: HeadTask,
     test: Sequence[ProbeUtterance],
     config: CtcProbeConfig,
@@ -410,15 +405,15 @@ def _recognise(
 ) -> _Recognition:
     """Chooses the learning rate of a contestant, trains its heads, and counts their errors on the test corpus."""
     # All seeds choose the learning rate: with a low one, some heads write next to nothing, depending on the seed.
-    candidates: dict[float, list[TrainedHead]] = {rate: [] for rate in config.learning_rates}
+    candidates: dict[float, list[tuple[CtcHead, float]]] = {rate: [] for rate in config.learning_rates}
     for rate, trained in candidates.items():
         for seed in config.probe_seeds:
-            trained.append(fit_head(caches.training, task, learning_rate=rate, max_epochs=config.max_epochs, seed=seed))
+            trained.append(fit_head(caches[0], task, learning_rate=rate, max_epochs=config.max_epochs, seed=seed))
             finish_head()
-    held_out = {rate: fmean(head.held_out_error for head in trained) for rate, trained in candidates.items()}
+    held_out = {rate: fmean(error for _, error in trained) for rate, trained in candidates.items()}
     learning_rate = min(held_out, key=held_out.__getitem__)
     heads, rows = candidates[learning_rate], [utterance.row for utterance in test]
-    hypotheses = [transcribe(trained.head, caches.test, task.alphabet, rows) for trained in heads]
+    hypotheses = [transcribe(head, caches[1], task.alphabet, rows) for head, _ in heads]
     references, groups = [utterance.target for utterance in test], [utterance.group for utterance in test]
     characters = [count_errors(references, texts, "characters").by_group(groups) for texts in hypotheses]
     words = [count_errors(references, texts, "words").by_group(groups) for texts in hypotheses]

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -119,7 +120,7 @@ def find_budget(
         show(f"  {too_large} does not fit" if too_large else f"  fits, {memory}")
         return too_large is None
 
-    with TrialChild(_trial_settings(model, trainer, config)) as child:
+    with closing(TrialChild(_trial_settings(model, trainer, config))) as child:
         start = round(plan_config.max_batch_seconds / _RESOLUTION_S)
         largest = largest_fitting(fits, start=start, lowest=lowest, highest=highest)
     if largest is None:
