@@ -37,12 +37,13 @@ from nestmodel.errors import ConfigError
 from nestmodel.evaluate.config import Contestant, CtcProbeConfig, ProbeConfig
 from nestmodel.evaluate.ctc_head import (
     CtcHead,
-    FeatureCache,
+    Features,
     HeadTask,
     fit_head,
     num_labels_per_frame,
     transcribe,
     writable,
+    write_features,
 )
 from nestmodel.evaluate.encode import (
     BatchFunction,
@@ -251,15 +252,13 @@ def run_ctc_probe(
         num_heads = len(contestants) * len(config.learning_rates) * len(config.probe_seeds)
         num_encoded = len(contestants) * (len(training) + len(tested))
         work = _Work(on_progress, total=num_encoded + num_heads * len(training))
-        caches: dict[Contestant, tuple[FeatureCache, FeatureCache]] = {}  # of training and of test utterances
+        caches: dict[Contestant, tuple[Features, Features]] = {}  # of training and of test utterances
         for name in contestants:
             # The log-mels are those that both encoders read: normalised, and stacked to encoder frames.
             encoder, compute = _contestant(name, network, config.seed, stacked_mel_function)
             caches[name] = (
-                FeatureCache.write(Path(cache_directory, name), training_side.read(training, encoder, compute, work)),
-                FeatureCache.write(
-                    Path(cache_directory, f"{name}-test"), test_side.read(tested, encoder, compute, work)
-                ),
+                write_features(Path(cache_directory, name), training_side.read(training, encoder, compute, work)),
+                write_features(Path(cache_directory, f"{name}-test"), test_side.read(tested, encoder, compute, work)),
             )
         usable = in_all(training, [of_training for of_training, _ in caches.values()])
         scored = in_all(tested, [of_test for _, of_test in caches.values()])
@@ -397,7 +396,7 @@ def _pooled(utterance: Utterance) -> NDArray[np.float32]:
 
 def _recognise(
     name: Contestant,
-    caches: tuple[FeatureCache, FeatureCache],
+    caches: tuple[Features, Features],
     task: HeadTask,
     test: Sequence[ProbeUtterance],
     config: CtcProbeConfig,
