@@ -74,7 +74,6 @@ from nestmodel.evaluate.utterances import (
     check_enough,
     count_classes,
     in_all,
-    interval_name,
     labelled_utterances,
     split_labelled,
     split_training,
@@ -109,7 +108,7 @@ def run_probe(
         inputs: A `Corpus`; or anything else that `prepare_corpus` accepts, such as a file, a folder or a `CutSet`,
             which is prepared with every file header read.
         config: The label and the split.
-        output: Directory for `probe.json`, `report.md` and `rejected.jsonl`; None writes nothing.
+        output: Directory for `probe.json` and `rejected.jsonl`; None writes nothing.
         overwrite: Whether an earlier probe at `output` is replaced.
         model_name: Name of the model in the report.
         on_progress: Called with the finished and the total units of work. One utterance encoded once is a unit; a fit
@@ -220,7 +219,7 @@ def run_ctc_probe(
         inputs: Transcribed utterances for training; a corpus, or any inputs that `nestdata prepare` reads.
         test: Transcribed utterances that are scored, of other recordings.
         config: How the heads are trained.
-        output: Directory for `probe.json`, `report.md`, `hypotheses.jsonl`, `rejected.jsonl` and
+        output: Directory for `probe.json`, `hypotheses.jsonl`, `rejected.jsonl` and
             `rejected_test.jsonl`; None writes nothing.
         overwrite: Whether an earlier probe at `output` is replaced.
         model_name: Name of the model in the report.
@@ -286,7 +285,6 @@ def run_ctc_probe(
             num_training=len(fitted),
             num_held_out=len(held_out),
             num_test=len(scored),
-            intervals_over=interval_name((utterance.group for utterance in scored), config.group_by),
             num_too_fast={"training": len(usable) - len(learned), "test": num_fast},
             contestants=[recognition.score for recognition in found.values()],
             differences=[

@@ -226,16 +226,6 @@ def in_all(utterances: Iterable[ProbeUtterance], features: Collection[Container[
     return [utterance for utterance in utterances if all(utterance.row in each for each in features)]
 
 
-def interval_name(test_groups: Iterable[str], group_by: str | None) -> str:
-    """Returns for reports what the intervals of test results are drawn from."""
-    groups = set(test_groups)
-    if len(groups) < 2:
-        return "utterances"
-    if group_by is not None and any(group.startswith("group ") for group in groups):
-        return f"{len(groups)} groups of `{group_by}`"
-    return f"{len(groups)} recordings"
-
-
 def _label_text(value: object) -> str:
     """Returns a label as text; an empty string for a value that cannot be a label."""
     return str(value).strip() if isinstance(value, str | int | float) else ""
