@@ -97,10 +97,7 @@ class StallGuard(pl.Callback):
 
     def __init__(self, config: GuardConfig = GuardConfig()) -> None:
         record_launcher()
-        self.enabled = config.enabled
-        self.limits = config.limits
-        self.report_dir = config.report_dir
-        self.port = config.port
+        self.config = config
         self._heartbeat: nestguard.Heartbeat = nestguard.NoHeartbeat()
         self._monitor: nestguard.MonitorHandle | None = None
         self._next_check_s = 0.0
@@ -118,7 +115,7 @@ class StallGuard(pl.Callback):
         The timeout of a process group that does not exist yet is raised if it is Lightning's default and would pass
         before the stall guard acts. A warning is shown for any other timeout that is too short.
         """
-        if self._monitor is not None or self._heartbeat.slot is not None or not self.enabled:
+        if self._monitor is not None or self._heartbeat.slot is not None or not self.config.enabled:
             return
         self.check_timeout(trainer)
         try:
@@ -128,9 +125,9 @@ class StallGuard(pl.Callback):
 
     def check_timeout(self, trainer: pl.Trainer) -> None:
         """Checks and sets the timeout of the process group, as `start` does; see there for the warning."""
-        if not self.enabled or not isinstance(trainer.strategy, DDPStrategy):
+        if not self.config.enabled or not isinstance(trainer.strategy, DDPStrategy):
             return
-        timeout_s, needed_s = process_group_timeout_s(trainer), self.limits.longest_wait_s + _REPORT_S
+        timeout_s, needed_s = process_group_timeout_s(trainer), self.config.limits.longest_wait_s + _REPORT_S
         default_s = default_pg_timeout.total_seconds()
         if timeout_s in (None, default_s) and not torch.distributed.is_initialized():
             set_process_group_timeout(trainer, max(needed_s, default_s))
@@ -148,20 +145,20 @@ class StallGuard(pl.Callback):
             self._heartbeat.arm()
             nestguard.set_current(self._heartbeat)
             if identity.local_rank == 0:
-                report_dir = self.report_dir or Path(trainer.default_root_dir) / "stalls"
+                report_dir = self.config.report_dir or Path(trainer.default_root_dir) / "stalls"
                 peers = None if environment is None or trainer.num_nodes == 1 else self._peers(environment)
-                self._monitor = nestguard.start_monitor(directory, self.limits, identity, report_dir, peers)
+                self._monitor = nestguard.start_monitor(directory, self.config.limits, identity, report_dir, peers)
         end_with_parent(is_on=False)  # from here on, the monitor reports why a rank has ended before it ends the others
 
     def _peers(self, environment: ClusterEnvironment) -> nestguard.PeerConfig:
         port = environment.main_port
         variables = ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "SLURM_JOB_ID", "SLURM_RESTART_COUNT")
         run_id = "/".join([str(port), *(os.environ.get(name, "") for name in variables)])
-        return nestguard.PeerConfig(host=environment.main_address, port=self.port or port + 1, run_id=run_id)
+        return nestguard.PeerConfig(host=environment.main_address, port=self.config.port or port + 1, run_id=run_id)
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:  # noqa: ARG002
         """Starts the stall guard before training, and gives the monitors of several nodes their run token."""
-        if stage != "fit" or not self.enabled:
+        if stage != "fit" or not self.config.enabled:
             return
         self.start(trainer)
         if trainer.num_nodes > 1:
