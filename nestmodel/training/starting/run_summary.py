@@ -9,7 +9,6 @@ import torch
 
 from nestdata import Corpus, redacted, summarise_plan
 from nestdata.plan.summary import left_out_text, padding_text
-from nestmodel.run_config import RunConfig
 from nestmodel.training.data import NestDataModule
 from nestmodel.training.module import NestModel
 from nestmodel.training.saving.checkpoint_files import step_in_name
@@ -41,9 +40,11 @@ def summarise_run(run: "Run") -> Rows:
         *left_out_rows(data),
         ("ranks", _ranks_text(trainer)),
         *_form_rows(trainer, model, data),
-        ("numbers", f"precision {trainer.precision}, seed {config.seed}"),
+        ("numbers", f"precision {trainer.precision}, seed {config.seed}{', deterministic' if determinism() else ''}"),
         ("start", _start_text(config.ckpt_path)),
-        *_switches(trainer, data, config),
+        ("saved", f"a checkpoint every {config.checkpoints.every_n_steps:,} steps"),
+        *([] if config.guard.enabled else [("stall guard", "off")]),
+        ("log", ", ".join(str(logger.name or "csv") for logger in trainer.loggers)),
         ("output", str(trainer.log_dir or config.output)),
     ]
     return [(name, redacted(text)) for name, text in rows]
@@ -80,10 +81,11 @@ def _steps_text(trainer: pl.Trainer, data: NestDataModule, max_time: str | None)
 
 def _batches_text(data: NestDataModule) -> str:
     plan = data.train_dataset.plan.config
-    step_s = plan.max_batch_seconds * plan.microbatches_per_step
+    step_s, augment = plan.max_batch_seconds * plan.microbatches_per_step, data.train_dataset.augment
+    augmented = ", augmented" if augment.speech or augment.noise or augment.mixture else ""
     return (
-        f"{plan.microbatches_per_step} x {plan.max_batch_seconds:g} s, so up to {step_s:,g} s of audio per step; "
-        f"loader workers per rank: {data.num_workers}"
+        f"{plan.microbatches_per_step} x {plan.max_batch_seconds:g} s, so up to {step_s:,g} s of audio per step"
+        f"{augmented}; loader workers per rank: {data.num_workers}"
     )
 
 
@@ -120,20 +122,6 @@ def _start_text(ckpt_path: str | None) -> str:
         return "from step 0"
     step = step_in_name(Path(ckpt_path).resolve())  # `last.ckpt` is a link
     return ckpt_path if step is None else f"from step {step:,}, {ckpt_path}"
-
-
-def _switches(trainer: pl.Trainer, data: NestDataModule, config: RunConfig) -> Rows:
-    """Returns what is on, and what is off."""
-    augment = data.train_dataset.augment
-    switches = {
-        f"checkpoints every {config.checkpoints.every_n_steps:,} steps": True,
-        "stall guard": config.guard.enabled,
-        "deterministic": determinism(),
-        "augment": bool(augment.speech or augment.noise or augment.mixture),
-        f"log to {', '.join(str(logger.name or 'csv') for logger in trainer.loggers)}": True,
-    }
-    texts = {on: ", ".join(name for name, value in switches.items() if value == on) for on in (True, False)}
-    return [(name, text) for name, text in (("on", texts[True]), ("off", texts[False])) if text]
 
 
 def format_summary(rows: Rows, width: int) -> str:

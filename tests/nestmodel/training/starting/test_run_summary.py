@@ -39,7 +39,7 @@ def summary(
     return dict(summarise_run(Run(config, NestModel(tiny_config()), data, runner)))
 
 
-def test_a_summary_describes_data_model_steps_and_switches(messy_corpora: MessyCorpora, tmp_path: Path) -> None:
+def test_a_summary_describes_data_model_and_steps(messy_corpora: MessyCorpora, tmp_path: Path) -> None:
     data = messy_data(messy_corpora)
     per_epoch = data.train_dataset.plan.steps_per_epoch
     rows = summary(data, tmp_path, max_steps=10 * per_epoch, max_time="2h")
@@ -55,8 +55,8 @@ def test_a_summary_describes_data_model_steps_and_switches(messy_corpora: MessyC
         "ranks": "1, cpu",
         "numbers": "precision 32-true, seed 3",
         "start": "from step 0",
-        "on": "checkpoints every 50 steps, stall guard, log to csv",
-        "off": "deterministic, augment",
+        "saved": "a checkpoint every 50 steps",
+        "log": "csv",
         "output": str(tmp_path / "version_0"),
     }
 
@@ -92,7 +92,7 @@ def test_a_summary_names_all_corpora_and_the_checkpoint(messy_corpora: MessyCorp
     assert (rows["noise"], rows["validation"]) == ("other speech only", "none")
     assert rows["steps"].startswith(f"{2 * data.train_dataset.plan.steps_per_epoch:,}, 2 epochs")
     assert rows["start"] == f"from step 1,300, {tmp_path}/last.ckpt"
-    assert "augment" in rows["on"]
+    assert ", augmented; " in rows["batches"]
     assert summary(data, tmp_path, max_steps=-1, max_epochs=-1)["steps"] == "no limit"
 
 
