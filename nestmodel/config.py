@@ -11,6 +11,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
+import yaml
+
 from nestdata.config_checks import nearest_name_hint, require, require_at_least, require_at_most, require_share
 from nestdata.field_docs import with_field_docs
 from nestmodel.attention_context import (
@@ -453,9 +455,12 @@ class NestConfig:
         Raises:
             ConfigError: No preset has that name, or the first one is not a whole model.
         """
-        from nestmodel.run_config import read_merged
-
-        return cls.from_dict(read_merged(map(preset_path, names))["model"]["config"])
+        merged: dict[str, Any] = {}
+        for name in names:
+            section = yaml.safe_load(preset_path(name).read_text(encoding="utf-8"))["model"]["config"]
+            for part, values in section.items():
+                merged[part] = {**merged.get(part, {}), **values}
+        return cls.from_dict(merged)
 
     @classmethod
     def from_dict(cls, mapping: Mapping[str, Any]) -> "NestConfig":
