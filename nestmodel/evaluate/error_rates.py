@@ -38,7 +38,8 @@ class ErrorCounts:
     @property
     def errors(self) -> NDArray[np.int64]:
         """All errors of each utterance."""
-        return self.table[:, :3].sum(axis=1)
+        errors: NDArray[np.int64] = self.table[:, :3].sum(axis=1)
+        return errors
 
     @property
     def num_reference(self) -> NDArray[np.int64]:
