@@ -132,7 +132,10 @@ def build_run(config: RunConfig, stage: str) -> Run:
     """
     silence_libraries()
     check_precision(config.trainer.precision)
-    found = _find_checkpoint(config)
+    found = None
+    if config.resume or config.ckpt_path is not None:
+        given, directory = config.ckpt_path or LAST, config.checkpoints.directory
+        found = find_resumed(given, config.output, must_exist=config.resume, directory=directory)
     config = replace(config, ckpt_path=None if found is None else str(found), resume=False)
     pl.seed_everything(config.seed, workers=True, verbose=False)
     data = NestDataModule(config.data)
@@ -145,14 +148,6 @@ def build_run(config: RunConfig, stage: str) -> Run:
     _guard(run.trainer).check_timeout(run.trainer)
     check_run(model, data, run.trainer, stage=stage, ckpt_path=found)
     return run
-
-
-def _find_checkpoint(config: RunConfig) -> Path | None:
-    if config.resume or config.ckpt_path is not None:
-        return find_resumed(
-            config.ckpt_path or LAST, config.output, must_exist=config.resume, directory=config.checkpoints.directory
-        )
-    return None
 
 
 def _build_trainer(config: RunConfig, stage: str) -> pl.Trainer:
@@ -199,19 +194,16 @@ def _own_callbacks(config: RunConfig, stage: str) -> list[pl.Callback]:
     if early_stop and config.data.val_corpus is None:
         raise ConfigError("trainer.early_stop needs validations: give --val-corpus, or leave it out.")
     limit_s = None if max_time is None else parse_duration("trainer.max_time", max_time)
+    stopping = [EarlyStopping("val_loss", patience=early_stop, check_on_train_epoch_end=False)] if early_stop else []
     return [
         StallGuard(config.guard),
         Throughput(),
         Curves(),
         PreemptionHandler(limit_s),
         *([] if config.quiet else [Progress(renderer())]),
-        *(_stopping(early_stop) if stage == "fit" else []),
+        *(stopping if stage == "fit" else []),
         *([ConfigFile(config), Checkpoints(config.checkpoints)] if stage == "fit" else []),
     ]
-
-
-def _stopping(early_stop: int | None) -> list[pl.Callback]:
-    return [EarlyStopping("val_loss", patience=early_stop, check_on_train_epoch_end=False)] if early_stop else []
 
 
 def _built(value: Any) -> Any:

@@ -349,14 +349,9 @@ def read_data(paths: Iterable[Path]) -> tuple[DataConfig, int]:
     Raises:
         ConfigError: As `RunConfig.read`.
     """
-    content = read_merged(paths)
+    content, sections = read_merged(paths), [part.name for part in fields(RunConfig)]
     for key in content:
-        require(
-            key in {part.name for part in fields(RunConfig)},
-            "the section",
-            key,
-            f"one of {', '.join(part.name for part in fields(RunConfig))}",
-        )
+        require(key in sections, "the section", key, f"one of {', '.join(sections)}")
     seed = content.get("seed", 0)
     require(type(seed) is int, "seed", seed, "a whole number")
     data = build(DataConfig, content.get("data", {}), "data")

@@ -11,7 +11,7 @@ from ..parsing import Repeatable, Unprefixed, option
 from ..progress import progress
 
 if TYPE_CHECKING:
-    from nestmodel import CtcProbeReport, ErrorRate, Estimate, ProbeReport, ProbeScore
+    from nestmodel import CtcProbeReport, ProbeReport
 
 _Output = Annotated[
     Path | None, option("-o", help="Directory for the report and the rejects; without it, the result is only printed.")
@@ -78,12 +78,14 @@ def _print_label_summary(report: "ProbeReport", output: Path | None) -> None:
     """Prints the accuracy of the contestants and of chance."""
     from rich.table import Table
 
+    from nestmodel.evaluate.error_rates import percent
+
     out = console()
     table = Table("features", "accuracy, % (95 % interval)")
-    table.add_row("trained", _percent(report.trained))
-    table.add_row("untrained", _percent(report.untrained))
-    table.add_row("log-mel", _percent(report.log_mel))
-    table.add_row("chance", _percent(report.chance))
+    table.add_row("trained", percent(report.trained))
+    table.add_row("untrained", percent(report.untrained))
+    table.add_row("log-mel", percent(report.log_mel))
+    table.add_row("chance", percent(report.chance))
     out.print(table)
     out.print(
         f"{report.config.label}: {len(report.classes)} classes, {report.num_train} training utterances, "
@@ -96,22 +98,30 @@ def _print_label_summary(report: "ProbeReport", output: Path | None) -> None:
     if report.left_out:
         out.print(rejected_text(report.left_out, output))
     if output is not None:
-        out.print(f"report: {output / 'report.md'}")
+        out.print(f"report: {output / 'probe.json'}")
 
 
 def _print_ctc_summary(report: "CtcProbeReport", output: Path | None) -> None:
     """Prints the error rates of the contestants, and the differences."""
     from rich.table import Table
 
+    from nestmodel.evaluate.error_rates import percent
+
     out = console()
     table = Table("features", "CER, %", "WER, %", "learning rate")
     for score in report.contestants:
-        rates = (_percent(score.characters), _percent(score.words))
+        rates = (percent(score.characters), percent(score.words))
         table.add_row(_name(score.name), *rates, f"{score.learning_rate:g}")
     out.print(table)
     for difference in report.differences:
         out.print(
-            f"CER, trained minus {_name(difference.baseline)}: {_percent(difference.characters)} percentage points"
+            f"CER, trained minus {_name(difference.baseline)}: {percent(difference.characters)} percentage points"
+        )
+    if report.differences and report.at_an_edge:
+        names = ", ".join(map(_name, report.at_an_edge))
+        out.print(
+            "The learning rate may explain a part of these differences: the lowest or the highest one was best for "
+            f"{names}. Give rates beyond it with --learning-rates."
         )
     out.print(
         f"{report.num_training} training utterances, {report.num_held_out} held out, {report.num_test} test "
@@ -126,14 +136,8 @@ def _print_rejects(left_out: dict[str, dict[str, int]], output: Path | None) -> 
         if reasons:
             out.print(f"{side}: " + rejected_text(reasons, None))
     if output is not None:
-        out.print(f"report: {output / 'report.md'}")
+        out.print(f"report: {output / 'probe.json'}")
 
 
 def _name(contestant: str) -> str:
     return contestant.replace("_", "-")
-
-
-def _percent(score: "ProbeScore | ErrorRate | Estimate") -> str:
-    """Returns a value and its interval, the first three fields of each kind of score."""
-    value, low, high = score[:3]
-    return f"{100 * value:.1f} ({100 * low:.1f} to {100 * high:.1f})"

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from nestdata.config_checks import require
+from nestdata.config_checks import require, require_at_least
 from nestdata.field_docs import with_field_docs
 from nestmodel.config import FeatureType
 from nestmodel.errors import ConfigError
@@ -84,13 +84,10 @@ class ProbeConfig:
 
     def __post_init__(self) -> None:
         _check_share(self)
-        if self.train_per_class is not None and self.train_per_class < MIN_TRAIN_PER_CLASS:
-            raise ConfigError(f"train_per_class is {self.train_per_class}: give {MIN_TRAIN_PER_CLASS} or more.")
+        require_at_least(MIN_TRAIN_PER_CLASS, "", self, "train_per_class")
         if self.held_out_where is not None:
-            if not all(self.held_out_where.partition("=")):
-                raise ConfigError(
-                    f"held_out_where is {self.held_out_where!r}: give a field and a value, such as split=test."
-                )
+            is_pair = all(self.held_out_where.partition("="))
+            require(is_pair, "held_out_where", self.held_out_where, "a field and a value, such as split=test")
             if self.group_by is not None:
                 raise ConfigError("held_out_where and group_by both determine the split: drop group_by.")
         check_batch_seconds(self.max_batch_seconds)
@@ -171,8 +168,7 @@ def parse_layers(text: str) -> Layers:
 
 def check_batch_seconds(max_batch_seconds: float) -> None:
     """Raises ConfigError unless the limit is positive."""
-    if not max_batch_seconds > 0:
-        raise ConfigError(f"max_batch_seconds is {max_batch_seconds:g}: give a positive number of seconds.")
+    require(max_batch_seconds > 0, "max_batch_seconds", max_batch_seconds, "a positive number of seconds")
 
 
 def _check_share(config: Any) -> None:

@@ -1,6 +1,6 @@
 """A CTC head on frozen features: learned weights of the layers, one linear map, greedy decoding; and its training.
 
-Heads read the features from a cache on disk. They are trained by Adam, with a learning rate that falls linearly to 0
+Heads read the features from a file. They are trained by Adam, with a learning rate that falls linearly to 0
 and epochs in a keyed order; the weights of the epoch with the lowest character error rate on held-out utterances are
 kept.
 
@@ -9,11 +9,10 @@ frame. The head therefore predicts several labels from each frame, in the order 
 """
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -27,7 +26,7 @@ from nestdata.stateless_rng import StatelessRng
 from nestmodel.evaluate.encode import Utterance
 from nestmodel.evaluate.error_rates import count_errors
 from nestmodel.evaluate.text import BLANK, Alphabet
-from nestmodel.evaluate.utterances import ProbeUtterance, SplitRows
+from nestmodel.evaluate.utterances import ProbeUtterance
 
 UTTERANCES_PER_STEP = 16
 """Number of utterances of an optimizer step."""
@@ -42,68 +41,47 @@ _LARGEST = float(np.finfo(np.float16).max)
 _STD_OFFSET = 1e-5  # added to standard deviations, which are divisors and zero for a constant dimension
 
 
-class FeatureCache:
-    """Frames of utterances in float16, all layers of a frame side by side. Utterances have their indices of a corpus.
+Features = Mapping[int, NDArray[np.float16]]
+"""Frames of utterances by their indices of a corpus, all layers of a frame side by side: (frames, layers, dim)."""
+
+
+def write_features(path: Path, utterances: Iterable[Utterance]) -> Features:
+    """Writes the features of utterances to a file, and returns views of it. Values beyond float16 are clipped.
 
     The file is memory-mapped: it stays in memory if there is enough of it, and is read from disk otherwise.
-
-    Args:
-        frames: Frames of all utterances, shape (frames, layers, dim).
-        spans: First frame and end of each utterance, by its index.
     """
+    lens: dict[int, int] = {}
+    shape: tuple[int, ...] = ()
+    with path.open("wb") as file:
+        for utterance in utterances:
+            frames = utterance.values.transpose(1, 0, 2)  # (layers, frames, dim) -> (frames, layers, dim)
+            file.write(np.ascontiguousarray(frames.clip(-_LARGEST, _LARGEST), np.float16).tobytes())
+            lens[utterance.row], shape = len(frames), frames.shape[1:]
+    if not lens:
+        return {}
+    ends = np.cumsum(list(lens.values()))
+    whole = np.memmap(path, np.float16, "r", shape=(int(ends[-1]), *shape))
+    return dict(zip(lens, np.split(whole, ends[:-1]), strict=True))
 
-    def __init__(self, frames: NDArray[np.float16], spans: dict[int, tuple[int, int]]) -> None:
-        self._frames = frames
-        self._spans = spans
 
-    @property
-    def shape(self) -> tuple[int, int]:
-        """Number of layers, and dimension."""
-        _, num_layers, dim = self._frames.shape
-        return num_layers, dim
+def _read(features: Features, row: int) -> Float[Tensor, "frames layers dim"]:
+    """Returns the frames of an utterance in float32."""
+    return torch.from_numpy(features[row].astype(np.float32))
 
-    @classmethod
-    def write(cls, path: Path, utterances: Iterable[Utterance]) -> "FeatureCache":
-        """Writes the features of utterances to a file. Values beyond the range of float16 are clipped."""
-        spans: dict[int, tuple[int, int]] = {}
-        shape, num_frames = (0, 0), 0
-        with path.open("wb") as file:
-            for utterance in utterances:
-                frames = utterance.values.transpose(1, 0, 2)  # (layers, frames, dim) -> (frames, layers, dim)
-                file.write(np.ascontiguousarray(frames.clip(-_LARGEST, _LARGEST), np.float16).tobytes())
-                spans[utterance.row] = (num_frames, num_frames + len(frames))
-                num_frames += len(frames)
-                shape = (frames.shape[1], frames.shape[2])
-        if num_frames == 0:
-            return cls(np.empty((0, *shape), np.float16), spans)
-        return cls(np.memmap(path, np.float16, "r", shape=(num_frames, *shape)), spans)
 
-    def __contains__(self, row: object) -> bool:
-        """Returns whether the utterance with an index has features."""
-        return row in self._spans
-
-    def num_frames(self, row: int) -> int:
-        """Returns the number of frames of an utterance."""
-        start, end = self._spans[row]
-        return end - start
-
-    def read(self, row: int) -> Float[Tensor, "frames layers dim"]:
-        """Returns the frames of an utterance in float32."""
-        start, end = self._spans[row]
-        return torch.from_numpy(self._frames[start:end].astype(np.float32))
-
-    def statistics(self, rows: Sequence[int]) -> tuple[Float[Tensor, "layers dim"], Float[Tensor, "layers dim"]]:
-        """Returns the mean and the standard deviation of each dimension over the frames of utterances."""
-        num_frames = 0
-        total, squares = torch.zeros(self.shape, dtype=torch.float64), torch.zeros(self.shape, dtype=torch.float64)
-        for row in rows:
-            frames = self.read(row).double()
-            num_frames += len(frames)
-            total += frames.sum(dim=0)
-            squares += frames.square().sum(dim=0)
-        mean = total / num_frames
-        variance = (squares / num_frames - mean.square()).clamp(min=0)
-        return mean.float(), variance.sqrt().float()
+def _statistics(
+    features: Features, rows: Sequence[int]
+) -> tuple[Float[Tensor, "layers dim"], Float[Tensor, "layers dim"]]:
+    """Returns the mean and the standard deviation of each dimension over the frames of utterances."""
+    num_frames = sum(len(features[row]) for row in rows)
+    total, squares = torch.zeros(2, *features[rows[0]].shape[1:], dtype=torch.float64)
+    for row in rows:
+        frames = _read(features, row).double()
+        total += frames.sum(dim=0)
+        squares += frames.square().sum(dim=0)
+    mean = total / num_frames
+    variance = (squares / num_frames - mean.square()).clamp(min=0)
+    return mean.float(), variance.sqrt().float()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -116,8 +94,11 @@ class HeadTask:
     alphabet: Alphabet
     """The characters of all texts."""
 
-    rows: SplitRows
-    """Utterances to train on, and those whose error rate selects the epoch."""
+    training: list[int]
+    """Utterances to train on."""
+
+    held_out: list[int]
+    """Utterances whose error rate selects the epoch."""
 
     labels_per_frame: int
     """Number of labels that heads predict from each frame."""
@@ -167,52 +148,45 @@ class CtcHead(nn.Module):
         return logits.view(-1, self.num_labels).log_softmax(dim=1)
 
 
-class TrainedHead(NamedTuple):
-    """A head with the weights of its best epoch."""
-
-    head: CtcHead
-    held_out_error: float
-    """Character error rate of the held-out utterances after the best epoch."""
-
-
-def fit_head(cache: FeatureCache, task: HeadTask, *, learning_rate: float, max_epochs: int, seed: int) -> TrainedHead:
-    """Trains a head, and loads the weights of the epoch with the lowest error rate of the held-out utterances.
+def fit_head(
+    features: Features, task: HeadTask, *, learning_rate: float, max_epochs: int, seed: int
+) -> tuple[CtcHead, float]:
+    """Returns a head with the weights of the epoch with the lowest held-out character error rate, and that rate.
 
     Args:
-        cache: Features of the utterances.
+        features: Of the utterances.
         task: The utterances and their texts.
         learning_rate: Of Adam, at the first step.
         max_epochs: Number of epochs, at the end of which the learning rate is 0.
         seed: Determines the initial weights and the order of the utterances.
     """
-    training, held_out = task.rows
-    head = CtcHead(*cache.statistics(training), len(task.alphabet), task.labels_per_frame, seed)
-    references = [task.texts[row] for row in held_out]
-    num_steps = max_epochs * math.ceil(len(training) / UTTERANCES_PER_STEP)
+    head = CtcHead(*_statistics(features, task.training), len(task.alphabet), task.labels_per_frame, seed)
+    references = [task.texts[row] for row in task.held_out]
+    num_steps = max_epochs * math.ceil(len(task.training) / UTTERANCES_PER_STEP)
     optimizer = torch.optim.Adam(head.parameters(), lr=learning_rate)
     schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, num_steps)
     lowest, best = math.inf, head.state_dict()
     for epoch in range(1, max_epochs + 1):
-        for batch in _shuffled_batches(cache, training, seed, epoch):
-            loss = _ctc_loss(head, cache, [task.alphabet.encode(task.texts[row]) for row in batch], batch)
+        for batch in _shuffled_batches(features, task.training, seed, epoch):
+            loss = _ctc_loss(head, features, [task.alphabet.encode(task.texts[row]) for row in batch], batch)
             optimizer.zero_grad()
             loss.backward()
             nn.utils.clip_grad_norm_(head.parameters(), MAX_GRADIENT_NORM)
             optimizer.step()
             schedule.step()
-        counts = count_errors(references, transcribe(head, cache, task.alphabet, held_out), "characters")
+        counts = count_errors(references, transcribe(head, features, task.alphabet, task.held_out), "characters")
         error = float(counts.errors.sum() / counts.num_reference.sum())
         if error < lowest:
             lowest = error
             best = {name: values.clone() for name, values in head.state_dict().items()}
     head.load_state_dict(best)
-    return TrainedHead(head.eval(), lowest)
+    return head.eval(), lowest
 
 
 @torch.no_grad()
-def transcribe(head: CtcHead, cache: FeatureCache, alphabet: Alphabet, rows: Sequence[int]) -> list[str]:
+def transcribe(head: CtcHead, features: Features, alphabet: Alphabet, rows: Sequence[int]) -> list[str]:
     """Returns the greedy transcript of each utterance."""
-    return [alphabet.decode(head(cache.read(row)).argmax(dim=1).tolist()) for row in rows]
+    return [alphabet.decode(head(_read(features, row)).argmax(dim=1).tolist()) for row in rows]
 
 
 def num_labels_per_frame(frame_rate_hz: float) -> int:
@@ -225,19 +199,17 @@ def fits(text: str, num_label_frames: int) -> bool:
     return len(text) + sum(one == other for one, other in pairwise(text)) <= num_label_frames
 
 
-def writable(utterances: Iterable[ProbeUtterance], cache: FeatureCache, labels_per_frame: int) -> list[ProbeUtterance]:
-    """Returns the utterances whose text CTC can write with the frames of a cache."""
+def writable(utterances: Iterable[ProbeUtterance], features: Features, labels_per_frame: int) -> list[ProbeUtterance]:
+    """Returns the utterances whose text CTC can write with its frames."""
     return [
-        utterance
-        for utterance in utterances
-        if fits(utterance.target, cache.num_frames(utterance.row) * labels_per_frame)
+        utterance for utterance in utterances if fits(utterance.target, len(features[utterance.row]) * labels_per_frame)
     ]
 
 
-def _ctc_loss(head: CtcHead, cache: FeatureCache, targets: Sequence[list[int]], batch: Sequence[int]) -> Tensor:
+def _ctc_loss(head: CtcHead, features: Features, targets: Sequence[list[int]], batch: Sequence[int]) -> Tensor:
     """Returns the loss of the utterances of a batch, in nats per character."""
-    log_probs = head(torch.cat([cache.read(row) for row in batch]))
-    input_lens: Int[Tensor, " batch"] = torch.tensor([cache.num_frames(row) for row in batch]) * head.labels_per_frame
+    log_probs = head(torch.cat([_read(features, row) for row in batch]))
+    input_lens: Int[Tensor, " batch"] = torch.tensor([len(features[row]) for row in batch]) * head.labels_per_frame
     target_lens = torch.tensor([len(labels) for labels in targets])
     loss = F.ctc_loss(
         nn.utils.rnn.pad_sequence(log_probs.split(input_lens.tolist())),  # (label_frames, batch, labels)
@@ -250,9 +222,9 @@ def _ctc_loss(head: CtcHead, cache: FeatureCache, targets: Sequence[list[int]], 
     return loss / int(target_lens.sum())
 
 
-def _shuffled_batches(cache: FeatureCache, rows: Sequence[int], seed: int, epoch: int) -> Iterator[Sequence[int]]:
+def _shuffled_batches(features: Features, rows: Sequence[int], seed: int, epoch: int) -> Iterator[Sequence[int]]:
     """Yields batches of utterances of similar length, in an order that is drawn for each epoch."""
-    in_order = sorted(rows, key=lambda row: (cache.num_frames(row), row))
+    in_order = sorted(rows, key=lambda row: (len(features[row]), row))
     starts = range(0, len(in_order), UTTERANCES_PER_STEP)
     for i in StatelessRng(seed, "probe ctc order", epoch).distinct(len(starts), len(starts)):
         yield in_order[starts[i] : starts[i] + UTTERANCES_PER_STEP]

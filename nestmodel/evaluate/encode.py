@@ -4,13 +4,12 @@ A corpus is read in batches, longest utterance first. The features of an utteran
 of its batch, except for rounding. Each utterance is either yielded or reported with a reason.
 """
 
-import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, NamedTuple, overload
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -35,7 +34,6 @@ their valid lengths."""
 OnReject = Callable[[RejectedUtterance], None]
 
 Audio = str | Path | NDArray[Any] | Tensor
-_Several = list[Any] | tuple[Any, ...]
 
 
 class Utterance(NamedTuple):
@@ -62,38 +60,20 @@ class AudioFeatures:
     """Number of encoder frames per second."""
 
 
-@overload
-def encode(
-    model: Model, audio: Audio, *, sampling_rate: int | None = None, layers: Layers = "last"
-) -> AudioFeatures: ...
-
-
-@overload
-def encode(
-    model: Model, audio: _Several, *, sampling_rate: int | None = None, layers: Layers = "last"
-) -> list[AudioFeatures]: ...
-
-
-def encode(
-    model: Model, audio: Audio | _Several, *, sampling_rate: int | None = None, layers: Layers = "last"
-) -> AudioFeatures | list[AudioFeatures]:
+def encode(model: Model, audio: Audio, *, sampling_rate: int | None = None, layers: Layers = "last") -> AudioFeatures:
     """Computes the encoder features of an audio file or an array.
 
-    The values are those that `nestmodel features` writes for the file, bit for bit, on the same device. Several files
-    are encoded one by one, so that the features of one do not depend on the others; `iterate_features` computes those
-    of a corpus in batches.
+    The values are those that `nestmodel features` writes for the file, bit for bit, on the same device.
+    `iterate_features` computes those of a corpus in batches.
 
     Args:
         model: A network, whose encoder is used in eval mode and on its device; or the path of a file that
             `load_network` reads, which is loaded anew by each call, to a GPU if there is one.
         audio: Path or URL of a file of any sampling rate, of whose channels the first is read; or samples of shape
-            (num_samples,): float32 or float64, usually in [-1, 1], or int16. Or a list of these.
+            (num_samples,): float32 or float64, usually in [-1, 1], or int16.
         sampling_rate: Rate of arrays in Hz. They are resampled to the rate of the model. That of files is in their
             headers.
         layers: Numbers of the encoder outputs to return, `last` or `all`; see `iterate_features`.
-
-    Returns:
-        The features; a list for a list.
 
     Raises:
         ConfigError: The layers do not exist, or an array has another shape or type, or no rate.
@@ -104,17 +84,15 @@ def encode(
     """
     if isinstance(model, str | Path):
         model = load_network(model).to(resolve_device("auto"))
-    if isinstance(audio, list | tuple):
-        return [encode(model, samples, sampling_rate=sampling_rate, layers=layers) for samples in audio]
     compute = layer_function(model, layers)
     source = audio.detach().cpu().numpy() if isinstance(audio, Tensor) else audio
     rate, device = model.config.features.sampling_rate, next(model.parameters()).device
     samples = load_audio(source, rate, source_rate=sampling_rate)
     with _in_eval_mode(model, device):
         (found,) = _compute_batch([samples], rate, compute, device)
-    if isinstance(found, _Problem):
+    if isinstance(found, tuple):
         name = str(audio) if isinstance(audio, str | Path) else "the array"
-        raise ExtractError(f"{name}: {found.reason}, {found.detail}")
+        raise ExtractError(f"{name}: {', '.join(found)}")
     return AudioFeatures(torch.from_numpy(found[0] if len(found) == 1 else found), frame_rate_hz(model))
 
 
@@ -180,7 +158,7 @@ def iterate_corpus(
             lines = [corpus.line(row) for row, _ in loaded]
             found = _compute_batch([samples for _, samples in loaded], rate, compute, torch_device) if loaded else ()
             for (row, _), line, values in zip(loaded, lines, found, strict=True):
-                if isinstance(values, _Problem):
+                if isinstance(values, tuple):
                     reject(_rejected(line, *values))
                 else:
                     yield Utterance(row, line, values)
@@ -283,13 +261,6 @@ def frame_rate_hz(model: NestNetwork) -> float:
     return features.sampling_rate / (features.hop_length * model.config.encoder.subsampling_factor)
 
 
-class _Problem(NamedTuple):
-    """Why an utterance has no features."""
-
-    reason: str
-    detail: str
-
-
 def _iterate_prepared(
     model: NestNetwork,
     inputs: AudioInputs,
@@ -299,10 +270,8 @@ def _iterate_prepared(
     on_reject: OnReject,
 ) -> Iterator[Utterance]:
     """Does the work of `iterate_corpus` for inputs that are prepared into a temporary corpus."""
-    with TemporaryDirectory() as name, open_inputs(inputs, model.config.features.sampling_rate, Path(name)) as corpus:
-        for line in (corpus.path / "rejected.jsonl").read_text(encoding="utf-8").splitlines():
-            fields = json.loads(line)
-            on_reject(RejectedUtterance(*(fields[field] for field in RejectedUtterance._fields)))
+    rate = model.config.features.sampling_rate
+    with TemporaryDirectory() as name, open_inputs(inputs, rate, Path(name), on_reject) as corpus:
         yield from iterate_corpus(model, corpus, compute, max_batch_seconds, device, on_reject=on_reject)
 
 
@@ -328,8 +297,8 @@ def _load(corpus: Corpus, row: int, reject: OnReject) -> NDArray[np.float32] | N
 
 def _compute_batch(
     utterances: list[NDArray[np.float32]], sampling_rate: int, compute: BatchFunction, device: torch.device
-) -> "Iterator[NDArray[np.float32] | _Problem]":
-    """Yields the features of each utterance of a batch, shape (layers, frames, dim), or why it has none.
+) -> Iterator[NDArray[np.float32] | tuple[str, str]]:
+    """Yields the features of each utterance of a batch, (layers, frames, dim), or why it has none: reason and details.
 
     Args:
         utterances: Audio of each utterance, the longest one first.
@@ -358,16 +327,16 @@ def _compute_batch(
                 "Lower --max-batch-seconds."
             ) from error
         detail = f"{seconds:.0f} s of audio do not fit into memory: use a corpus prepared with --window-seconds"
-        yield _Problem("out_of_memory", detail)
+        yield "out_of_memory", detail
         return
     for i, samples in enumerate(utterances):
         valid = values[:, i, : lens[i]]
         if not lens[i]:
             detail = f"{len(samples)} samples at {sampling_rate} Hz are less than one encoder frame"
-            yield _Problem("too_short", detail)
+            yield "too_short", detail
         elif not np.isfinite(valid).all():
             detail = "its features contain NaN or Inf: check the audio and the weights of the model"
-            yield _Problem("not_finite", detail)
+            yield "not_finite", detail
         else:
             yield valid
 

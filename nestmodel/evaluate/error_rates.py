@@ -23,37 +23,35 @@ ErrorUnit = Literal["characters", "words"]
 NUM_DRAWS = 2000
 """Number of bootstrap draws of an interval."""
 
+_KINDS = ("insert", "delete", "substitute")
 _QUANTILES = (0.025, 0.975)
 _DRAWS_AT_A_TIME = 100
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class ErrorCounts:
-    """Errors of one recogniser by utterance; every array has the shape (utterances,)."""
+    """Errors of one recogniser by utterance."""
 
-    insertions: NDArray[np.int64]
-    deletions: NDArray[np.int64]
-    substitutions: NDArray[np.int64]
-
-    num_reference: NDArray[np.int64]
-    """Number of characters or words of the references."""
+    table: NDArray[np.int64]
+    """Insertions, deletions, substitutions, and characters or words of the reference; shape (utterances, 4)."""
 
     @property
     def errors(self) -> NDArray[np.int64]:
         """All errors of each utterance."""
-        return self.insertions + self.deletions + self.substitutions
+        errors: NDArray[np.int64] = self.table[:, :3].sum(axis=1)
+        return errors
+
+    @property
+    def num_reference(self) -> NDArray[np.int64]:
+        """Number of characters or words of each reference."""
+        return self.table[:, 3]
 
     def __add__(self, other: "ErrorCounts") -> "ErrorCounts":
         """Returns the counts of two recognitions of the same utterances, such as those with two seeds."""
-        return ErrorCounts(
-            insertions=self.insertions + other.insertions,
-            deletions=self.deletions + other.deletions,
-            substitutions=self.substitutions + other.substitutions,
-            num_reference=self.num_reference + other.num_reference,
-        )
+        return ErrorCounts(self.table + other.table)
 
     def by_group(self, groups: Sequence[str]) -> "ErrorCounts":
-        """Returns the counts added up over groups of utterances, shape (groups,), in order of their names.
+        """Returns the counts added up over groups of utterances, in order of their names.
 
         If there is only one group, these counts are returned: no interval can be drawn from one group.
 
@@ -63,18 +61,9 @@ class ErrorCounts:
         names, numbers = np.unique(list(groups), return_inverse=True)
         if len(names) < 2:
             return self
-
-        def added_up(counts: NDArray[np.int64]) -> NDArray[np.int64]:
-            sums = np.zeros(len(names), np.int64)
-            np.add.at(sums, numbers, counts)
-            return sums
-
-        return ErrorCounts(
-            insertions=added_up(self.insertions),
-            deletions=added_up(self.deletions),
-            substitutions=added_up(self.substitutions),
-            num_reference=added_up(self.num_reference),
-        )
+        table = np.zeros((len(names), 4), np.int64)
+        np.add.at(table, numbers, self.table)
+        return ErrorCounts(table)
 
 
 class Estimate(NamedTuple):
@@ -120,29 +109,20 @@ def count_errors(references: Sequence[str], hypotheses: Sequence[str], unit: Err
 
     count = jiwer.process_characters if unit == "characters" else jiwer.process_words
     found = count(list(references), list(hypotheses))
-    totals = {kind: np.zeros(len(references), np.int64) for kind in ("insert", "delete", "substitute")}
-    for i, alignment in enumerate(found.alignments):
+    table = np.zeros((len(references), 4), np.int64)
+    table[:, 3] = [len(reference) for reference in found.references]
+    for row, alignment in zip(table, found.alignments, strict=True):
         for chunk in alignment:
             if chunk.type != "equal":
                 length = max(chunk.ref_end_idx - chunk.ref_start_idx, chunk.hyp_end_idx - chunk.hyp_start_idx)
-                totals[chunk.type][i] += length
-    return ErrorCounts(
-        insertions=totals["insert"],
-        deletions=totals["delete"],
-        substitutions=totals["substitute"],
-        num_reference=np.array([len(reference) for reference in found.references], np.int64),
-    )
+                row[_KINDS.index(chunk.type)] += length
+    return ErrorCounts(table)
 
 
 def error_rate(counts: ErrorCounts, seed: int = 0) -> ErrorRate:
     """Returns the error rate over all utterances; `seed` determines the draws of the interval."""
-    return ErrorRate(
-        *bootstrap(lambda sums: sums[0] / sums[1], (counts.errors, counts.num_reference), seed),
-        insertions=int(counts.insertions.sum()),
-        deletions=int(counts.deletions.sum()),
-        substitutions=int(counts.substitutions.sum()),
-        num_reference=int(counts.num_reference.sum()),
-    )
+    rate = bootstrap(lambda sums: sums[0] / sums[1], (counts.errors, counts.num_reference), seed)
+    return ErrorRate(*rate, *counts.table.sum(axis=0).tolist())
 
 
 def error_difference(counts: ErrorCounts, baseline: ErrorCounts, seed: int = 0) -> Estimate:

@@ -87,17 +87,17 @@ def extract_features(
     output = Path(output).resolve()
     resolve_layers(config.layers, model.config.encoder.num_layers)
     resolve_device(config.device)
-    rate = model.config.features.sampling_rate
+    rate, rejects = model.config.features.sampling_rate, RejectLog()
     with (
         output_directory(
             output, kind="a directory of features", overwrite=overwrite, may_replace=_is_feature_directory
         ) as directory,
-        RejectLog(directory) as rejects,
-        open_inputs(inputs, rate, directory, rejects, on_progress) as corpus,
+        open_inputs(inputs, rate, directory, rejects.add, on_progress) as corpus,
     ):
         report = _write_features(model, corpus, directory, config, rejects, on_progress)
         meta = _meta(corpus, report, config, model_name)
         (directory / "meta.json").write_text(json.dumps(meta, indent=2) + "\n")
+        rejects.write(directory / "rejected.jsonl")
     return replace(report, path=output)
 
 
@@ -143,10 +143,9 @@ def _write_features(
             if on_progress:
                 on_progress(len(corpus) - utterance.row, len(corpus))
     if not num_utterances:
-        assert rejects.first is not None
-        _, cut_id, reason, detail = rejects.first
+        _, cut_id, reason, detail = rejects.last
         raise ExtractError(
-            f"none of {len(corpus)} utterances has features; the first is {cut_id!r}: {reason}, {detail}. "
+            f"none of {len(corpus)} utterances has features; for example {cut_id!r}: {reason}, {detail}. "
             "Check the audio."
         )
     return ExtractReport(

@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
 from typing import Any, NamedTuple
 
 from nestdata import AudioInputs, Corpus, PrepareConfig, PrepareProgress, prepare_corpus
@@ -33,48 +32,29 @@ class RejectedUtterance(NamedTuple):
 
 
 class RejectLog:
-    """Writes `rejected.jsonl`, one line per rejected input, and counts the inputs by reason.
+    """Utterances without features. Several passes over a corpus reject the same ones, which are listed once."""
 
-    Use it as a context manager: the file is open inside the `with` block, and complete after it.
-
-    Args:
-        directory: Directory in which the file is created.
-        name: Name of the file.
-    """
-
-    def __init__(self, directory: Path, name: str = "rejected.jsonl") -> None:
-        self._file = (directory / name).open("w", encoding="utf-8")
-        self._counts: Counter[str] = Counter()
-        self._cut_ids: set[str] = set()
-        self.first: RejectedUtterance | None = None
-        """The utterance that was added first; None before that."""
-
-    def __enter__(self) -> "RejectLog":
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self._file.close()
+    def __init__(self) -> None:
+        self._rejected: dict[RejectedUtterance, None] = {}
 
     @property
     def counts(self) -> dict[str, int]:
         """Number of rejected inputs by reason, the most frequent reason first."""
-        return dict(self._counts.most_common())
+        return dict(Counter(rejected.reason for rejected in self._rejected).most_common())
+
+    @property
+    def last(self) -> RejectedUtterance:
+        """The utterance that was added last."""
+        return next(reversed(self._rejected))
 
     def add(self, rejected: RejectedUtterance) -> None:
-        """Adds an utterance, unless it was added before: several passes over a corpus reject the same utterances."""
-        if rejected.cut_id in self._cut_ids:
-            return
-        self._cut_ids.add(rejected.cut_id)
-        self.first = self.first or rejected
-        self._counts[rejected.reason] += 1
-        self._file.write(json.dumps(rejected._asdict()) + "\n")
+        """Adds an utterance."""
+        self._rejected[rejected] = None
 
-    def copy_from(self, corpus: Corpus) -> None:
-        """Adds the inputs that `prepare_corpus` rejected when it wrote a corpus."""
-        self._file.write((corpus.path / "rejected.jsonl").read_text(encoding="utf-8"))
-        self._counts.update(corpus.meta["rejected"])
+    def write(self, path: Path) -> None:
+        """Writes one line of JSON per rejected input."""
+        lines = (json.dumps(rejected._asdict()) + "\n" for rejected in self._rejected)
+        path.write_text("".join(lines), encoding="utf-8")
 
 
 @contextmanager
@@ -82,7 +62,7 @@ def open_inputs(
     inputs: AudioInputs,
     sampling_rate: int,
     directory: Path,
-    rejects: RejectLog | None = None,
+    on_reject: Callable[[RejectedUtterance], None],
     on_progress: OnProgress | None = None,
 ) -> Iterator[Corpus]:
     """Yields a corpus of the inputs at a sampling rate.
@@ -92,7 +72,7 @@ def open_inputs(
             into a temporary corpus. That finds broken files. Cuts of any length are accepted.
         sampling_rate: Sampling rate of the model, in Hz.
         directory: Where the temporary corpus is written. It is removed when the context ends.
-        rejects: Receives the inputs that the preparation rejects.
+        on_reject: Called for each input that the preparation rejects.
         on_progress: Called with the number of prepared entries and their total.
 
     Raises:
@@ -105,12 +85,17 @@ def open_inputs(
         return
     temporary = directory / "corpus"
     config = PrepareConfig(sampling_rate=sampling_rate, min_seconds=0.0, probe="all", report_samples=0)
-    prepare_corpus(inputs, temporary, config, on_progress=_entries_to(on_progress) if on_progress else None)
+
+    def show(found: PrepareProgress) -> None:
+        if on_progress:
+            on_progress(found.entries, found.total_entries)
+
+    prepare_corpus(inputs, temporary, config, on_progress=show)
     try:
-        corpus = Corpus.open(temporary)
-        if rejects is not None:
-            rejects.copy_from(corpus)
-        yield corpus
+        for line in (temporary / "rejected.jsonl").read_text(encoding="utf-8").splitlines():
+            fields = json.loads(line)
+            on_reject(RejectedUtterance(*(fields[field] for field in RejectedUtterance._fields)))
+        yield Corpus.open(temporary)
     finally:
         shutil.rmtree(temporary)
 
@@ -146,7 +131,3 @@ def audio_path(cut: dict[str, Any]) -> str | None:
     sources = cut["recording"]["sources"]
     source = next((source for source in sources if cut["channel"] in source["channels"]), sources[0])
     return str(source["source"]) if source["type"] == "file" else None
-
-
-def _entries_to(report: Callable[[int, int | None], None]) -> Callable[[PrepareProgress], None]:
-    return lambda found: report(found.entries, found.total_entries)

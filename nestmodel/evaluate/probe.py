@@ -36,13 +36,14 @@ from nestdata.output import has_json_kind
 from nestmodel.errors import ConfigError
 from nestmodel.evaluate.config import Contestant, CtcProbeConfig, ProbeConfig
 from nestmodel.evaluate.ctc_head import (
-    FeatureCache,
+    CtcHead,
+    Features,
     HeadTask,
-    TrainedHead,
     fit_head,
     num_labels_per_frame,
     transcribe,
     writable,
+    write_features,
 )
 from nestmodel.evaluate.encode import (
     BatchFunction,
@@ -73,7 +74,6 @@ from nestmodel.evaluate.utterances import (
     check_enough,
     count_classes,
     in_all,
-    interval_name,
     labelled_utterances,
     split_labelled,
     split_training,
@@ -108,7 +108,7 @@ def run_probe(
         inputs: A `Corpus`; or anything else that `prepare_corpus` accepts, such as a file, a folder or a `CutSet`,
             which is prepared with every file header read.
         config: The label and the split.
-        output: Directory for `probe.json`, `report.md` and `rejected.jsonl`; None writes nothing.
+        output: Directory for `probe.json` and `rejected.jsonl`; None writes nothing.
         overwrite: Whether an earlier probe at `output` is replaced.
         model_name: Name of the model in the report.
         on_progress: Called with the finished and the total units of work. One utterance encoded once is a unit; a fit
@@ -219,7 +219,7 @@ def run_ctc_probe(
         inputs: Transcribed utterances for training; a corpus, or any inputs that `nestdata prepare` reads.
         test: Transcribed utterances that are scored, of other recordings.
         config: How the heads are trained.
-        output: Directory for `probe.json`, `report.md`, `hypotheses.jsonl`, `rejected.jsonl` and
+        output: Directory for `probe.json`, `hypotheses.jsonl`, `rejected.jsonl` and
             `rejected_test.jsonl`; None writes nothing.
         overwrite: Whether an earlier probe at `output` is replaced.
         model_name: Name of the model in the report.
@@ -251,26 +251,26 @@ def run_ctc_probe(
         num_heads = len(contestants) * len(config.learning_rates) * len(config.probe_seeds)
         num_encoded = len(contestants) * (len(training) + len(tested))
         work = _Work(on_progress, total=num_encoded + num_heads * len(training))
-        caches = {}
+        caches: dict[Contestant, tuple[Features, Features]] = {}  # of training and of test utterances
         for name in contestants:
             # The log-mels are those that both encoders read: normalised, and stacked to encoder frames.
             encoder, compute = _contestant(name, network, config.seed, stacked_mel_function)
-            caches[name] = _Caches(
-                FeatureCache.write(Path(cache_directory, name), training_side.read(training, encoder, compute, work)),
-                FeatureCache.write(
-                    Path(cache_directory, f"{name}-test"), test_side.read(tested, encoder, compute, work)
-                ),
+            caches[name] = (
+                write_features(Path(cache_directory, name), training_side.read(training, encoder, compute, work)),
+                write_features(Path(cache_directory, f"{name}-test"), test_side.read(tested, encoder, compute, work)),
             )
-        usable = in_all(training, [each.training for each in caches.values()])
-        scored = in_all(tested, [each.test for each in caches.values()])
+        usable = in_all(training, [of_training for of_training, _ in caches.values()])
+        scored = in_all(tested, [of_test for _, of_test in caches.values()])
         labels_per_frame = num_labels_per_frame(frame_rate_hz(network))
-        learned = writable(usable, caches["trained"].training, labels_per_frame)
-        num_fast = len(scored) - len(writable(scored, caches["trained"].test, labels_per_frame))
+        learned = writable(usable, caches["trained"][0], labels_per_frame)
+        num_fast = len(scored) - len(writable(scored, caches["trained"][1], labels_per_frame))
         check_enough(len(learned), len(scored))
+        fitted, held_out = split_training(learned, config.held_out, config.seed)
         task = HeadTask(
             texts={utterance.row: utterance.target for utterance in learned},
             alphabet=Alphabet.of_texts(utterance.target for utterance in learned),
-            rows=split_training(learned, config.held_out, config.seed),
+            training=fitted,
+            held_out=held_out,
             labels_per_frame=labels_per_frame,
         )
         finish_head = partial(work.finish, len(training))
@@ -282,10 +282,9 @@ def run_ctc_probe(
             alphabet=task.alphabet.characters,
             frame_rate_hz=frame_rate_hz(network),
             labels_per_frame=labels_per_frame,
-            num_training=len(task.rows.training),
-            num_held_out=len(task.rows.held_out),
+            num_training=len(fitted),
+            num_held_out=len(held_out),
             num_test=len(scored),
-            intervals_over=interval_name((utterance.group for utterance in scored), config.group_by),
             num_too_fast={"training": len(usable) - len(learned), "test": num_fast},
             contestants=[recognition.score for recognition in found.values()],
             differences=[
@@ -335,13 +334,6 @@ class _Side(NamedTuple):
             work.finish(1)
 
 
-class _Caches(NamedTuple):
-    """Features of one contestant."""
-
-    training: FeatureCache
-    test: FeatureCache
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Recognition:
     """Test transcripts of one contestant and their errors, by seed."""
@@ -375,13 +367,13 @@ def _opened(
     inputs: AudioInputs, network: NestNetwork, directory: Path, rejected: str, config: ProbeConfig | CtcProbeConfig
 ) -> Iterator[_Side]:
     """Yields the corpus of the inputs, and the log of its rejects, which is a file in the directory."""
-    rate = network.config.features.sampling_rate
+    rate, rejects = network.config.features.sampling_rate, RejectLog()
     with (
         tempfile.TemporaryDirectory(dir=directory) as temporary,
-        RejectLog(directory, rejected) as rejects,
-        open_inputs(inputs, rate, Path(temporary), rejects) as corpus,
+        open_inputs(inputs, rate, Path(temporary), rejects.add) as corpus,
     ):
         yield _Side(corpus, rejects, config)
+    rejects.write(directory / rejected)
 
 
 def _contestant(
@@ -402,7 +394,7 @@ def _pooled(utterance: Utterance) -> NDArray[np.float32]:
 
 def _recognise(
     name: Contestant,
-    caches: _Caches,
+    caches: tuple[Features, Features],
     task: HeadTask,
     test: Sequence[ProbeUtterance],
     config: CtcProbeConfig,
@@ -410,15 +402,15 @@ def _recognise(
 ) -> _Recognition:
     """Chooses the learning rate of a contestant, trains its heads, and counts their errors on the test corpus."""
     # All seeds choose the learning rate: with a low one, some heads write next to nothing, depending on the seed.
-    candidates: dict[float, list[TrainedHead]] = {rate: [] for rate in config.learning_rates}
+    candidates: dict[float, list[tuple[CtcHead, float]]] = {rate: [] for rate in config.learning_rates}
     for rate, trained in candidates.items():
         for seed in config.probe_seeds:
-            trained.append(fit_head(caches.training, task, learning_rate=rate, max_epochs=config.max_epochs, seed=seed))
+            trained.append(fit_head(caches[0], task, learning_rate=rate, max_epochs=config.max_epochs, seed=seed))
             finish_head()
-    held_out = {rate: fmean(head.held_out_error for head in trained) for rate, trained in candidates.items()}
+    held_out = {rate: fmean(error for _, error in trained) for rate, trained in candidates.items()}
     learning_rate = min(held_out, key=held_out.__getitem__)
     heads, rows = candidates[learning_rate], [utterance.row for utterance in test]
-    hypotheses = [transcribe(trained.head, caches.test, task.alphabet, rows) for trained in heads]
+    hypotheses = [transcribe(head, caches[1], task.alphabet, rows) for head, _ in heads]
     references, groups = [utterance.target for utterance in test], [utterance.group for utterance in test]
     characters = [count_errors(references, texts, "characters").by_group(groups) for texts in hypotheses]
     words = [count_errors(references, texts, "words").by_group(groups) for texts in hypotheses]

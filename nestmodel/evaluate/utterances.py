@@ -40,13 +40,6 @@ class ProbeUtterance(NamedTuple):
     whole groups."""
 
 
-class SplitRows(NamedTuple):
-    """Indices of the utterances of a training corpus, in order."""
-
-    training: list[int]
-    held_out: list[int]
-
-
 def labelled_utterances(corpus: Corpus, config: ProbeConfig) -> list[ProbeUtterance]:
     """Returns the utterances that have the label and the group.
 
@@ -150,23 +143,20 @@ def transcribed_utterances(
     return found
 
 
-def split_training(utterances: Sequence[ProbeUtterance], held_out: float, seed: int) -> SplitRows:
-    """Splits training utterances into those for fitting and a held-out share, in whole groups.
+def split_training(utterances: Sequence[ProbeUtterance], held_out: float, seed: int) -> tuple[list[int], list[int]]:
+    """Returns the indices of the utterances for fitting and of a held-out share, in whole groups.
 
     Raises:
         ProbeError: There is only one group.
     """
     held_out_ids = split_held_out([utterance._replace(target="") for utterance in utterances], held_out, seed)
-    rows = SplitRows(
-        training=[utterance.row for utterance in utterances if utterance.cut_id not in held_out_ids],
-        held_out=[utterance.row for utterance in utterances if utterance.cut_id in held_out_ids],
-    )
-    if not rows.training or not rows.held_out:
+    training = [utterance.row for utterance in utterances if utterance.cut_id not in held_out_ids]
+    if not training or not held_out_ids:
         raise ProbeError(
             f"{len(utterances)} training utterances are of one group, {utterances[0].group!r}, and cannot be split. "
             "Give more recordings, or another --group-by."
         )
-    return rows
+    return training, [utterance.row for utterance in utterances if utterance.cut_id in held_out_ids]
 
 
 def split_held_out(utterances: Iterable[ProbeUtterance], held_out: float, seed: int) -> set[str]:
@@ -234,16 +224,6 @@ def check_disjoint(training: Corpus, test: Corpus) -> None:
 def in_all(utterances: Iterable[ProbeUtterance], features: Collection[Container[int]]) -> list[ProbeUtterance]:
     """Returns the utterances whose index is in all features: those of a broken utterance are missing in some."""
     return [utterance for utterance in utterances if all(utterance.row in each for each in features)]
-
-
-def interval_name(test_groups: Iterable[str], group_by: str | None) -> str:
-    """Returns for reports what the intervals of test results are drawn from."""
-    groups = set(test_groups)
-    if len(groups) < 2:
-        return "utterances"
-    if group_by is not None and any(group.startswith("group ") for group in groups):
-        return f"{len(groups)} groups of `{group_by}`"
-    return f"{len(groups)} recordings"
 
 
 def _label_text(value: object) -> str:

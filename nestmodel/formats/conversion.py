@@ -20,7 +20,7 @@ from nestmodel.attention_context import Context
 from nestmodel.config import ExportFormat, MaskConfig, NestConfig, QuantizerConfig, WeightParts
 from nestmodel.errors import ConfigError, WeightsError
 from nestmodel.formats.hub import HUB, is_on_hub, parse_hub_name
-from nestmodel.formats.huggingface import check_huggingface, is_huggingface, write_huggingface
+from nestmodel.formats.huggingface import is_huggingface, write_huggingface
 from nestmodel.formats.model_card import Training, model_card
 from nestmodel.formats.model_file import open_model_file
 from nestmodel.formats.nemo_archive import write_nemo
@@ -228,7 +228,6 @@ def write_safetensors(path: Path, config: NestConfig, state: Mapping[str, Tensor
 
 
 def _write_directory(output: Path, network: NestNetwork, card: str, overwrite: bool) -> None:
-    check_huggingface(network.config)
     with (
         output_directory(
             output, kind="a Hugging Face model", overwrite=overwrite, may_replace=is_huggingface

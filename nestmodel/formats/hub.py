@@ -89,33 +89,23 @@ def fetch_from_hub(model: HubModel) -> tuple[Path, HubModel]:
     try:
         try:
             found = hub.HfApi().model_info(**where, timeout=20)
-            names = [sibling.rfilename for sibling in found.siblings or ()]
-        except Exception as error:  # of the client, or of its transport, which depends on the release
-            folder = _folder_in_cache(error, **where)
+            names, commit = [sibling.rfilename for sibling in found.siblings or ()], found.sha or model.revision
+        except Exception:  # of the client, or of its transport, which depends on the release
+            folder = Path(hub.snapshot_download(**where, local_files_only=True))
             names = [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
-            file = model.file or _the_model_file(names, model)
-            return Path(hub.hf_hub_download(**where, filename=file, local_files_only=True)), model
-        file, commit = model.file or _the_model_file(names, model), found.sha or model.revision
+            commit = model.revision
+        file = model.file or _the_model_file(names, model)
         path = hub.hf_hub_download(model.repository, file, revision=commit)
     except WeightsError:
         raise
     except Exception as error:
-        reason = " ".join(str(error).split())[:200].rstrip(".") or type(error).__name__
+        cause = error.__context__ or error
+        reason = " ".join(str(cause).split())[:200].rstrip(".") or type(cause).__name__
         raise WeightsError(
             f"{model}: cannot be downloaded, and is not in the cache ({reason}). Check the name and the network; for a "
             "private or restricted model, accept its terms on its page and log in with `hf auth login`."
         ) from error
     return Path(path), replace(model, revision=commit, file=file)
-
-
-def _folder_in_cache(error: Exception, **where: Any) -> Path:
-    """Returns the files of a repository in the cache; raises the error if there are none."""
-    import huggingface_hub as hub
-
-    try:
-        return Path(hub.snapshot_download(**where, local_files_only=True))
-    except Exception:
-        raise error from None
 
 
 def _the_model_file(names: Iterable[str], model: HubModel) -> str:

@@ -9,7 +9,7 @@ Source: transformers 5, models/parakeet.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -46,7 +46,8 @@ def write_huggingface(directory: Path, config: NestConfig, state: Mapping[str, T
         OSError: A file cannot be written.
     """
     check_huggingface(config)
-    weights = {_renamed(name.removeprefix(_PREFIX)): v for name, v in state.items() if name.startswith(_PREFIX)}
+    ours = {name.removeprefix(_PREFIX): value for name, value in state.items() if name.startswith(_PREFIX)}
+    weights = {_renamed(name, _RENAMED.items()): value for name, value in ours.items()}
     write_tensors(directory / WEIGHTS_FILE, weights, {CONFIG_KEY: json.dumps(asdict(config))})
     files = {CONFIG_FILE: _encoder_config(config), "preprocessor_config.json": _extractor_config(config)}
     for name, content in files.items():
@@ -90,7 +91,8 @@ def our_names(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Returns weights under our names; those of a file that `write_huggingface` has not written are unchanged."""
     if not any(name.startswith(_RENAMED["pre_encode.out."]) for name in state):
         return dict(state)
-    return {_PREFIX + _renamed_back(name): value for name, value in state.items()}
+    back = [(theirs, ours) for ours, theirs in _RENAMED.items()]
+    return {_PREFIX + _renamed(name, back): value for name, value in state.items()}
 
 
 def _reject(field: str, value: object, why: str) -> None:
@@ -100,17 +102,9 @@ def _reject(field: str, value: object, why: str) -> None:
     )
 
 
-def _renamed(name: str) -> str:
-    """Translates the name of a weight."""
-    for ours, theirs in _RENAMED.items():
-        name = name.replace(ours, theirs)
-    return name
-
-
-def _renamed_back(name: str) -> str:
-    """Translates the name of a weight of transformers."""
-    for ours, theirs in _RENAMED.items():
-        name = name.replace(theirs, ours)
+def _renamed(name: str, names: Iterable[tuple[str, str]]) -> str:
+    for before, after in names:
+        name = name.replace(before, after)
     return name
 
 

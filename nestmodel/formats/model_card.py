@@ -11,20 +11,18 @@ from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
 from typing import Any
 
-import yaml
-
 from nestdata import redacted
 from nestmodel.config import ExportFormat, NestConfig, WeightParts
 from nestmodel.formats.safetensors import RECORD_KEY, SETTINGS_KEY
 
 UNKNOWN = "unknown"
 _DISTRIBUTION = "nest-pretrain"
-_LIBRARIES: Mapping[str, str] = {
-    "huggingface": "transformers",
-    "nemo": "nemo",
-    "onnx": "onnx",
-    "onnx-streaming": "onnx",
-}
+_HEADER = """---
+# Fill in, for example apache-2.0:
+# license:
+tags: [speech, self-supervised, nest, fastconformer]
+{library}pipeline_tag: feature-extraction
+---"""
 _PARTS: Mapping[str, str] = {"all": "encoder, decoder and quantizer", "encoder": "encoder"}
 _TRANSFORMERS = """import soundfile
 from transformers import AutoFeatureExtractor, AutoModel
@@ -86,7 +84,7 @@ def model_card(
     }
     settings = {k: v for k, v in training.settings.items() if not k.startswith("model.config") and v != "None"}
     sections = [
-        _header(to),
+        _HEADER.format(library="library_name: transformers\n" if to == "huggingface" else ""),
         f"# {escaped(title)}",
         "A speech encoder, pretrained on unlabelled speech with NEST "
         "([arXiv:2408.13106](https://arxiv.org/abs/2408.13106)).",
@@ -109,13 +107,6 @@ def escaped(text: str) -> str:
     text = text if len(text) <= _MAX_CHARACTERS else text[:_MAX_CHARACTERS] + "..."
     text = _MARKUP.sub(lambda match: "\\" + match[0], text)
     return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
-
-
-def _header(to: ExportFormat) -> str:
-    fields: dict[str, object] = {"tags": ["speech", "self-supervised", "nest", "fastconformer"]}
-    fields |= {"library_name": _LIBRARIES[to]} if to in _LIBRARIES else {}
-    fields["pipeline_tag"] = "feature-extraction"
-    return f"---\n# Fill in, for example apache-2.0:\n# license:\n{yaml.safe_dump(fields, sort_keys=False)}---"
 
 
 def _use(name: str, to: ExportFormat, parts: WeightParts) -> str:

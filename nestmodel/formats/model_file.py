@@ -29,7 +29,7 @@ from nestmodel.formats.huggingface import our_names as names_from_huggingface
 from nestmodel.formats.nemo_archive import config_of_section, read_nemo_config, read_nemo_state
 from nestmodel.formats.nemo_archive import our_names as names_from_nemo
 from nestmodel.formats.nemo_checkpoint import load_checkpoint, nemo_section
-from nestmodel.formats.safetensors import CONFIG_KEY, TensorFile, open_tensors
+from nestmodel.formats.safetensors import CONFIG_KEY, read_metadata, read_tensors
 
 ModelFileKind = Literal["nemo", "nemo-checkpoint", "checkpoint", "safetensors"]
 # Errors that torch, tarfile, zlib and yaml raise for a file that is damaged or of another kind.
@@ -51,7 +51,7 @@ class ModelFile:
     """Where the file is from: its path, or its name on the hub."""
 
     _read_config: Callable[[], NestConfig]
-    _read_state: Callable[[], dict[str, Tensor]]
+    _read_state: Callable[[], object]
     _entries: Mapping[str, Any]
 
     def entry(self, key: str) -> Any:
@@ -77,7 +77,12 @@ class ModelFile:
             WeightsError: The file is damaged, or holds no weights.
         """
         with _as_weights_error(self.path):
-            return self._read_state()
+            state = self._read_state()
+            if not isinstance(state, Mapping) or not all(isinstance(value, Tensor) for value in state.values()):
+                raise WeightsError(
+                    f"{self.path}: its weights are not a mapping of names to tensors. Give a file of a NEST model."
+                )
+            return names_from_nemo(names_from_huggingface(state))
 
 
 @contextmanager
@@ -107,14 +112,12 @@ def open_model_file(path: str | Path) -> Iterator[ModelFile]:
                 tar = stack.enter_context(tarfile.open(fileobj=file))
                 readers: tuple[Any, Any] = partial(read_nemo_config, tar, path), partial(read_nemo_state, tar, path)
             elif kind == "checkpoint":
-                checkpoint = _load_checkpoint(path)
-                entries = checkpoint
-                section = None if CONFIG_KEY in checkpoint else nemo_section(checkpoint)
+                entries = load_checkpoint(path)
+                section = None if CONFIG_KEY in entries else nemo_section(entries)
                 kind = "checkpoint" if section is None else "nemo-checkpoint"
-                readers = partial(_config_of, checkpoint, section, path), partial(_state_of, checkpoint, section, path)
+                readers = partial(_config_of, entries, section, path), partial(entries.__getitem__, "state_dict")
             else:
-                tensors = stack.enter_context(open_tensors(path))
-                readers = partial(_config_of_tensors, tensors), partial(_state_of_tensors, tensors)
+                readers = partial(_config_of_tensors, path), partial(read_tensors, path)
         yield ModelFile(path, kind, source, *readers, entries)
 
 
@@ -186,28 +189,10 @@ def _as_weights_error(path: Path) -> Iterator[None]:
         raise WeightsError(f"{path}: cannot be read ({kind}). Export or copy the file again.") from error
 
 
-def _load_checkpoint(path: Path) -> dict[str, Any]:
-    checkpoint = load_checkpoint(path)
-    if not isinstance(checkpoint, dict):
-        raise WeightsError(f"{path}: not a checkpoint of nestmodel. Give one of `nestmodel fit`.")
-    return checkpoint
-
-
 def _config_of(checkpoint: Mapping[str, Any], section: Mapping[str, Any] | None, path: Path) -> NestConfig:
     """Returns the configuration; `section` is that of a checkpoint of NeMo."""
     return NestConfig.from_dict(checkpoint[CONFIG_KEY]) if section is None else config_of_section(section, path)
 
 
-def _state_of(checkpoint: Mapping[str, Any], section: Mapping[str, Any] | None, path: Path) -> dict[str, Tensor]:
-    state = checkpoint["state_dict"]
-    if not isinstance(state, Mapping) or not all(isinstance(value, Tensor) for value in state.values()):
-        raise WeightsError(f"{path}: its state_dict is not a mapping of names to tensors. Give a file of a NEST model.")
-    return dict(state) if section is None else names_from_nemo(state)
-
-
-def _config_of_tensors(tensors: TensorFile) -> NestConfig:
-    return NestConfig.from_dict(json.loads(tensors.metadata()[CONFIG_KEY]))
-
-
-def _state_of_tensors(tensors: TensorFile) -> dict[str, Tensor]:
-    return names_from_huggingface(tensors.tensors())
+def _config_of_tensors(path: Path) -> NestConfig:
+    return NestConfig.from_dict(json.loads(read_metadata(path)[CONFIG_KEY]))

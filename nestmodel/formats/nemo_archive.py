@@ -82,8 +82,8 @@ def config_of_section(section: Mapping[str, Any], path: Path) -> NestConfig:
         return config
 
 
-def read_nemo_state(tar: tarfile.TarFile, path: Path) -> dict[str, Tensor]:
-    """Reads the weights of a `.nemo` file under our names, in the precision they are stored in.
+def read_nemo_state(tar: tarfile.TarFile, path: Path) -> object:
+    """Returns the content of the weights of a `.nemo` file; see `our_names`.
 
     Args:
         tar: The open archive.
@@ -101,10 +101,7 @@ def read_nemo_state(tar: tarfile.TarFile, path: Path) -> dict[str, Tensor]:
             # Torch seeks backwards often, and each time a compressed file is decompressed again from its start.
             shutil.copyfileobj(file, unpacked)
             unpacked.seek(0)
-        state = torch.load(unpacked if is_compressed else file, map_location="cpu", weights_only=True)
-    if not isinstance(state, Mapping) or not all(isinstance(value, Tensor) for value in state.values()):
-        raise WeightsError(f"{path}: its {WEIGHTS_MEMBER} is not a mapping of names to tensors. Export the file again.")
-    return our_names(state)
+        return torch.load(unpacked if is_compressed else file, map_location="cpu", weights_only=True)
 
 
 def our_names(state: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -33,13 +33,8 @@ _STAND_INS: list[Any] = [
         for name in (
             *("dictconfig.DictConfig", "listconfig.ListConfig", "base.Metadata", "base.ContainerMetadata"),
             *("nodes.AnyNode", "nodes.StringNode", "nodes.IntegerNode", "nodes.FloatNode", "nodes.BooleanNode"),
-            *(
-                "nodes.BytesNode",
-                "nodes.PathNode",
-                "nodes.EnumNode",
-                "nodes.UnionNode",
-                "nodes.InterpolationResultNode",
-            ),
+            *("nodes.BytesNode", "nodes.PathNode", "nodes.EnumNode", "nodes.UnionNode"),
+            "nodes.InterpolationResultNode",
         )
     ),
     *((_Object, f"typing.{name}") for name in ("Any", "Dict", "List", "Union", "Optional")),

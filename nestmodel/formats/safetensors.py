@@ -7,7 +7,6 @@ meaning of names and metadata.
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from torch import Tensor
 
@@ -23,29 +22,8 @@ SETTINGS_KEY = "nest_settings"
 """Key of the settings of the run in a checkpoint: texts by dotted name."""
 
 
-class TensorFile:
-    """An open safetensors file."""
-
-    def __init__(self, handle: Any) -> None:
-        self._handle = handle
-
-    def tensors(self) -> dict[str, Tensor]:
-        """Returns all tensors, on the CPU.
-
-        Raises:
-            OSError: The file is damaged, or cannot be read.
-        """
-        with _as_os_errors():
-            return {name: self._handle.get_tensor(name) for name in self._handle.keys()}
-
-    def metadata(self) -> dict[str, str]:
-        """Returns the metadata of the file, which may be empty."""
-        return self._handle.metadata() or {}
-
-
-@contextmanager
-def open_tensors(path: Path) -> Iterator[TensorFile]:
-    """Opens a safetensors file for reading.
+def read_metadata(path: Path) -> dict[str, str]:
+    """Returns the metadata of a file, which may be empty.
 
     Raises:
         ConfigError: The package is not installed.
@@ -54,9 +32,16 @@ def open_tensors(path: Path) -> Iterator[TensorFile]:
     with _as_os_errors():
         from safetensors import safe_open
 
-        handle = safe_open(path, framework="pt")
-    with handle as file:
-        yield TensorFile(file)
+        with safe_open(path, framework="pt") as file:
+            return file.metadata() or {}
+
+
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    """Returns all tensors of a file, on the CPU; errors are those of `read_metadata`."""
+    with _as_os_errors():
+        from safetensors.torch import load_file
+
+        return load_file(path)
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:

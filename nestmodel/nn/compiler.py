@@ -9,21 +9,15 @@ _GRAPHS_OF_VARYING_SHAPES = 16
 
 
 def allow_shapes(num_shapes: int | None) -> None:
-    """Lets torch compile each function for the batches of training and of validation.
+    """Lets torch compile each function for the batches of training and of validation; never lowers a limit.
 
     Args:
         num_shapes: Number of their shapes; None for varying shapes, of which a few graphs take all.
     """
-    allow_graphs(_GRAPHS_OF_VARYING_SHAPES if num_shapes is None else 2 * num_shapes + 2)
-
-
-def allow_graphs(num_graphs: int) -> None:
-    """Lets torch compile each function at least this number of times; never lowers a limit.
-
-    After as many as the limit, torch runs a function for new shapes without compiling it.
-    """
-    dynamo.config.recompile_limit = max(dynamo.config.recompile_limit, num_graphs)
-    dynamo.config.accumulated_recompile_limit = max(dynamo.config.accumulated_recompile_limit, num_graphs)
+    # After as many graphs as the limit, torch runs a function for new shapes without compiling it.
+    number = _GRAPHS_OF_VARYING_SHAPES if num_shapes is None else 2 * num_shapes + 2
+    dynamo.config.recompile_limit = max(dynamo.config.recompile_limit, number)
+    dynamo.config.accumulated_recompile_limit = max(dynamo.config.accumulated_recompile_limit, number)
 
 
 def compile_backward_in_forward() -> None:

@@ -285,13 +285,6 @@ class NestNetwork(nn.Module):
         rows = is_scored.flatten().nonzero().squeeze(1)
         return Masks(is_masked=is_masked, is_scored=is_scored, scored_rows=rows)
 
-    def predict(
-        self, feats: Float[Tensor, "batch mels frames"], feat_lens: Int[Tensor, " batch"]
-    ) -> tuple[Float[Tensor, "batch enc_frames classes codebooks"], Int[Tensor, " batch"]]:
-        """Returns the log-probabilities of the tokens of unmasked features, and the numbers of valid encoder frames."""
-        encoded, enc_lens = self.encoder(feats, feat_lens)
-        return self.decoder(encoded), enc_lens
-
     def tokens(
         self,
         clean: Float[Tensor, "batch mels frames"],

@@ -42,7 +42,7 @@ class RandomProjectionQuantizer(nn.Module):
     def forward(
         self, feats: Float[Tensor, "batch dim frames"], rows: Int[Tensor, " rows"] | None = None
     ) -> Int[Tensor, "*points codebooks"]:
-        """Quantizes features, outside autocast.
+        """Stacks frames, projects each stack for every codebook, and finds the nearest codes, outside autocast.
 
         Args:
             feats: Frames of clean speech: mel frames, whose number is a multiple of `num_stacked`, or encoder frames.
@@ -53,31 +53,14 @@ class RandomProjectionQuantizer(nn.Module):
             Indices of padded stacks are meaningless.
         """
         with torch.autocast(feats.device.type, enabled=False):
-            points = self.project(feats, rows)
-            tokens = self._nearest(points.flatten(0, -3))
-        return tokens.reshape(points.shape[:-1])
-
-    @torch.no_grad()
-    def project(
-        self, feats: Float[Tensor, "batch dim frames"], rows: Int[Tensor, " rows"] | None = None
-    ) -> Float[Tensor, "*points codebooks code_dim"]:
-        """Stacks frames, projects each stack for every codebook, and scales each projection to unit norm.
-
-        Args:
-            feats: As for `forward`.
-            rows: As for `forward`.
-
-        Returns:
-            The points to which `forward` finds the nearest codes, outside autocast: (batch, enc_frames, codebooks,
-            code_dim), or (rows, codebooks, code_dim).
-        """
-        with torch.autocast(feats.device.type, enabled=False):
             # (batch, dim, frames) -> (batch, enc_frames, num_stacked * dim), the earliest frame first
             stacks = feats.float().transpose(1, 2).reshape(feats.shape[0], -1, self.proj.in_features)
             if rows is not None:
                 stacks = stacks.flatten(0, 1)[rows]
             projected = exact_matmul(stacks, self.proj.weight.T).unflatten(-1, self.codebooks.shape[::2])
-            return F.normalize(projected, dim=-1, eps=1e-12)
+            points = F.normalize(projected, dim=-1, eps=1e-12)
+            tokens = self._nearest(points.flatten(0, -3))
+        return tokens.reshape(points.shape[:-1])
 
     def _nearest(self, points: Float[Tensor, "points codebooks code_dim"]) -> Int[Tensor, "points codebooks"]:
         """Returns the nearest code: the largest x·c for cosine, the largest x·c - |c|²/2 for Euclidean distance."""

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -13,7 +14,7 @@ from nestdata import AudioNoiseDataset, BatchPlan
 from nestmodel.errors import ConfigError, TrainingError
 from nestmodel.preflight.config import BudgetConfig, parse_bytes
 from nestmodel.preflight.memory import available_bytes, gigabytes
-from nestmodel.preflight.trial import Shape, TrialResult, describe_shapes, largest_shapes
+from nestmodel.preflight.trial import describe_shapes, largest_shapes
 from nestmodel.preflight.trial_child import TrialChild, TrialSettings
 from nestmodel.training.data import NestDataModule
 from nestmodel.training.module import NestModel, check_sampling_rate
@@ -97,18 +98,15 @@ def find_budget(
     highest = max(lowest, _highest_units(data.train_dataset))
     show = on_line or (lambda _: None)
     trials: dict[int, BudgetTrial] = {}
-    results: dict[tuple[Shape, ...], TrialResult] = {}
     allowed = 0
 
     def fits(units: int) -> bool:
         nonlocal allowed
         seconds = float(units * _RESOLUTION_S)
         plan = BatchPlan.of(data.train_dataset.corpus, replace(plan_config, max_batch_seconds=seconds))
-        shapes = tuple(largest_shapes(plan))
+        shapes = largest_shapes(plan)
         show(f"trying {seconds:g} s: {describe_shapes(shapes, rate)}")
-        if shapes not in results:  # in a small corpus, several budgets have the same shapes
-            results[shapes] = child.run(plan.config, shapes)
-        result = results[shapes]
+        result = child.run(plan.config, shapes)
         allowed = result.allowed_bytes
         too_large = describe_shapes([result.too_large], rate) if result.too_large else None
         trials[units] = BudgetTrial(
@@ -122,7 +120,7 @@ def find_budget(
         show(f"  {too_large} does not fit" if too_large else f"  fits, {memory}")
         return too_large is None
 
-    with TrialChild(_trial_settings(model, trainer, config)) as child:
+    with closing(TrialChild(_trial_settings(model, trainer, config))) as child:
         start = round(plan_config.max_batch_seconds / _RESOLUTION_S)
         largest = largest_fitting(fits, start=start, lowest=lowest, highest=highest)
     if largest is None:

@@ -37,25 +37,22 @@ def read_kib(path: str, name: str) -> int:
 class PeakMemory:
     """Measures the peak memory that torch reserves on a GPU, or the peak resident memory of this process.
 
+    The measurement starts now; if the system does not allow that, the peak is that since the process started.
     Reserved memory includes what fragmentation makes unusable; the sum of all tensors would be too small a measure.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self.reset()
-
-    def reset(self) -> None:
-        """Starts a new measurement; if the system does not allow that, the peak is that since the process started."""
         gc.collect()
-        if self._device.type == "cuda":
+        if device.type == "cuda":
             torch.cuda.empty_cache()
-            torch.cuda.reset_peak_memory_stats(self._device)
+            torch.cuda.reset_peak_memory_stats(device)
         elif sys.platform == "linux":
             with suppress(OSError):  # hardened containers forbid it
                 Path("/proc/self/clear_refs").write_text("5")
 
     def peak_bytes(self) -> int:
-        """Returns the peak since the last reset."""
+        """Returns the peak since the start of the measurement."""
         if self._device.type == "cuda":
             return torch.cuda.max_memory_reserved(self._device)
         return 1024 * read_kib("/proc/self/status", "VmHWM") or max_rss_bytes()

@@ -3,9 +3,8 @@
 import random
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 
 import pytorch_lightning as pl
 
@@ -60,21 +59,17 @@ def check_shards(data: NestDataModule, trainer: pl.Trainer, timeout_s: float) ->
     shards = [shard for corpus in corpora for shard in _shards_of(corpus)]
     if not shards:
         return CheckResult(status="skipped", value="no shards")
-    own = _own_shards(shards, trainer)
-    answers = _ask(own, Storage(StorageConfig(patience_s=_PATIENCE_S)), _TIME_SHARE * timeout_s)
-    errors = defaultdict[str, list[str]](list)
-    for answer in answers:
-        if answer.error_kind:
-            errors[answer.error_kind].append(answer.message)
-    num_bad = sum(map(len, errors.values()))
-    num_unreachable = sum(len(messages) for kind, messages in errors.items() if kind not in _PERMANENT)
+    storage = Storage(StorageConfig(patience_s=_PATIENCE_S))
+    good, errors = _ask(_own_shards(shards, trainer), storage, _TIME_SHARE * timeout_s)
+    num_bad, num_unreachable = sum(map(len, errors.values())), _num_unreachable(errors)
+    num_asked = len(good) + num_bad
     num_shards = sum(corpus.num_shards for corpus in corpora if not corpus.has_bank)
-    part = f"{len(answers):,}" if len(answers) == num_shards else f"{len(answers):,} of {num_shards:,}"
-    asked = f"{part} shards asked for, {gigabytes(sum(answer.num_bytes for answer in answers))}"
+    part = f"{num_asked:,}" if num_asked == num_shards else f"{num_asked:,} of {num_shards:,}"
+    asked = f"{part} shards asked for, {gigabytes(sum(shard.size for shard in good))}"
     dataset = data.train_dataset
     requests, num_bytes = epoch_use(dataset.corpus, dataset.plan, data.noise.corpus, data.config.mix)
     note = f"an epoch takes {requests:,.0f} requests, {gigabytes(num_bytes)}, on all ranks together"
-    is_tolerated = not num_unreachable and num_bad <= data.config.bad_audio.max_share * len(answers)
+    is_tolerated = not num_unreachable and num_bad <= data.config.bad_audio.max_share * num_asked
     status: Status = "ok" if not num_bad else "warning" if is_tolerated else "failed"
     return CheckResult(
         status=status,
@@ -82,7 +77,7 @@ def check_shards(data: NestDataModule, trainer: pl.Trainer, timeout_s: float) ->
         advice=_advice(errors) if num_bad else "",
         figures={
             "bad_shards": float(num_bad),
-            "asked_shards": float(len(answers)),
+            "asked_shards": float(num_asked),
             "unreachable_shards": float(num_unreachable),
             "requests_per_epoch": requests,
             "bytes_per_epoch": num_bytes,
@@ -144,44 +139,40 @@ def _own_shards(shards: Sequence[ObjectInfo], trainer: pl.Trainer) -> list[Objec
     return own
 
 
-@dataclass(frozen=True, slots=True)
-class _Answer:
-    """What a store said about a shard."""
+def _ask(
+    shards: Sequence[ObjectInfo], storage: Storage, time_s: float
+) -> tuple[list[ObjectInfo], dict[str, list[str]]]:
+    """Asks for shards, until there are no more, the time is up, or it is clear that the store does not answer.
 
-    error_kind: str = ""
-    """Empty if the shard is as expected."""
+    Returns:
+        The shards that were as expected, and the messages of all errors by their kind.
+    """
+    errors, deadline = defaultdict[str, list[str]](list), time.monotonic() + time_s
 
-    message: str = ""
-    num_bytes: int = 0
-
-
-def _ask(shards: Sequence[ObjectInfo], storage: Storage, time_s: float) -> list[_Answer]:
-    """Asks for shards, until there are no more, the time is up, or it is clear that the store does not answer."""
-    unanswered, deadline = list[str](), time.monotonic() + time_s
-
-    def ask(shard: ObjectInfo) -> _Answer | None:
-        if len(unanswered) >= _MOST_UNANSWERED or time.monotonic() > deadline:
-            return None
-        answer = _compare(shard, storage)
-        if answer.error_kind not in ("", *_PERMANENT):
-            unanswered.append(answer.message)
-        return answer
+    def ask(shard: ObjectInfo) -> ObjectInfo | None:
+        if _num_unreachable(errors) < _MOST_UNANSWERED and time.monotonic() < deadline:
+            try:
+                _compare(shard, storage.info(shard.location))
+                return shard
+            except StorageError as error:
+                errors[error.kind].append(str(error))
+        return None
 
     with ThreadPoolExecutor(_AT_ONCE) as pool:
-        return [answer for answer in pool.map(ask, shards) if answer is not None]
+        return [shard for shard in pool.map(ask, shards) if shard is not None], errors
 
 
-def _compare(expected: ObjectInfo, storage: Storage) -> _Answer:
-    try:
-        found = storage.info(expected.location)
-    except StorageError as error:
-        return _Answer(error.kind, str(error))
+def _num_unreachable(errors: Mapping[str, list[str]]) -> int:
+    return sum(len(messages) for kind, messages in list(errors.items()) if kind not in _PERMANENT)
+
+
+def _compare(expected: ObjectInfo, found: ObjectInfo) -> None:
+    """Raises StorageError if a shard has changed."""
     name = redacted(expected.location)
     if found.size != expected.size:
-        return _Answer("changed", f"{name} has {found.size} bytes instead of {expected.size}", found.size)
+        raise StorageError.because("changed", f"{name} has {found.size} bytes instead of {expected.size}")
     if None not in (expected.etag, found.etag) and found.etag != expected.etag:
-        return _Answer("changed", f"{name} has the ETag {found.etag} instead of {expected.etag}", found.size)
-    return _Answer(num_bytes=found.size)
+        raise StorageError.because("changed", f"{name} has the ETag {found.etag} instead of {expected.etag}")
 
 
 def _advice(errors: dict[str, list[str]]) -> str:

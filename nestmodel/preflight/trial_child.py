@@ -8,20 +8,19 @@ allocator enforces the limit.
 The child ends itself if this process ends, and is the first process that Linux ends if memory runs out.
 """
 
+import logging
 import signal
-import subprocess
-import sys
-import tempfile
 import time
+import warnings
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from multiprocessing import Pipe
+from multiprocessing import get_context
 from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 from pathlib import Path
-from types import TracebackType
-from typing import IO, Any
+from typing import Any
 
 import pytorch_lightning as pl
 import torch
@@ -35,8 +34,6 @@ from nestmodel.preflight.trial import Shape, TrialResult, clean_up, run_shapes, 
 
 _POLL_S = 0.01
 """Interval at which the resident memory of a child is read."""
-
-_MAX_DETAIL = 300
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,22 +64,12 @@ class TrialSettings:
 
 
 class TrialChild:
-    """Runs trials in a child process, which is started when it is needed. As a context, it ends the child."""
+    """Runs trials in a child process, which is started when it is needed. It has to be closed."""
 
     def __init__(self, settings: TrialSettings) -> None:
         self._settings = settings
-        self._started = ExitStack()
-        self._child: subprocess.Popen[bytes] | None = None
-        self._output: IO[str]
+        self._child: BaseProcess | None = None
         self._connection: Connection
-
-    def __enter__(self) -> "TrialChild":
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self._end()
 
     def run(self, plan: PlanConfig, shapes: Sequence[Shape]) -> TrialResult:
         """Runs optimizer steps of each shape, as `run_shapes`, and returns whether all of them fit.
@@ -96,16 +83,24 @@ class TrialChild:
         """
         result = self._watch(self._child or self._start(), plan, shapes)
         if result.too_large:
-            self._end()
+            self.close()
         return result
 
-    def _watch(self, child: "subprocess.Popen[bytes]", plan: PlanConfig, shapes: Sequence[Shape]) -> TrialResult:
+    def close(self) -> None:
+        """Ends the child."""
+        if self._child is not None:
+            self._child.kill()
+            self._child.join()
+            self._connection.close()
+        self._child = None
+
+    def _watch(self, child: BaseProcess, plan: PlanConfig, shapes: Sequence[Shape]) -> TrialResult:
         """Runs a trial in the child. On a CPU, a child that needs too much memory is not waited for."""
         settings, num_steps = self._settings, 0
         is_on_cpu, deadline = settings.device == "cpu", time.monotonic() + settings.timeout_s
         try:
             self._connection.send((plan, shapes))
-            while not (is_on_cpu and resident_bytes(child.pid) > settings.limit_of_cpu):
+            while not (is_on_cpu and resident_bytes(child.pid or 0) > settings.limit_of_cpu):
                 if self._connection.poll(_POLL_S):
                     match self._connection.recv():
                         case TrialResult() as result:
@@ -119,46 +114,29 @@ class TrialChild:
                         "compilation of the blocks, takes longer."
                     )
         except (EOFError, OSError) as error:  # the child has ended
-            code = child.wait()
-            if not (is_on_cpu and code == -signal.SIGKILL):  # by Linux, which ran out of memory
-                raise TrainingError(f"a trial ended with exit code {code}: {_last_line(self._output)}") from error
+            child.join()
+            if not (is_on_cpu and child.exitcode == -signal.SIGKILL):  # by Linux, which ran out of memory
+                raise TrainingError(f"a trial ended with exit code {child.exitcode}. Its error is above.") from error
         # Without a finished step, the first shape is reported, even if the model itself does not fit.
         shape = shapes[min(num_steps // 2, len(shapes) - 1)]
         return TrialResult(too_large=shape, peak_bytes=0, allowed_bytes=settings.limit_of_cpu, seconds=())
 
-    def _start(self) -> "subprocess.Popen[bytes]":
-        here, there = Pipe()
-        self._connection = self._started.enter_context(here)
-        self._output = self._started.enter_context(tempfile.TemporaryFile("w+", errors="replace"))
-        command = [sys.executable, "-c", f"from {__name__} import main; main({there.fileno()})"]
+    def _start(self) -> BaseProcess:
+        context = get_context("spawn")
+        self._connection, there = context.Pipe()
+        self._child = context.Process(target=run_trials, args=(there, self._settings))
         with there:
-            child = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=self._output, stderr=self._output, pass_fds=[there.fileno()]
-            )
-        self._child = self._started.enter_context(child)
-        self._started.callback(child.kill)
-        with suppress(OSError):  # a child that has ended already is found when its first trial is sent
-            here.send(self._settings)
-        return child
-
-    def _end(self) -> None:
-        self._child = None
-        self._started.close()
+            self._child.start()
+        return self._child
 
 
-def _last_line(output: IO[str]) -> str:
-    output.seek(0)
-    lines = [line.strip() for line in output if line.strip()]
-    return lines[-1][:_MAX_DETAIL] if lines else "no message on standard error"
-
-
-def main(descriptor: int) -> None:
+def run_trials(connection: Connection, settings: TrialSettings) -> None:
     """Runs the trials that a connection describes, until it is closed.
 
     Sends None after each step, and the result, or an error as text, after each trial.
     """
-    connection = Connection(descriptor)
-    settings: TrialSettings = connection.recv()
+    logging.disable(logging.INFO)
+    warnings.simplefilter("ignore")  # those of libraries, which the run shows as well
     with suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("1000")
     device = torch.device(settings.device)

@@ -12,14 +12,7 @@ from typing import Any, cast
 import pytorch_lightning as pl
 from torch.utils.data import Sampler
 
-from nestdata import (
-    AudioNoiseDataset,
-    BatchLoader,
-    BatchPlan,
-    Corpus,
-    StartMethod,
-    start_fork_server,
-)
+from nestdata import AudioNoiseDataset, BatchLoader, BatchPlan, Corpus, StartMethod, start_fork_server
 from nestmodel.errors import ConfigError
 from nestmodel.run_config import DataConfig
 from nestmodel.training.copy_ahead import Loader, copied_ahead
@@ -114,12 +107,7 @@ class NestDataModule(pl.LightningDataModule):
         return [] if self.val_dataset is None else self._loader(self.val_dataset, lambda: 0)
 
     def loader_of(
-        self,
-        dataset: AudioNoiseDataset,
-        batch_indices: Iterable[tuple[int, int]],
-        *,
-        on_gpu: bool,
-        num_workers: int | None = None,
+        self, dataset: AudioNoiseDataset, batch_indices: Iterable[tuple[int, int]], *, on_gpu: bool
     ) -> BatchLoader:
         """Returns a loader of batches as training uses it.
 
@@ -127,13 +115,9 @@ class NestDataModule(pl.LightningDataModule):
             dataset: The training or the validation data.
             batch_indices: The (step, microbatch) of every batch.
             on_gpu: Whether the model is on a GPU, which gets batches in page-locked memory.
-            num_workers: Number of loader processes; by default, that of the data module.
         """
         return dataset.loader(
-            batch_indices,
-            num_workers=self.num_workers if num_workers is None else num_workers,
-            pin_memory=on_gpu,
-            start_method=self.start_method,
+            batch_indices, num_workers=self.num_workers, pin_memory=on_gpu, start_method=self.start_method
         )
 
     def use_fork_server(self) -> None:

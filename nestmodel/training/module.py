@@ -260,8 +260,8 @@ class NestModel(NestNetwork, pl.LightningModule):
         parameters = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
         norm = self._divide_gradients(optimizer, parameters, totals.stats.num_tokens.clamp(min=1))
         # The only point of a step at which the CPU waits for the GPU, except where ranks are compared.
-        metrics = fetch({**totals.counts(), "grad_norm": norm, **totals.stats.metrics(class_counts)})
-        num_nonfinite, num_preempted, num_out_of_time = (float(metrics.pop(name)) for name in totals.counts())
+        metrics = fetch({**totals.counts, "grad_norm": norm, **totals.stats.metrics(class_counts)})
+        num_nonfinite, num_preempted, num_out_of_time = (float(metrics.pop(name)) for name in totals.counts)
         grad_norm = metrics.pop("grad_norm")
         self._pace.end_step()
         if self.trainer.world_size > 1 and (self.trainer.global_step + 1) % WINDOW == 0:

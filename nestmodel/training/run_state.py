@@ -7,8 +7,9 @@ waits for a GPU, because all metrics of `NestModel` are on the CPU.
 import resource
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple, dataclass
+from statistics import fmean
 from typing import Any, Literal, cast
 
 import pytorch_lightning as pl
@@ -85,81 +86,19 @@ class RunClock:
 
     def __init__(self, first_step: int, now: Callable[[], float] = time.monotonic) -> None:
         self._now = now
-        self._first_step, self._began_s = first_step, now()
-        self._counted_from = first_step + _FIRST_STEPS
-        self._start_s: float | None = None
+        self._start = self._warm = first_step, now()
 
     def count(self, step: int) -> None:
         """Notes the end of an optimizer step."""
-        if self._start_s is None and step >= self._counted_from:
-            self._counted_from, self._start_s = step, self._now()
+        if self._warm == self._start and step >= self._start[0] + _FIRST_STEPS:
+            self._warm = step, self._now()
 
     def seconds_left(self, step: int, num_steps: int | None) -> float | None:
         """Returns the estimate at a step, or None if there is none yet or the run has no last step."""
-        if num_steps is None or step <= self._first_step:
+        if num_steps is None or step <= self._start[0]:
             return None
-        is_early = self._start_s is None or step <= self._counted_from
-        since_s, since_step = (self._began_s, self._first_step) if is_early else (self._start_s, self._counted_from)
-        assert since_s is not None
-        seconds_per_step = (self._now() - since_s) / (step - since_step)
-        return max(0, num_steps - step) * seconds_per_step
-
-
-class RecentSteps:
-    """Sums over the steps since the last state that was shown: their scores, audio and time.
-
-    Args:
-        now: Clock in seconds.
-    """
-
-    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
-        self._now = now
-        self._shown: Scores | None = None
-        self._rate: float | None = None
-        self._paused_s: float | None = None
-        self.restart()
-
-    def add_audio(self, seconds: float) -> None:
-        """Adds the audio of a microbatch of all ranks."""
-        self._audio_s += seconds
-
-    def add_step(self, trainer: pl.Trainer) -> None:
-        """Adds the scores of an optimizer step."""
-        metrics = trainer.callback_metrics
-        if "train_loss" in metrics:
-            values = (float(metrics[f"train_{name}"]) for name in ("loss", "token_entropy", "accuracy"))
-            self._scores.append(Scores(*values))
-
-    @property
-    def scores(self) -> Scores | None:
-        """Means over the steps; those of the last step that was shown if there was none since."""
-        if self._scores:
-            means = [sum(values) / len(self._scores) for values in zip(*map(astuple, self._scores), strict=True)]
-            self._shown = Scores(*means)
-        return self._shown
-
-    @property
-    def audio_s_per_s(self) -> float | None:
-        """Seconds of audio of all ranks in a second; None if no time has passed."""
-        passed_s = self._now() - self._since_s
-        if self._audio_s and passed_s > 0:
-            self._rate = self._audio_s / passed_s
-        return self._rate
-
-    def pause(self) -> None:
-        """Stops the clock, until `resume`: what comes now is not training."""
-        self._paused_s = self._now()
-
-    def resume(self) -> None:
-        """Lets the clock go on."""
-        if self._paused_s is not None:
-            self._since_s += self._now() - self._paused_s
-            self._paused_s = None
-
-    def restart(self) -> None:
-        """Begins anew, after a state with them was shown."""
-        self._scores: list[Scores] = []
-        self._audio_s, self._since_s = 0.0, self._now()
+        since_step, since_s = self._warm if step > self._warm[0] else self._start
+        return max(0, num_steps - step) * (self._now() - since_s) / (step - since_step)
 
 
 def read_state(
@@ -168,7 +107,7 @@ def read_state(
     activity: Activity,
     *,
     validated_step: int | None = None,
-    recent: "RecentSteps | None" = None,
+    training: Scores | None = None,
     microbatch: tuple[int, int] | None = None,
 ) -> RunState:
     """Returns where a run stands.
@@ -178,7 +117,7 @@ def read_state(
         clock: Of this start.
         activity: What the run is doing.
         validated_step: Optimizer steps made at the last validation of this start, if there was one.
-        recent: What the steps since the state before have given.
+        training: Scores of the latest steps.
         microbatch: Where within a long step the run is.
     """
     metrics = {name: float(value) for name, value in trainer.callback_metrics.items()}
@@ -191,10 +130,10 @@ def read_state(
         activity=activity,
         # The step that passes `max_time` ends after it.
         seconds_left=min((seconds for seconds in left if seconds is not None), default=None),
-        training=None if recent is None else recent.scores,
-        validation=None if validated_step is None else _scores(metrics, "val"),
+        training=training,
+        validation=None if validated_step is None else scores_of(metrics, "val"),
         validated_step=validated_step,
-        audio_s_per_s=None if recent is None else recent.audio_s_per_s,
+        audio_s_per_s=metrics.get("audio_s_per_s"),
         data_wait=metrics.get("data_wait"),
         memory_gb=metrics.get("memory_gb"),
         steps_skipped=int(metrics.get("steps_skipped", 0)),
@@ -223,6 +162,12 @@ def format_duration(seconds: float) -> str:
     return f"{hours}:{rest // 60:02}:{rest % 60:02}"
 
 
-def _scores(metrics: dict[str, float], stage: str) -> Scores | None:
+def scores_of(metrics: Mapping[str, Any], stage: str) -> Scores | None:
+    """Returns the scores of `train` or `val` among logged metrics; None if they are not there yet."""
     names = [f"{stage}_{name}" for name in ("loss", "token_entropy", "accuracy")]
-    return Scores(*(metrics[name] for name in names)) if all(name in metrics for name in names) else None
+    return Scores(*(float(metrics[name]) for name in names)) if all(name in metrics for name in names) else None
+
+
+def mean_scores(scores: Sequence[Scores]) -> Scores:
+    """Returns the means over several steps, at least one."""
+    return Scores(*map(fmean, zip(*map(astuple, scores), strict=True)))

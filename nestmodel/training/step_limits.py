@@ -42,7 +42,7 @@ def check_training_limits(trainer: pl.Trainer, steps_per_epoch: int) -> None:
             "trainer.val_check_interval is a time, so that ranks would validate at different steps. Give a number of "
             "optimizer steps, and set trainer.check_val_every_n_epoch to null."
         )
-    steps_per_epoch = min(steps_per_epoch, _steps(_given(trainer, "limit_train_batches"), steps_per_epoch))
+    steps_per_epoch = _steps_of_epoch(trainer, steps_per_epoch)
     interval = _steps(_given(trainer, "val_check_interval"), steps_per_epoch)
     if interval > steps_per_epoch > 0 and trainer.check_val_every_n_epoch is not None:
         raise ConfigError(
@@ -59,7 +59,7 @@ def validates_at_multiples(trainer: pl.Trainer, steps_per_epoch: int, every_n_st
         steps_per_epoch: Steps of an epoch of the plan.
         every_n_steps: The number of steps.
     """
-    epoch = min(steps_per_epoch, _steps(_given(trainer, "limit_train_batches"), steps_per_epoch))
+    epoch = _steps_of_epoch(trainer, steps_per_epoch)
     starts_anew = trainer.check_val_every_n_epoch is not None  # the interval counts from the start of each epoch
     interval = _steps(_given(trainer, "val_check_interval"), epoch)
     return interval % every_n_steps == 0 and not (starts_anew and epoch % every_n_steps)
@@ -101,13 +101,13 @@ def num_steps_of_run(trainer: pl.Trainer, steps_per_epoch: int | None = None) ->
         trainer: Trainer whose `max_steps`, `max_epochs` and `limit_train_batches` count.
         steps_per_epoch: Steps of an epoch of the plan; by default those that the trainer's loader has yielded.
     """
+    per_epoch: float
     steps = [] if trainer.max_steps < 0 else [trainer.max_steps]
     if trainer.max_epochs is not None and trainer.max_epochs >= 0:
         if steps_per_epoch is None:
             per_epoch = trainer.num_training_batches / trainer.accumulate_grad_batches
         else:
-            limit = _given(trainer, "limit_train_batches")
-            per_epoch = min(limit, steps_per_epoch) if isinstance(limit, int) else max(1, int(limit * steps_per_epoch))
+            per_epoch = _steps_of_epoch(trainer, steps_per_epoch)
         steps += [] if math.isinf(per_epoch) else [trainer.max_epochs * int(per_epoch)]
     return min(steps, default=None)
 
@@ -129,6 +129,11 @@ def _given(trainer: pl.Trainer, name: str) -> _Limit:
     given, set_before = _converted.get(trainer, {}).get(name, (now, None))
     # Another value than that of the conversion was set by the user afterwards.
     return given if set_before is None or now == set_before else now
+
+
+def _steps_of_epoch(trainer: pl.Trainer, steps_per_epoch: int) -> int:
+    """Returns the steps of an epoch of the trainer, given those of an epoch of the plan."""
+    return min(steps_per_epoch, _steps(_given(trainer, "limit_train_batches"), steps_per_epoch))
 
 
 def _steps(given: _Limit, num_steps: int) -> int:

@@ -138,22 +138,12 @@ class StepTotals:
     stats: LossStats
     """Loss, accuracy and class counts over the scored tokens."""
 
-    num_nonfinite: Float[Tensor, ""]
-    """Number of microbatches with a non-finite loss."""
-
-    num_preempted: Float[Tensor, ""]
-    """Number of ranks that received a signal to write a checkpoint and exit."""
-
-    num_out_of_time: Float[Tensor, ""]
-    """Number of ranks by whose clock `trainer.max_time` has passed."""
+    counts: dict[str, Float[Tensor, ""]]
+    """Numbers by which all ranks decide about the step: microbatches with a non-finite loss, ranks that received a
+    signal to write a checkpoint and exit, and ranks by whose clock `trainer.max_time` has passed."""
 
     norm_statistics: list[Float[Tensor, "2 features"]]
     """Mean and variance for every batch norm, averaged over the microbatches."""
-
-    def counts(self) -> dict[str, Float[Tensor, ""]]:
-        """Returns the numbers by which all ranks decide about the step, by name."""
-        names = ("num_nonfinite", "num_preempted", "num_out_of_time")
-        return {name: getattr(self, name) for name in names}
 
 
 class StepStats:
@@ -213,14 +203,13 @@ class StepStats:
 
     def unflatten(self, values: Float[Tensor, " values"]) -> StepTotals:
         """Unpacks a vector of `flatten` that was summed over all ranks."""
-        (num_nonfinite, num_preempted, num_out_of_time, num_microbatches), rest = values[:4], values[4:]
+        (*numbers, num_microbatches), rest = values[:4], values[4:]
+        counts = dict(zip(("num_nonfinite", "num_preempted", "num_out_of_time"), numbers, strict=True))
         sizes = [2 * norm.num_features for norm in self._norms]
         *collected, stats = rest.split([*sizes, len(rest) - sum(sizes)])
         return StepTotals(
             LossStats.unflatten(stats, self._num_codebooks),
-            num_nonfinite,
-            num_preempted,
-            num_out_of_time,
+            counts,
             [sums.view(2, -1) / num_microbatches for sums in collected],
         )
 

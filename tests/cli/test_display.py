@@ -40,8 +40,8 @@ def test_a_run_on_a_terminal_shows_a_summary_and_a_panel(messy_corpora: MessyCor
         "ranks",
         "numbers",
         "start",
-        "on",
-        "off",
+        "saved",
+        "log",
         "output",
     ]
     assert [line.split()[0] for line in lines if re.match(r"\w+ {2,}\S", line)][: len(names)] == names

@@ -129,7 +129,7 @@ def test_probe_prints_a_table_and_writes_a_report(tmp_path: Path, capsys: pytest
         *("pitch: 2 classes, 18 training utterances, 6 held out", "rejected: 1 unreadable, 1 missing; see"),
     ):
         assert text in out
-    assert sorted(path.name for path in output.iterdir()) == ["probe.json", "rejected.jsonl", "report.md"]
+    assert sorted(path.name for path in output.iterdir()) == ["probe.json", "rejected.jsonl"]
 
 
 @needs_probe
@@ -170,7 +170,7 @@ def test_probe_of_content_prints_error_rates(tmp_path: Path, capsys: pytest.Capt
         "22 training utterances, 2 held out, 10 test",
     ):
         assert text in out
-    assert out.splitlines()[-1] == f"report: {tmp_path / 'ctc' / 'report.md'}"
+    assert out.splitlines()[-1] == f"report: {tmp_path / 'ctc' / 'probe.json'}"
 
 
 @pytest.mark.parametrize(

@@ -6,21 +6,25 @@ something else.
 
 import sys
 import time
-from contextlib import AbstractContextManager, suppress
-from typing import Any, Protocol, cast, runtime_checkable
+from contextlib import suppress
+from typing import Any, Protocol, runtime_checkable
 
 import pytorch_lightning as pl
 
 from nestmodel.training.run_state import (
     Activity,
-    RecentSteps,
     RunClock,
     RunState,
     Scores,
     format_duration,
+    mean_scores,
     read_state,
+    scores_of,
 )
 from nestmodel.training.step_limits import ends_step
+
+_OUTPUT_MAY_BE_GONE = suppress(OSError)
+"""Ignores a closed stderr: Ctrl-C also ends the `tee` of a pipe, and a checkpoint must still be written."""
 
 
 @runtime_checkable
@@ -77,7 +81,8 @@ class Progress(pl.Callback):
     def __init__(self, renderer: Renderer | None = None) -> None:
         self._renderer = renderer or PlainLines()
         self._clock = RunClock(0)
-        self._recent = RecentSteps()
+        self._recent: list[Scores] = []  # of the steps since the last state, or of that state
+        self._is_recent_shown = False
         self._step_ended_s = time.monotonic()
         self._validated_step: int | None = None
         self._shown_s: float | None = None
@@ -85,7 +90,7 @@ class Progress(pl.Callback):
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:  # noqa: ARG002
         """Starts the output, and the clock for the time that is left."""
-        self._clock, self._recent = RunClock(trainer.global_step), RecentSteps()
+        self._clock, self._recent = RunClock(trainer.global_step), []
         self._step_ended_s = time.monotonic()
         self._is_shown = trainer.is_global_zero
         if self._is_shown:
@@ -94,16 +99,16 @@ class Progress(pl.Callback):
             self._shown_s = None  # the first step is shown
 
     def on_train_batch_end(
-        self, trainer: pl.Trainer, module: pl.LightningModule, _outputs: Any, batch: Any, batch_idx: int
+        self, trainer: pl.Trainer, _module: pl.LightningModule, _outputs: Any, _batch: Any, batch_idx: int
     ) -> None:
         """Shows the state after an optimizer step, or within a long one, if the interval has passed."""
         if not self._is_shown:
             return
-        rate = cast(Any, module).config.features.sampling_rate
-        self._recent.add_audio(batch.num_samples / rate * trainer.world_size)
         if ends_step(trainer, batch_idx):
             self._clock.count(trainer.global_step)
-            self._recent.add_step(trainer)
+            if (scores := scores_of(trainer.callback_metrics, "train")) is not None:
+                self._recent = [scores] if self._is_recent_shown else [*self._recent, scores]
+                self._is_recent_shown = False
             self._step_ended_s = time.monotonic()
             self._show_if_due(trainer, "training")
         elif time.monotonic() - self._step_ended_s > self._renderer.seconds_between:
@@ -112,7 +117,6 @@ class Progress(pl.Callback):
 
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:  # noqa: ARG002
         """Shows that a validation begins."""
-        self._recent.pause()
         self._show(trainer, "validating")
 
     def on_validation_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
@@ -124,12 +128,11 @@ class Progress(pl.Callback):
         if trainer.sanity_checking:
             return
         self._validated_step = trainer.global_step
-        self._recent.resume()
         if self._is_shown:
             self._show(trainer, "training")
         elif trainer.is_global_zero:  # `validate`, which has no other progress to show
             state = read_state(trainer, self._clock, "validating", validated_step=self._validated_step)
-            with _output_may_be_gone():
+            with _OUTPUT_MAY_BE_GONE:
                 print(_validation_line(state), file=sys.stderr, flush=True)  # noqa: T201
 
     def on_save_checkpoint(self, trainer: pl.Trainer, *_: Any) -> None:
@@ -147,7 +150,7 @@ class Progress(pl.Callback):
 
     def _stop(self) -> None:
         if self._is_shown:
-            with _output_may_be_gone():
+            with _OUTPUT_MAY_BE_GONE:
                 self._renderer.stop()
         self._is_shown = False
 
@@ -155,7 +158,7 @@ class Progress(pl.Callback):
         if self._shown_s is None or time.monotonic() - self._shown_s > self._renderer.seconds_between:
             self._show(trainer, activity, microbatch)
             if microbatch is None and activity == "training":
-                self._recent.restart()
+                self._is_recent_shown = True
 
     def _show(self, trainer: pl.Trainer, activity: Activity, microbatch: tuple[int, int] | None = None) -> None:
         if not self._is_shown:
@@ -165,17 +168,12 @@ class Progress(pl.Callback):
             self._clock,
             activity,
             validated_step=self._validated_step,
-            recent=self._recent,
+            training=mean_scores(self._recent) if self._recent else None,
             microbatch=microbatch,
         )
-        with _output_may_be_gone():
+        with _OUTPUT_MAY_BE_GONE:
             self._renderer.show(state)
         self._shown_s = time.monotonic()
-
-
-def _output_may_be_gone() -> AbstractContextManager[None]:
-    """Ignores a closed stderr: Ctrl-C also ends the `tee` of a pipe, and a checkpoint must still be written."""
-    return suppress(OSError)
 
 
 def progress_line(state: RunState) -> str:

@@ -25,7 +25,6 @@ from torch.distributed.constants import default_pg_timeout
 import nestguard
 from nestdata import Microbatch, last_error_line
 from nestguard import Phase
-from nestmodel.errors import ConfigError
 from nestmodel.run_config import GuardConfig
 from nestmodel.training.lightning_private import process_group_timeout_s, set_process_group_timeout
 from nestmodel.training.pace import mark_end_of_backward
@@ -98,10 +97,7 @@ class StallGuard(pl.Callback):
 
     def __init__(self, config: GuardConfig = GuardConfig()) -> None:
         record_launcher()
-        self.enabled = config.enabled
-        self.limits = config.limits
-        self.report_dir = config.report_dir
-        self.port = config.port
+        self.config = config
         self._heartbeat: nestguard.Heartbeat = nestguard.NoHeartbeat()
         self._monitor: nestguard.MonitorHandle | None = None
         self._next_check_s = 0.0
@@ -118,11 +114,8 @@ class StallGuard(pl.Callback):
 
         The timeout of a process group that does not exist yet is raised if it is Lightning's default and would pass
         before the stall guard acts. A warning is shown for any other timeout that is too short.
-
-        Raises:
-            ConfigError: A chosen timeout of the process group is at most `limits.step_s`.
         """
-        if self._monitor is not None or self._heartbeat.slot is not None or not self.enabled:
+        if self._monitor is not None or self._heartbeat.slot is not None or not self.config.enabled:
             return
         self.check_timeout(trainer)
         try:
@@ -131,19 +124,13 @@ class StallGuard(pl.Callback):
             warnings.warn(f"the stall guard cannot start, so the run is not watched: {error}", stacklevel=1)
 
     def check_timeout(self, trainer: pl.Trainer) -> None:
-        """Checks and sets the timeout of the process group, as `start` does; see there for errors and warnings."""
-        if not self.enabled or not isinstance(trainer.strategy, DDPStrategy):
+        """Checks and sets the timeout of the process group, as `start` does; see there for the warning."""
+        if not self.config.enabled or not isinstance(trainer.strategy, DDPStrategy):
             return
-        limits, timeout_s = self.limits, process_group_timeout_s(trainer)
-        needed_s = limits.longest_wait_s + _REPORT_S
+        timeout_s, needed_s = process_group_timeout_s(trainer), self.config.limits.longest_wait_s + _REPORT_S
         default_s = default_pg_timeout.total_seconds()
         if timeout_s in (None, default_s) and not torch.distributed.is_initialized():
             set_process_group_timeout(trainer, max(needed_s, default_s))
-        elif timeout_s is not None and timeout_s <= limits.step_s:
-            raise ConfigError(
-                f"the process group times out after {timeout_s:g} s, before the stall guard can report the cause "
-                f"(limits.step_s is {limits.step_s:g} s). Raise the strategy's timeout, or lower the limit."
-            )
         elif timeout_s is not None and timeout_s < needed_s:
             rank_zero_warn(
                 f"the process group times out after {timeout_s:g} s, before the stall guard reports a rank that waits "
@@ -158,20 +145,20 @@ class StallGuard(pl.Callback):
             self._heartbeat.arm()
             nestguard.set_current(self._heartbeat)
             if identity.local_rank == 0:
-                report_dir = self.report_dir or Path(trainer.default_root_dir) / "stalls"
+                report_dir = self.config.report_dir or Path(trainer.default_root_dir) / "stalls"
                 peers = None if environment is None or trainer.num_nodes == 1 else self._peers(environment)
-                self._monitor = nestguard.start_monitor(directory, self.limits, identity, report_dir, peers)
+                self._monitor = nestguard.start_monitor(directory, self.config.limits, identity, report_dir, peers)
         end_with_parent(is_on=False)  # from here on, the monitor reports why a rank has ended before it ends the others
 
     def _peers(self, environment: ClusterEnvironment) -> nestguard.PeerConfig:
         port = environment.main_port
         variables = ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "SLURM_JOB_ID", "SLURM_RESTART_COUNT")
         run_id = "/".join([str(port), *(os.environ.get(name, "") for name in variables)])
-        return nestguard.PeerConfig(host=environment.main_address, port=self.port or port + 1, run_id=run_id)
+        return nestguard.PeerConfig(host=environment.main_address, port=self.config.port or port + 1, run_id=run_id)
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:  # noqa: ARG002
         """Starts the stall guard before training, and gives the monitors of several nodes their run token."""
-        if stage != "fit" or not self.enabled:
+        if stage != "fit" or not self.config.enabled:
             return
         self.start(trainer)
         if trainer.num_nodes > 1:

@@ -48,6 +48,10 @@ class Throughput(pl.Callback):
             total_s = self._working_s + self._waiting_s
             model = cast(NestModel, pl_module)
             rate = model.config.features.sampling_rate
+            remote: dict[str, float] = {}  # what reading from object stores has cost this rank
+            if (counted := self._remote) is not None:
+                remote["remote_wait"], remote["bytes_fetched"] = counted.wait_s, counted.bytes_fetched
+                remote["cache_hits"] = counted.cache_hits
             model.log_numbers(
                 {
                     "audio_s_per_s": self._samples / rate / total_s * trainer.world_size,
@@ -57,7 +61,7 @@ class Throughput(pl.Callback):
                     "cuts_replaced": self._replaced,
                     "noise_failed_reads": self._failed_reads,
                     "noise_white": self._white,
-                    **self._remote_numbers(),
+                    **remote,
                 }
             )
             self._reset()
@@ -69,17 +73,6 @@ class Throughput(pl.Callback):
     def on_save_checkpoint(self, *_: Any) -> None:
         """Stops the clock."""
         self._batch_ended = None
-
-    def _remote_numbers(self) -> dict[str, float]:
-        """Returns what reading from object stores has cost this rank; nothing for a corpus that is not remote."""
-        counted = self._remote
-        if counted is None:
-            return {}
-        return {
-            "remote_wait": counted.wait_s,
-            "bytes_fetched": counted.bytes_fetched,
-            "cache_hits": counted.cache_hits,
-        }
 
     def _reset(self) -> None:
         self._working_s = self._waiting_s = 0.0

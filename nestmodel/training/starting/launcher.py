@@ -69,24 +69,16 @@ def check_main_address(trainer: pl.Trainer) -> None:
     environment = getattr(trainer.strategy, "cluster_environment", None)
     if environment is None or trainer.num_devices * trainer.num_nodes == 1:
         return
-    name = environment.main_address
-    deadline = time.monotonic() + _RESOLVE_S
-    while (problem := _resolve_problem(name)) is not None:
-        if time.monotonic() > deadline:
-            raise TrainingError(
-                f"the name of node 0, {name!r}, cannot be resolved on {socket.gethostname()} within {_RESOLVE_S:g} s "
-                f"({problem}). Give a name that every node can resolve, or the address of node 0, by MASTER_ADDR or "
-                "torchrun's --master-addr and --local-addr."
-            )
+    name, deadline = environment.main_address, time.monotonic() + _RESOLVE_S
+    while True:
+        try:
+            socket.getaddrinfo(name, None)
+            return
+        except (OSError, UnicodeError) as error:  # UnicodeError: for example, a part of the name is too long
+            if time.monotonic() > deadline:
+                raise TrainingError(
+                    f"the name of node 0, {name!r}, cannot be resolved on {socket.gethostname()} within {_RESOLVE_S:g} "
+                    f"s ({getattr(error, 'strerror', error)}). Give a name that every node can resolve, or the address "
+                    "of node 0, by MASTER_ADDR or torchrun's --master-addr and --local-addr."
+                ) from error
         time.sleep(_RETRY_S)
-
-
-def _resolve_problem(name: str) -> str | None:
-    """Returns why a host name cannot be resolved; None if it can be."""
-    try:
-        socket.getaddrinfo(name, None)
-    except OSError as error:
-        return error.strerror or str(error)
-    except UnicodeError as error:  # for example, a part of the name is too long
-        return str(error)
-    return None

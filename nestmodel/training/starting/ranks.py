@@ -198,10 +198,7 @@ def _by_torchrun(environment: Environment) -> Launch | None:
     num_ranks = _number(environment, "WORLD_SIZE")
     here = _number(environment, "LOCAL_WORLD_SIZE", num_ranks)
     num_nodes = _number(environment, "GROUP_WORLD_SIZE", max(1, num_ranks // here))
-    problem = (
-        f"WORLD_SIZE of torchrun is {num_ranks}, but {here} ranks on this node (LOCAL_WORLD_SIZE) x {num_nodes} nodes "
-        f"(GROUP_WORLD_SIZE) is {here * num_nodes}: give torchrun the same --nproc-per-node on all nodes."
-    )
+    problem = f"WORLD_SIZE of torchrun is {num_ranks}: give torchrun the same --nproc-per-node on all nodes."
     return Launch(
         source="WORLD_SIZE of torchrun",
         num_ranks=num_ranks,

@@ -7,7 +7,7 @@ ranks that are started from this process inherit them.
 """
 
 import os
-from collections.abc import Iterator, MutableMapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -29,26 +29,22 @@ Sources: cuBLAS's documentation of reproducible results, and NCCL's of NCCL_ALGO
 may reduce within switches (NVLS), in an order of its own."""
 
 
-def prepare_deterministic(environment: MutableMapping[str, str] | None = None) -> None:
+def prepare_deterministic() -> None:
     """Sets the environment of the deterministic mode, and keeps torch from filling new tensors.
 
     Call it before a trainer with `deterministic=True` is built; `nestmodel fit` does. It changes nothing on a CPU.
 
-    Args:
-        environment: The environment variables; by default, those of this process.
-
     Raises:
         ConfigError: A variable has another value, which would be overwritten or might not give equal bits.
     """
-    environment = os.environ if environment is None else environment
     for name, required in REQUIRED.items():
-        if environment.get(name, required).casefold() != required.casefold():
+        if os.environ.get(name, required).casefold() != required.casefold():
             raise ConfigError(
                 f"trainer.deterministic needs {name}={required}, but the environment sets it to "
-                f"{environment[name]!r}. Unset {name}, or turn trainer.deterministic off."
+                f"{os.environ[name]!r}. Unset {name}, or turn trainer.deterministic off."
             )
     for name, required in REQUIRED.items():
-        environment.setdefault(name, required)
+        os.environ.setdefault(name, required)
     # All our results are written before they are read, so there is no uninitialised memory whose value could matter.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # set by a property
 

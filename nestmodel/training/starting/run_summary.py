@@ -2,22 +2,18 @@
 
 import textwrap
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING
 
 import pytorch_lightning as pl
 import torch
 
 from nestdata import Corpus, redacted, summarise_plan
 from nestdata.plan.summary import left_out_text, padding_text
-from nestmodel.run_config import RunConfig
 from nestmodel.training.data import NestDataModule
 from nestmodel.training.module import NestModel
-from nestmodel.training.run_state import format_duration
 from nestmodel.training.saving.checkpoint_files import step_in_name
-from nestmodel.training.saving.checkpoints import Checkpoints
 from nestmodel.training.starting.run_form import determinism, run_form
 from nestmodel.training.step_limits import num_steps_of_run
-from nestmodel.training.stopping.preemption import PreemptionHandler
 
 if TYPE_CHECKING:
     from nestmodel.run import Run
@@ -38,15 +34,17 @@ def summarise_run(run: "Run") -> Rows:
         ("validation", "none" if val is None else ", ".join(_corpus_text(corpus) for corpus in val.corpus.corpora)),
         ("model", _model_text(model)),
         *([("look-ahead", model.config.describe_contexts())] if model.config.encoder.is_limited else []),
-        ("steps", _steps_text(trainer, data)),
+        ("steps", _steps_text(trainer, data, config.trainer.max_time)),
         ("batches", _batches_text(data)),
         ("padding", _padding_text(data)),
         *left_out_rows(data),
         ("ranks", _ranks_text(trainer)),
         *_form_rows(trainer, model, data),
-        ("numbers", f"precision {trainer.precision}, seed {config.seed}"),
+        ("numbers", f"precision {trainer.precision}, seed {config.seed}{', deterministic' if determinism() else ''}"),
         ("start", _start_text(config.ckpt_path)),
-        *_switches(trainer, data, config),
+        ("saved", f"a checkpoint every {config.checkpoints.every_n_steps:,} steps"),
+        *([] if config.guard.enabled else [("stall guard", "off")]),
+        ("log", ", ".join(str(logger.name or "csv") for logger in trainer.loggers)),
         ("output", str(trainer.log_dir or config.output)),
     ]
     return [(name, redacted(text)) for name, text in rows]
@@ -70,7 +68,7 @@ def _model_text(model: NestModel) -> str:
     return f"{size}, {parameters} parameters, frames of {1000 * model.config.frame_s:g} ms"
 
 
-def _steps_text(trainer: pl.Trainer, data: NestDataModule) -> str:
+def _steps_text(trainer: pl.Trainer, data: NestDataModule, max_time: str | None) -> str:
     per_epoch = data.train_dataset.plan.steps_per_epoch
     num_steps = num_steps_of_run(trainer, per_epoch)
     parts = ["no limit" if num_steps is None else f"{num_steps:,}"]
@@ -78,17 +76,16 @@ def _steps_text(trainer: pl.Trainer, data: NestDataModule) -> str:
         epochs = num_steps / per_epoch
         number = f"{epochs:,.0f}" if epochs >= 100 or epochs.is_integer() else f"{epochs:.3g}"
         parts.append(f"{number} {'epoch' if number == '1' else 'epochs'} of {per_epoch:,}")
-    handlers = (callback for callback in cast(Any, trainer).callbacks if isinstance(callback, PreemptionHandler))
-    parts += [f"at most {format_duration(handler.max_time_s)}" for handler in handlers if handler.max_time_s]
-    return ", ".join(parts)
+    return ", ".join([*parts, *([f"at most {max_time}"] if max_time else [])])
 
 
 def _batches_text(data: NestDataModule) -> str:
     plan = data.train_dataset.plan.config
-    step_s = plan.max_batch_seconds * plan.microbatches_per_step
+    step_s, augment = plan.max_batch_seconds * plan.microbatches_per_step, data.train_dataset.augment
+    augmented = ", augmented" if augment.speech or augment.noise or augment.mixture else ""
     return (
-        f"{plan.microbatches_per_step} x {plan.max_batch_seconds:g} s, so up to {step_s:,g} s of audio per step; "
-        f"loader workers per rank: {data.num_workers}"
+        f"{plan.microbatches_per_step} x {plan.max_batch_seconds:g} s, so up to {step_s:,g} s of audio per step"
+        f"{augmented}; loader workers per rank: {data.num_workers}"
     )
 
 
@@ -125,24 +122,6 @@ def _start_text(ckpt_path: str | None) -> str:
         return "from step 0"
     step = step_in_name(Path(ckpt_path).resolve())  # `last.ckpt` is a link
     return ckpt_path if step is None else f"from step {step:,}, {ckpt_path}"
-
-
-def _switches(trainer: pl.Trainer, data: NestDataModule, config: RunConfig) -> Rows:
-    """Returns what is on, and what is off."""
-    checkpoints = [
-        callback.config.every_n_steps for callback in cast(Any, trainer).callbacks if isinstance(callback, Checkpoints)
-    ]
-    loggers = [str(logger.name or "csv") for logger in trainer.loggers]
-    augment = data.train_dataset.augment
-    switches = {
-        f"checkpoints every {min(checkpoints):,} steps" if checkpoints else "checkpoints": bool(checkpoints),
-        "stall guard": config.guard.enabled,
-        "deterministic": determinism(),
-        "augment": bool(augment.speech or augment.noise or augment.mixture),
-        f"log to {', '.join(loggers)}" if loggers else "log": bool(loggers),
-    }
-    texts = {on: ", ".join(name for name, value in switches.items() if value == on) for on in (True, False)}
-    return [(name, text) for name, text in (("on", texts[True]), ("off", texts[False])) if text]
 
 
 def format_summary(rows: Rows, width: int) -> str:

@@ -48,8 +48,8 @@ def test_a_file_has_the_features_that_extract_features_writes(model: NestNetwork
     index = [json.loads(line) for line in (report.path / "index.jsonl").read_text().splitlines()]
     expected = {Path(row["path"]).name: np.load(report.path / row["file"]) for row in index}
 
-    found = encode(model, [tmp_path / "short.flac", str(tmp_path / "long.wav")], layers="all")
-    for features, name in zip(found, ("short.flac", "long.wav"), strict=True):
+    for name, path in (("short.flac", tmp_path / "short.flac"), ("long.wav", str(tmp_path / "long.wav"))):
+        features = encode(model, path, layers="all")
         assert isinstance(features.values, torch.Tensor)
         assert features.frame_rate_hz == report.frame_rate_hz
         np.testing.assert_array_equal(features.values.numpy(), expected[name])
@@ -79,11 +79,10 @@ def test_the_path_of_a_network_is_taken_in_its_place(model: NestNetwork, tmp_pat
 def test_tensors_are_read_like_arrays_and_the_mode_of_the_model_is_kept(model: NestNetwork) -> None:
     samples = noise(1.0, 8000)
     model.train()
-    first, second = encode(model, [samples, torch.from_numpy(samples)], sampling_rate=8000)
+    first, second = (encode(model, each, sampling_rate=8000) for each in (samples, torch.from_numpy(samples)))
     assert model.training
     assert torch.equal(first.values, second.values)
     assert not first.values.requires_grad
-    assert isinstance(encode(model, [], sampling_rate=8000), list)
     assert isinstance(first, AudioFeatures)
 
 

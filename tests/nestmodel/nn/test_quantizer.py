@@ -109,11 +109,10 @@ def test_selected_rows_get_the_tokens_that_they_get_among_all() -> None:
         assert torch.equal(quantizer(feats, rows), expected[rows])
 
 
-def test_points_and_tokens_are_the_same_under_autocast() -> None:
+def test_tokens_are_the_same_under_autocast() -> None:
     quantizer, feats = build(num_classes=8192), torch.randn(2, 4, 400)
-    points, tokens = quantizer.project(feats), quantizer(feats)
+    tokens = quantizer(feats)
     with torch.autocast("cpu", torch.bfloat16):
-        assert torch.equal(quantizer.project(feats), points)
         assert torch.equal(quantizer(feats), tokens)
 
 

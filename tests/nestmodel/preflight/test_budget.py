@@ -63,10 +63,7 @@ class FakeChild:
     def __call__(self, _settings: object) -> "FakeChild":
         return self
 
-    def __enter__(self) -> "FakeChild":
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
         pass
 
     def run(self, _: PlanConfig, shapes: list[Shape]) -> TrialResult:

@@ -1,6 +1,6 @@
-import shutil
-import subprocess
-import sys
+import os
+import signal
+from contextlib import closing
 from dataclasses import replace
 from typing import Any
 
@@ -8,6 +8,7 @@ import pytest
 
 from nestdata import PlanConfig
 from nestmodel import TrainingError
+from nestmodel.preflight import trial_child
 from nestmodel.preflight.trial import Shape
 from nestmodel.preflight.trial_child import TrialChild, TrialSettings
 from tests.training import tiny_config
@@ -33,7 +34,7 @@ def settings(**changed: Any) -> TrialSettings:
 
 @pytest.mark.slow
 def test_one_child_runs_trials_until_one_exceeds_the_limit_and_the_next_one_goes_on() -> None:
-    with TrialChild(settings(limit_bytes=3 * 10**9)) as trials:
+    with closing(TrialChild(settings(limit_bytes=3 * 10**9))) as trials:
         first = trials.run(PLAN, SHAPES)
         child = trials._child
         assert child is not None
@@ -47,49 +48,39 @@ def test_one_child_runs_trials_until_one_exceeds_the_limit_and_the_next_one_goes
         # An hour needs many gigabytes.
         ended = trials.run(PLAN, [*SHAPES, (60, 60 * RATE)])
         assert (ended.too_large, ended.peak_bytes) == ((60, 60 * RATE), 0)
-        assert child.poll() is not None
+        assert child.exitcode is not None
         assert trials.run(PLAN, SHAPES).too_large is None
         child = trials._child
     assert child is not None
-    assert child.poll() is not None
+    assert child.exitcode is not None
 
 
 @pytest.mark.slow
 def test_a_trial_that_fails_or_hangs_is_an_error_and_not_a_lack_of_memory() -> None:
-    with TrialChild(settings(precision="no such precision")) as trials:
+    with closing(TrialChild(settings(precision="no such precision"))) as trials:
         with pytest.raises(TrainingError, match="a trial step failed: "):
             trials.run(PLAN, SHAPES)
-    with TrialChild(settings(timeout_s=0.1)) as trials:
+    with closing(TrialChild(settings(timeout_s=0.1))) as trials:
         with pytest.raises(TrainingError, match=r"no progress for 0\.1 s"):
             trials.run(PLAN, SHAPES)
 
 
-def test_a_child_that_ends_before_it_is_given_its_task_is_an_error_with_its_exit_code(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    class EndedChild(subprocess.Popen[str]):
-        def __init__(self, *args: Any, **options: Any) -> None:
-            super().__init__(*args, **options)
-            self.wait()
+def killed(*_: object) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
 
-    monkeypatch.setattr(subprocess, "Popen", EndedChild)
-    monkeypatch.setattr(sys, "executable", shutil.which("false"))
-    with TrialChild(settings()) as trials:
+
+def test_a_child_that_fails_is_an_error_with_its_exit_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trial_child, "run_trials", os.chdir)  # which takes no connection
+    with closing(TrialChild(settings())) as trials:
         with pytest.raises(TrainingError, match="a trial ended with exit code 1"):
             trials.run(PLAN, SHAPES)
 
 
 def test_a_child_that_is_killed_on_a_cpu_ran_out_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    class KilledChild(subprocess.Popen[str]):
-        def __init__(self, _: list[str], **options: Any) -> None:
-            super().__init__(["sleep", "60"], **options)
-            self.kill()
-            self.wait()
-
-    monkeypatch.setattr(subprocess, "Popen", KilledChild)
-    with TrialChild(settings()) as trials:
+    monkeypatch.setattr(trial_child, "run_trials", killed)
+    with closing(TrialChild(settings())) as trials:
         result = trials.run(PLAN, SHAPES)
     assert (result.too_large, result.peak_bytes, result.allowed_bytes) == (SHAPES[0], 0, 3 * 10**9)
-    with TrialChild(settings(device="cuda:0")) as trials:
+    with closing(TrialChild(settings(device="cuda:0"))) as trials:
         with pytest.raises(TrainingError, match="a trial ended with exit code -9"):
             trials.run(PLAN, SHAPES)

@@ -49,7 +49,7 @@ def test_building_a_model_does_not_change_the_global_generator() -> None:
     assert torch.equal(torch.rand(3), expected)
 
 
-def test_loss_stats_are_the_log_probabilities_that_predict_returns() -> None:
+def test_loss_stats_are_the_log_probabilities_of_the_decoder() -> None:
     model = NestModel(tiny_config()).eval()
     audio, lens = audio_batch(2.0, 1.6)
     feats, feat_lens = model.features(audio, lens)
@@ -57,7 +57,7 @@ def test_loss_stats_are_the_log_probabilities_that_predict_returns() -> None:
     is_masked[0, 40:80] = True
     is_masked[1, 3:43] = True
     stats = loss_stats(model.forward_features(feats, feats, feat_lens, is_masked))
-    log_probs, _ = model.predict(model.mask_processor.apply_mask(feats, is_masked), feat_lens)
+    log_probs = model.decoder(model.encoder(model.mask_processor.apply_mask(feats, is_masked), feat_lens).frames)
     tokens = model.quantizer(feats)
     is_scored = scored_token_mask(is_masked, 8, 0.8)
     expected = -log_probs[is_scored][:, :, 0].gather(1, tokens[is_scored]).sum()

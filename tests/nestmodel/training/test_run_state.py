@@ -8,11 +8,11 @@ import pytorch_lightning as pl
 import torch
 
 from nestmodel.training.run_state import (
-    RecentSteps,
     RunClock,
     RunState,
     Scores,
     format_duration,
+    mean_scores,
     read_state,
 )
 from nestmodel.training.step_limits import num_steps_of_run
@@ -92,32 +92,14 @@ def test_a_state_has_what_is_known() -> None:
     assert read_state(StubTrainer(3), clock, "starting") == RunState(step=3, num_steps=100, activity="starting")
     train = {"train_loss": 2.0, "train_token_entropy": 3.0, "train_accuracy": 0.25}
     metrics = {**train, "val_loss": 2.5, "val_token_entropy": 3.5, "val_accuracy": 0.5}
-    trainer = StubTrainer(4, metrics={**metrics, "memory_gb": 2.0, "steps_skipped": 1.0})
-    recent = RecentSteps()
-    for loss in (1.0, 3.0):
-        trainer.callback_metrics["train_loss"] = torch.tensor(loss)
-        recent.add_step(trainer)
-    state = read_state(trainer, clock, "training", validated_step=2, recent=recent)
+    rates = {"memory_gb": 2.0, "steps_skipped": 1.0, "audio_s_per_s": 20.0}
+    trainer = StubTrainer(4, metrics={**metrics, **rates})
+    training = mean_scores([Scores(1.0, 3.0, 0.25), Scores(3.0, 3.0, 0.25)])
+    state = read_state(trainer, clock, "training", validated_step=2, training=training)
     assert (state.training, state.validation) == (Scores(2.0, 3.0, 0.25), Scores(2.5, 3.5, 0.5))
     assert (state.memory_gb, state.steps_skipped, state.validated_step) == (2.0, 1, 2)
+    assert state.audio_s_per_s == 20.0
     assert read_state(trainer, clock, "training").validation is None
-
-
-def test_audio_and_scores_are_those_since_the_last_state() -> None:
-    now = Clock()
-    recent = RecentSteps(now)
-    trainer = StubTrainer(1, metrics={"train_loss": 4.0, "train_token_entropy": 3.0, "train_accuracy": 0.5})
-    recent.add_audio(40.0)
-    recent.add_step(trainer)
-    now.seconds = 2.0
-    assert (recent.scores, recent.audio_s_per_s) == (Scores(4.0, 3.0, 0.5), 20.0)
-    recent.restart()
-    assert (recent.scores, recent.audio_s_per_s) == (Scores(4.0, 3.0, 0.5), 20.0)  # nothing since
-    trainer.callback_metrics["train_loss"] = torch.tensor(2.0)
-    recent.add_audio(40.0)
-    recent.add_step(trainer)
-    now.seconds = 12.0
-    assert (recent.scores, recent.audio_s_per_s) == (Scores(2.0, 3.0, 0.5), 4.0)
 
 
 def test_max_time_ends_the_time_left() -> None:

@@ -16,7 +16,7 @@ import nestguard.observe.device
 import nestmodel.training.callbacks.stall_guard
 from nestguard import Phase, StallLimits
 from nestguard.observe.view import DevicePosition
-from nestmodel import ConfigError, GuardConfig, StallGuard
+from nestmodel import GuardConfig, StallGuard
 from nestmodel.training.lightning_private import process_group_timeout_s
 from tests.conftest import MessyCorpora
 from tests.nestguard.devices import StandIn
@@ -112,13 +112,6 @@ def test_training_continues_with_a_warning_if_no_heartbeat_can_be_written(
     ):
         model, _ = fit(messy_corpora, tmp_path, max_steps=1, callbacks=[StallGuard()])
     assert model.trainer.global_step == 1
-
-
-def test_a_process_group_timeout_below_the_limit_is_rejected(tmp_path: Path) -> None:
-    strategy = DDPStrategy(process_group_backend="gloo", timeout=timedelta(seconds=60))
-    runner = trainer(tmp_path, devices=2, strategy=strategy)
-    with pytest.raises(ConfigError, match=r"times out after 60 s, before .*limits\.step_s is 90 s"):
-        StallGuard(GuardConfig(StallLimits(step_s=90))).start(runner)
 
 
 def timeout_after_check(

@@ -7,13 +7,12 @@ from pytorch_lightning.loggers import CSVLogger
 from nestdata import AugmentConfig, PlanConfig, prepare_corpus
 from nestmodel import (
     CheckpointConfig,
-    Checkpoints,
     DataConfig,
     ModelConfig,
     NestDataModule,
     NestModel,
-    PreemptionHandler,
     RunConfig,
+    TrainerConfig,
 )
 from nestmodel.run import Run
 from nestmodel.training.starting.run_summary import summarise_run
@@ -26,34 +25,38 @@ def summary(
     directory: Path,
     *,
     ckpt_path: Path | None = None,
-    max_time_s: float | None = None,
+    max_time: str | None = None,
     **settings: object,
 ) -> dict[str, str]:
-    callbacks = [Checkpoints(CheckpointConfig(every_n_steps=50)), PreemptionHandler(max_time_s)]
-    logger = CSVLogger(directory, name="")
-    runner = trainer(directory, callbacks, enable_checkpointing=True, logger=logger, **settings)
-    config = RunConfig(model=ModelConfig(config=tiny_config()), seed=3, ckpt_path=str(ckpt_path) if ckpt_path else None)
+    runner = trainer(directory, logger=CSVLogger(directory, name=""), **settings)
+    config = RunConfig(
+        model=ModelConfig(config=tiny_config()),
+        trainer=TrainerConfig(max_time=max_time),
+        checkpoints=CheckpointConfig(every_n_steps=50),
+        seed=3,
+        ckpt_path=str(ckpt_path) if ckpt_path else None,
+    )
     return dict(summarise_run(Run(config, NestModel(tiny_config()), data, runner)))
 
 
-def test_a_summary_describes_data_model_steps_and_switches(messy_corpora: MessyCorpora, tmp_path: Path) -> None:
+def test_a_summary_describes_data_model_and_steps(messy_corpora: MessyCorpora, tmp_path: Path) -> None:
     data = messy_data(messy_corpora)
     per_epoch = data.train_dataset.plan.steps_per_epoch
-    rows = summary(data, tmp_path, max_steps=10 * per_epoch, max_time_s=7200.0)
+    rows = summary(data, tmp_path, max_steps=10 * per_epoch, max_time="2h")
     speech = f"{messy_corpora.speech} ({3600 * data.train_dataset.corpus.corpora[0].hours:.0f} s)"
     assert rows == {
         "corpus": speech,
         "noise": f"{messy_corpora.noise} ({3600 * data.noise.corpus.hours:.0f} s), and other speech",  # type: ignore[union-attr]
         "validation": speech,
         "model": f"16 x 2 layers, {rows['model'].split(', ')[1]}, frames of 80 ms",
-        "steps": f"{10 * per_epoch}, 10 epochs of {per_epoch}, at most 2:00:00",
+        "steps": f"{10 * per_epoch}, 10 epochs of {per_epoch}, at most 2h",
         "batches": "2 x 10 s, so up to 20 s of audio per step; loader workers per rank: 0",
         "padding": rows["padding"],  # a test below has figures
         "ranks": "1, cpu",
         "numbers": "precision 32-true, seed 3",
         "start": "from step 0",
-        "on": "checkpoints every 50 steps, stall guard, log to csv",
-        "off": "deterministic, augment",
+        "saved": "a checkpoint every 50 steps",
+        "log": "csv",
         "output": str(tmp_path / "version_0"),
     }
 
@@ -89,7 +92,7 @@ def test_a_summary_names_all_corpora_and_the_checkpoint(messy_corpora: MessyCorp
     assert (rows["noise"], rows["validation"]) == ("other speech only", "none")
     assert rows["steps"].startswith(f"{2 * data.train_dataset.plan.steps_per_epoch:,}, 2 epochs")
     assert rows["start"] == f"from step 1,300, {tmp_path}/last.ckpt"
-    assert "augment" in rows["on"]
+    assert ", augmented; " in rows["batches"]
     assert summary(data, tmp_path, max_steps=-1, max_epochs=-1)["steps"] == "no limit"
 
 
