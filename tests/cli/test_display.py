@@ -29,21 +29,7 @@ def test_a_run_on_a_terminal_shows_a_summary_and_a_panel(messy_corpora: MessyCor
     lines = terminal.lines()
     terminal.close()
     assert code == 0, "\n".join(lines)
-    names = [
-        "corpus",
-        "noise",
-        "validation",
-        "model",
-        "steps",
-        "batches",
-        "padding",
-        "ranks",
-        "numbers",
-        "start",
-        "on",
-        "off",
-        "output",
-    ]
+    names = "corpus noise validation model steps batches padding ranks numbers start on off output".split()
     assert [line.split()[0] for line in lines if re.match(r"\w+ {2,}\S", line)][: len(names)] == names
     # One panel, although it was drawn many times and warnings were printed in the meantime.
     (first,) = [index for index, line in enumerate(lines) if line.startswith("step ")]

@@ -22,6 +22,7 @@ NUM_CUTS = 8
 
 LINES = (
     ("nestmodel train --config demo", 2, "error: No such command 'train'. Did you mean 'fit'?..."),
+    ("nestmodel --version", 0, "nestmodel 0.1.0"),
     ("nestdata prepare talks", 0, "talks.corpus: 8 cuts, 0.00 h, 1.00 to 1.70 s"),
     ("nestdata prepare talks/0.flac -o one.corpus", 0, "one.corpus: 1 cuts, 0.00 h, 1.00 to 1.00 s"),
     ("nestdata prepare speech.csv", 0, "speech.corpus: 8 cuts, 0.00 h, 1.00 to 1.70 s"),

@@ -182,25 +182,16 @@ def test_the_seed_is_that_of_plan_and_model(tmp_path: Path) -> None:
     ("content", "message"),
     [
         ("{trainer: {max_step: 3}}", "trainer.max_step is unknown; the nearest is 'max_steps'"),
-        ("{trainr: {}}", "trainr is unknown; the nearest is 'trainer'"),
         (
             "{model: {config: {encoder: {d_modl: 8}}}}",
             "model.config.encoder.d_modl is unknown; the nearest is 'd_model'",
         ),
         ("{trainer: {max_steps: ten}}", "trainer.max_steps is 'ten': expected int"),
-        ("{trainer: {max_steps: true}}", "trainer.max_steps is True: expected int"),
         ("{trainer: {max_steps: 0}}", "trainer.max_steps is 0"),
         ("{trainer: 3}", "trainer is 3"),
         ("{trainer: {lightning: {max_steps: 3}}}", "max_steps"),
-        ("{data: {plan: {stages: [{from_step: x}]}}}", "data.plan.stages"),
-        ("{data: {short_audio: stretch}}", "data.short_audio is 'stretch': expected 'repeat' or 'pad'"),
         ("{model: {config: {optimizer: {lr: 1e-3}}}}", "such as 1.0e-5"),
-        ("{log: [tensorbord]}", "log is"),
-        ("{seed: x}", "seed is 'x'"),
-        ("{checkpoints: {keep: 0}}", "checkpoints.keep is 0"),
-        ("{trainer: {max_time: 30}}", "trainer.max_time is 30"),
         ("- data", "expected sections"),
-        ("", "expected sections"),
         ("data: [}", "later.yaml: not YAML"),
     ],
 )
@@ -213,12 +204,7 @@ def test_a_mistake_in_a_file_is_named(content: str, message: str, tmp_path: Path
 
 @pytest.mark.parametrize(
     ("names", "message"),
-    [
-        ([], "no configuration"),
-        (["demoo"], "the nearest is 'demo'"),
-        (["streaming"], "streaming is not a whole model"),
-        (["streaming", "small"], "streaming is not a whole model"),
-    ],
+    [([], "no configuration"), (["demoo"], "the nearest is 'demo'"), (["streaming"], "streaming is not a whole model")],
 )
 def test_what_is_no_whole_configuration_is_named(names: list[str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
@@ -234,22 +220,13 @@ def test_resume_and_a_checkpoint_exclude_each_other() -> None:
 
 @pytest.mark.parametrize(
     ("text", "seconds"),
-    [
-        ("30s", 30),
-        ("30m", 1800),
-        ("12h", 43200),
-        ("1.5h", 5400),
-        ("1d", 86400),
-        ("0:00:30", 30),
-        ("11:30:00", 41400),
-        ("01:02:03:04", 93784),
-    ],
+    [("30s", 30), ("1.5h", 5400), ("1d", 86400), ("11:30:00", 41400), ("01:02:03:04", 93784)],
 )
 def test_a_duration_is_read_in_seconds(text: str, seconds: float) -> None:
     assert parse_duration("trainer.max_time", text) == seconds
 
 
-@pytest.mark.parametrize("text", ["30", "", "0s", "00:00:00", "30 minutes", "1:30", "-3m", "00:00:6:00"])
+@pytest.mark.parametrize("text", ["30", "0s", "1:30", "-3m"])
 def test_a_duration_without_a_unit_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match=r"trainer\.max_time is .*: give it with its unit"):
         parse_duration("trainer.max_time", text)

@@ -50,11 +50,6 @@ def test_decisions_of_far_positions_are_those_of_the_definition() -> None:
         assert (dropped[index] != 0) == is_kept(index, KEY.tolist(), 2**15)
 
 
-def test_positions_may_be_counted_from_any_number() -> None:
-    x = torch.randn(7, 5)
-    assert torch.equal(drop(x, KEY, 19661, counts_from=3), drop(x, KEY, 19661))
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("num_threads", [1, 2])
 def test_a_cpu_computes_the_definition(dtype: torch.dtype, num_threads: int) -> None:
@@ -71,7 +66,7 @@ def test_a_cpu_computes_the_definition(dtype: torch.dtype, num_threads: int) -> 
 
 
 @pytest.mark.parametrize("key", [None, KEY], ids=["drawn", "key"])
-@pytest.mark.parametrize("prob", [0.1, 0.5, 0.75])
+@pytest.mark.parametrize("prob", [0.1, 0.75])
 def test_values_are_dropped_with_the_given_probability_and_the_mean_is_preserved(
     prob: float, key: Tensor | None
 ) -> None:
@@ -168,26 +163,11 @@ for dtype, tolerance in ((torch.float32, 1e-6), (torch.bfloat16, 1e-2), (torch.f
             assert torch.equal(ours == 0, expected == 0)
 """
 
-IN_A_MODULE = """
-import warnings
-import torch
-from nestmodel.nn.gpu import devices, dropout
-from tests.nestmodel.nn.test_dropout import DTYPES, check_dropout
-
-warnings.simplefilter("ignore")  # numpy warns where numbers wrap around
-devices.is_on_gpu = lambda _: True
-with dropout._drop_op.set_kernel_enabled("cpu", False):
-    for dtype in DTYPES:
-        check_dropout(torch.device("cpu"), dtype, (3, 101, 7))
-assert dropout._has_kernel(torch.device("cpu"))
-"""
-
 
 @pytest.mark.slow
-@pytest.mark.parametrize("code", [INTERPRETED, IN_A_MODULE])
-def test_the_kernel_for_a_gpu_computes_the_definition(code: str, tmp_path: Path) -> None:
+def test_the_kernel_for_a_gpu_computes_the_definition(tmp_path: Path) -> None:
     pytest.importorskip("triton", reason="Triton comes with torch for GPUs")
-    run_interpreted(code, cache=tmp_path)
+    run_interpreted(INTERPRETED, cache=tmp_path)
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "fp32"])
@@ -247,10 +227,3 @@ def test_a_gpu_drops_what_a_cpu_drops(
     monkeypatch.setattr(devices, "is_on_gpu", lambda _: True)
     torch.use_deterministic_algorithms(is_deterministic)
     check_dropout(device, dtype, shape)
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_values_are_dropped_with_the_given_probability_on_a_gpu() -> None:
-    dropped = AcceleratedDropout(0.25).train()(torch.ones(1_000_000, device="cuda"))
-    assert (dropped == 0).float().mean().item() == pytest.approx(0.25, abs=0.003)

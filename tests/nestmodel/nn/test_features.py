@@ -89,14 +89,6 @@ def test_features_of_an_utterance_do_not_depend_on_its_padding(length: int, padd
     assert not batch[0, :, num_valid:].any()
 
 
-def test_clean_and_noisy_audio_can_be_processed_in_one_call() -> None:
-    clean, lens = chirps(8000, 5000), torch.tensor([8000, 5000])
-    noisy = clean.flip(1)
-    both, _ = front_end()(torch.cat([clean, noisy]), lens.repeat(2))
-    separate = torch.cat([front_end()(clean, lens)[0], front_end()(noisy, lens)[0]])
-    assert torch.allclose(both, separate, atol=1e-5)
-
-
 def test_dither_does_not_modify_the_callers_audio() -> None:
     audio = chirps(8000, 5000)
     before = audio.clone()

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import nestdata
-from nestdata import AugmentConfig, BadAudioConfig, CorpusError, PlanConfig, prepare_corpus
+from nestdata import AugmentConfig, BadAudioConfig, PlanConfig, prepare_corpus
 from nestmodel import ConfigError, DataConfig, NestDataModule, NestModel
 from tests.conftest import MessyCorpora
 from tests.nestdata.bad_files import BAD_FILES_CONFIG, bad_files
@@ -37,12 +37,6 @@ def test_another_accumulation_is_rejected(messy_corpora: MessyCorpora, tmp_path:
     runner = trainer(tmp_path, max_steps=1, accumulate_grad_batches=3)
     with pytest.raises(ConfigError, match=r"accumulate_grad_batches is 3.*Leave it out"):
         runner.fit(NestModel(tiny_config()), datamodule=messy_data(messy_corpora))
-
-
-def test_an_error_names_the_missing_corpus(messy_corpora: MessyCorpora, tmp_path: Path) -> None:
-    gone = replace(messy_corpora, speech=tmp_path / "gone.corpus")
-    with pytest.raises(CorpusError, match=r"gone\.corpus: does not exist"):
-        messy_data(gone)
 
 
 def test_corpora_are_weighted_and_augmented_in_training_only(

@@ -7,7 +7,6 @@ shows that it is on without the call.
 import csv
 import os
 import signal
-import subprocess
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -28,13 +27,11 @@ from nestmodel.training.lightning_private import (
     dump_checkpoint,
     finds_launcher,
     fix_gradient_buckets,
-    launched_processes,
     log_by_global_step,
     process_group_timeout_s,
     scale_loop_progress,
     set_process_group_timeout,
     update_logged_metrics,
-    uses_distributed_sampler,
 )
 from tests.training import trainer
 
@@ -179,7 +176,7 @@ def checkpoint_after_two_steps(directory: Path, microbatches: int) -> dict[str, 
     return found[0]
 
 
-@pytest.mark.parametrize(("before", "now"), [(4, 2), (1, 4), (2, 2)])
+@pytest.mark.parametrize(("before", "now"), [(4, 2), (1, 4)])
 def test_scaled_progress_equals_that_of_a_run_with_the_other_number_of_microbatches(
     tmp_path: Path, before: int, now: int
 ) -> None:
@@ -202,21 +199,6 @@ def test_signals_are_not_handled_by_lightning(tmp_path: Path) -> None:
         signal.signal(signal.SIGTERM, before)
     assert handlers[0] is not ours, "Lightning no longer handles SIGTERM"
     assert handlers[1] is ours
-
-
-def test_no_signal_is_broadcast_before_every_microbatch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lightning sees two ranks that are connected; their collectives are only counted."""
-    monkeypatch.setattr(pl.Trainer, "world_size", 2)
-    monkeypatch.setattr(torch.distributed, "broadcast", lambda *_, **__: broadcasts.append(1))
-    for setup, expected in ((lambda _: None, 3), (disable_signal_handling, 0)):
-        broadcasts: list[int] = []
-        with monkeypatch.context() as connected:
-            start = Hooks(
-                setup=setup,
-                on_train_start=lambda _, c=connected: c.setattr(torch.distributed, "is_initialized", lambda: True),  # type: ignore[misc]
-            )
-            trainer(tmp_path, [start], max_steps=3, use_distributed_sampler=False).fit(OneWeight())
-        assert len(broadcasts) == expected
 
 
 class Clipped(OneWeight):
@@ -269,36 +251,6 @@ def test_a_run_on_one_device_has_no_process_group_timeout(tmp_path: Path) -> Non
     runner = trainer(tmp_path)
     set_process_group_timeout(runner, 77.0)
     assert process_group_timeout_s(runner) is None
-
-
-@pytest.mark.parametrize("is_used", [True, False])
-def test_the_setting_of_the_distributed_sampler_is_read(tmp_path: Path, is_used: bool) -> None:
-    assert uses_distributed_sampler(trainer(tmp_path, use_distributed_sampler=is_used)) == is_used
-
-
-class Started:
-    """Stands for a process that has ended successfully."""
-
-    pid, returncode = 1, 0
-
-    def poll(self) -> int:
-        return self.returncode
-
-
-@pytest.mark.usefixtures("clean_environment")
-def test_the_processes_that_lightning_starts_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    runner = trainer(tmp_path, devices=2, strategy="ddp")
-    rank = Started()  # without `send_signal`, so that it cannot be killed
-    monkeypatch.setattr(subprocess, "Popen", lambda *_, **__: rank)
-    launcher = runner.strategy.launcher
-    assert launcher is not None
-    assert launcher.launch(lambda: list(launched_processes(runner))) == [rank]
-    launched_processes(runner).clear()
-    launcher.kill(signal.SIGTERM)
-
-
-def test_a_run_on_one_device_starts_no_processes(tmp_path: Path) -> None:
-    assert launched_processes(trainer(tmp_path)) == []
 
 
 def test_lightning_finds_the_launcher_unless_the_user_gives_one(tmp_path: Path) -> None:

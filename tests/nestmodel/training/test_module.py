@@ -1,24 +1,17 @@
-import inspect
 import math
 from dataclasses import replace
-from itertools import groupby, product
+from itertools import product
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
 
 import pytest
 import pytorch_lightning as pl
 import torch
 from pytorch_lightning.callbacks import ModelCheckpoint
 
-from nestdata import PlanConfig, PrepareConfig, derive_key
-from nestmodel import ConfigError, DataConfig, MaskConfig, NestConfig, NestDataModule, NestModel, load_network
-from nestmodel.attention_context import Context, draw_context
-from nestmodel.nn.attention import Frames
-from nestmodel.nn.encoder import ConformerEncoder
+from nestdata import PlanConfig, PrepareConfig
+from nestmodel import ConfigError, DataConfig, MaskConfig, NestDataModule, NestModel
 from nestmodel.nn.loss import loss_stats
 from nestmodel.nn.masking import scored_token_mask
-from nestmodel.nn.network import MultiSoftmaxDecoder
 from nestmodel.training import module
 from tests.conftest import MessyCorpora
 from tests.synthesis import chirp, folder_corpus, tone
@@ -39,14 +32,6 @@ def test_weights_depend_on_the_seed_and_not_on_the_global_generator() -> None:
     other = NestModel(replace(tiny_config(), seed=1))
     assert all(torch.equal(a, b) for a, b in zip(first.parameters(), second.parameters(), strict=True))
     assert not torch.equal(first.quantizer.codebooks, other.quantizer.codebooks)
-
-
-def test_building_a_model_does_not_change_the_global_generator() -> None:
-    torch.manual_seed(1)
-    expected = torch.rand(3)
-    torch.manual_seed(1)
-    NestModel(tiny_config())
-    assert torch.equal(torch.rand(3), expected)
 
 
 def test_loss_stats_are_the_log_probabilities_that_predict_returns() -> None:
@@ -97,22 +82,6 @@ def test_the_subsampling_learns_where_encoder_frames_are_masked() -> None:
     loss_stats(model.forward_features(feats, feats, feat_lens, is_masked)).nll_sum.backward()
     grads = {name: p.grad for name, p in model.encoder.pre_encode.named_parameters()}
     assert all(grad is not None and grad.abs().max() > 0 for grad in grads.values())
-
-
-def test_masks_of_encoder_frames_are_blocks_of_as_much_time(messy_corpora: MessyCorpora) -> None:
-    model, seen = post_conv_model(prob=0.02), []
-    draw = model.mask_processor.draw
-    model.mask_processor.draw = lambda *args: seen.append((args, draw(*args))) or seen[-1][1]  # type: ignore[method-assign, func-returns-value]
-    data = messy_data(messy_corpora)
-    for step in range(4):
-        model(data.train_dataset[step, 0])
-    for (lens, num_frames, _), is_masked in seen:
-        assert is_masked.shape == (len(lens), num_frames)
-        for row, length in zip(is_masked.tolist(), lens.tolist(), strict=True):
-            blocks = [len(list(group)) for value, group in groupby(row) if value]
-            assert all(size >= 5 for size in blocks) or length <= 6
-            assert not any(row[length:])
-    assert any(is_masked.any() for _, is_masked in seen)
 
 
 def test_a_step_without_scored_tokens_has_zero_gradients(messy_corpora: MessyCorpora, tmp_path: Path) -> None:
@@ -178,30 +147,6 @@ def test_adamw_divides_gradients_on_a_gpu_and_gives_equal_weights_bit_for_bit(
         assert all(torch.equal(a, b) for a, b in zip(model.parameters(), other.parameters(), strict=True))
 
 
-def test_a_microbatch_seeds_the_cpu_and_the_current_gpu_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    seeded: list[object] = []
-    monkeypatch.setattr(torch.cuda, "manual_seed", seeded.append)
-    monkeypatch.setattr(torch.cuda, "manual_seed_all", lambda seed: seeded.append(("all", seed)))
-    network = cast(Any, SimpleNamespace(seed_for=lambda _purpose, batch: batch.seed))
-    seed_generators = inspect.unwrap(module.seed_generators)  # without the check of annotations
-
-    def batch_on(device: str, seed: int) -> Any:
-        return SimpleNamespace(audio=SimpleNamespace(device=torch.device(device)), seed=seed)
-
-    seed_generators(network, batch_on("cpu", 7))
-    drawn = torch.rand(3)
-    assert seeded == []
-    seed_generators(network, batch_on("cuda:1", 8))
-    assert seeded == [8]
-    assert torch.equal(drawn, torch.rand(3, generator=torch.Generator().manual_seed(7)))
-
-
-def test_equal_runs_give_equal_weights_bit_for_bit(messy_corpora: MessyCorpora, tmp_path: Path) -> None:
-    first, _ = fit(messy_corpora, tmp_path, max_steps=3)
-    second, _ = fit(messy_corpora, tmp_path, max_steps=3)
-    assert all(torch.equal(a, b) for a, b in zip(first.parameters(), second.parameters(), strict=True))
-
-
 @pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty")
 def test_a_resumed_run_continues_with_the_next_batch_and_ends_with_equal_weights(
     messy_corpora: MessyCorpora, tmp_path: Path
@@ -221,38 +166,6 @@ def test_a_resumed_run_continues_with_the_next_batch_and_ends_with_equal_weights
             assert torch.equal(value, whole.state_dict()[name]), f"{name}, stopped at {stopped_at}"
 
 
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty")
-def test_a_resumed_run_draws_the_same_attention_contexts(
-    messy_corpora: MessyCorpora, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    used: list[object] = []
-    describe = ConformerEncoder.describe
-
-    def note(self: ConformerEncoder, x: torch.Tensor, enc_lens: torch.Tensor, context: Context | None) -> Frames:
-        used.append(context)
-        return describe(self, x, enc_lens, context)
-
-    monkeypatch.setattr(ConformerEncoder, "describe", note)
-    config = tiny_config(
-        att_context_size=((4, 1), (-1, 0)),
-        att_context_style="chunked_limited",
-        conv_context_size="causal",
-        causal_downsampling=True,
-    )
-    saver = ModelCheckpoint(dirpath=tmp_path, every_n_train_steps=1, save_top_k=-1, filename="{step}")
-    settings: dict[str, Any] = {"config": config, "callbacks": [saver], "enable_checkpointing": True}
-    whole, recorder = fit(messy_corpora, tmp_path, max_steps=5, **settings)
-    of_run = used[:]
-    assert {*of_run} == {(4, 1), (-1, 0)}
-    seeds = [derive_key(config.seed, "attention context", key.step, key.microbatch) >> 1 for key in recorder.keys]
-    assert of_run == [draw_context(config.encoder.att_context_size, None, seed) for seed in seeds]
-    used.clear()
-    resumed, _ = fit(messy_corpora, tmp_path, max_steps=5, ckpt_path=tmp_path / "step=2.ckpt", **settings)
-    assert used == of_run[4:]
-    assert all(torch.equal(a, b) for a, b in zip(whole.parameters(), resumed.parameters(), strict=True))
-
-
 def test_validation_reports_each_attention_context(messy_corpora: MessyCorpora, tmp_path: Path) -> None:
     contexts = ((4, 1), (2, 0), (-1, -1))
     config = tiny_config(att_context_size=contexts, att_context_style="chunked_limited")
@@ -268,14 +181,6 @@ def test_validation_reports_each_attention_context(messy_corpora: MessyCorpora, 
         alone = trainer(tmp_path, limit_val_batches=2)
         alone.validate(one, messy_data(messy_corpora), verbose=False)
         assert float(alone.callback_metrics["val_loss"]) == found[f"val_loss{end}"]
-
-
-def test_a_model_is_rebuilt_from_its_checkpoint_alone(messy_corpora: MessyCorpora, tmp_path: Path) -> None:
-    saver = ModelCheckpoint(dirpath=tmp_path, every_n_train_steps=1, filename="model")
-    model, _ = fit(messy_corpora, tmp_path, max_steps=1, callbacks=[saver], enable_checkpointing=True)
-    rebuilt = load_network(tmp_path / "model.ckpt")
-    assert rebuilt.config == model.config
-    assert all(torch.equal(a, b) for a, b in zip(rebuilt.parameters(), model.parameters(), strict=True))
 
 
 def test_validation_is_repeatable_and_does_not_affect_training(messy_corpora: MessyCorpora, tmp_path: Path) -> None:
@@ -303,19 +208,3 @@ def test_a_corpus_with_another_sampling_rate_is_rejected(tmp_path: Path) -> None
     data = NestDataModule(DataConfig(corpus.path, plan=PlanConfig(max_batch_seconds=10.0, microbatches_per_step=1)))
     with pytest.raises(ConfigError, match="8000 Hz"):
         trainer(tmp_path, max_steps=1).fit(NestModel(tiny_config()), datamodule=data)
-
-
-def test_presets_have_the_parameter_counts_of_the_paper() -> None:
-    sizes = {}
-    for name in ("small", "medium", "large", "xlarge"):
-        config = NestConfig.preset(name)
-        with torch.device("meta"):
-            encoder = ConformerEncoder(config.encoder, num_mels=80)
-            decoder = MultiSoftmaxDecoder(dim=config.encoder.d_model, num_classes=8192, num_codebooks=1)
-        sizes[name] = sum(p.numel() for part in (encoder, decoder) for p in part.parameters()) / 1e6
-    assert sizes == {
-        "small": pytest.approx(14.0, abs=0.1),
-        "medium": pytest.approx(28.2, abs=0.1),
-        "large": pytest.approx(113.0, abs=0.1),
-        "xlarge": pytest.approx(615.7, abs=0.1),
-    }

@@ -108,21 +108,6 @@ def test_another_process_writes_below_the_panel(screen: Terminal) -> None:
         live.stop()
 
 
-def test_a_panel_survives_a_resize(screen: Terminal) -> None:
-    with screen.as_stderr():
-        live = started()
-        live.show(STATE)
-        for columns in (120, 60, 100):
-            screen.resize(columns, 60)
-            live.show(STATE)
-            live.show(replace(STATE, step=columns))
-        lines = screen.lines()
-        live.stop()
-        first = next(index for index, line in enumerate(lines) if line.startswith("step 100 of 80,000"))
-        assert not any(line.startswith("step ") for line in lines[first + 1 :])
-        assert lines[first + 3].startswith("validation at 30,000")
-
-
 def test_a_panel_needs_a_terminal_that_moves_its_cursor(screen: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
     with screen.as_stderr():
         assert terminal() is not None
@@ -133,14 +118,3 @@ def test_a_panel_needs_a_terminal_that_moves_its_cursor(screen: Terminal, monkey
         with open(os.devnull, "w") as stream:
             monkeypatch.setattr(sys, "stderr", stream)
             assert terminal() is None
-
-
-def test_no_thread_draws_the_panel(screen: Terminal) -> None:
-    with screen.as_stderr():
-        import threading
-
-        before = threading.active_count()
-        live = started()
-        live.show(STATE)
-        assert threading.active_count() == before
-        live.stop()

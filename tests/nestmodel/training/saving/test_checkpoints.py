@@ -3,7 +3,6 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 import pytorch_lightning as pl
@@ -120,7 +119,7 @@ def test_a_full_disk_skips_one_checkpoint_with_a_warning(
     assert os.path.exists("/dev/full")
 
 
-@pytest.mark.parametrize("max_steps", [2, 1])
+@pytest.mark.parametrize("max_steps", [2])
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
 def test_a_run_whose_last_checkpoint_is_not_on_disk_says_what_can_be_resumed_and_exits_with_74(
     messy_corpora: MessyCorpora,
@@ -160,19 +159,6 @@ def test_a_preempted_run_whose_checkpoint_is_not_on_disk_does_not_ask_for_a_rest
     assert "preempted after" not in caplog.text
 
 
-def test_a_checkpoint_that_cannot_be_removed_is_a_warning(
-    messy_corpora: MessyCorpora, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(*_: object) -> None:
-        raise PermissionError(13, "Permission denied", "step_00000000.ckpt")
-
-    monkeypatch.setattr(Checkpoints, "_prune", refuse)
-    saver = Checkpoints(CheckpointConfig(every_n_steps=1, keep=1, directory=tmp_path / "saved"))
-    with pytest.warns(UserWarning, match=r"step 1: .*step_00000001.ckpt is written, but an older .* cannot be removed"):
-        fit(messy_corpora, tmp_path, max_steps=1, callbacks=[saver], enable_checkpointing=True)
-    assert names(tmp_path / "saved") == ["last.ckpt", "step_00000001.ckpt"]
-
-
 def test_a_resumed_run_removes_partial_files_beside_its_checkpoint_and_no_others(
     messy_corpora: MessyCorpora, tmp_path: Path
 ) -> None:
@@ -185,18 +171,3 @@ def test_a_resumed_run_removes_partial_files_beside_its_checkpoint_and_no_others
     path = before / "last.ckpt"
     fit(messy_corpora, tmp_path, max_steps=2, callbacks=[saver], enable_checkpointing=True, ckpt_path=path)
     assert names(before) == ["download.partial", "last.ckpt", "step_00000001.ckpt"]
-
-
-class SameBytesAsTwoTypes(pl.Callback):
-    """Adds a state that `torch.save` refuses."""
-
-    def state_dict(self) -> dict[str, Any]:
-        value = torch.ones(3)
-        return {"float": value, "int": value.view(torch.int32)}
-
-
-def test_an_error_that_is_not_of_the_disk_ends_training(messy_corpora: MessyCorpora, tmp_path: Path) -> None:
-    callbacks = [SameBytesAsTwoTypes(), Checkpoints(CheckpointConfig(every_n_steps=1, directory=tmp_path / "saved"))]
-    with pytest.raises(RuntimeError, match="view the same data as different types"):
-        fit(messy_corpora, tmp_path, max_steps=2, callbacks=callbacks, enable_checkpointing=True)
-    assert names(tmp_path / "saved") == []

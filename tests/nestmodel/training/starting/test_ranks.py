@@ -141,19 +141,12 @@ def test_a_run_starts_only_with_the_ranks_that_were_started(
     ("variables", "given", "taken"),
     [
         ({}, ("auto", 1), ("auto", 1)),
-        ({}, ("auto", 2), ("auto", 2)),
-        (torchrun(2, 2), ("auto", 1), (2, 1)),
         (torchrun(16, 8, 2), ("auto", 1), (8, 2)),
-        (torchrun(16, 8, 2), ("auto", 3), (8, 3)),  # an error of `check_ranks`
+        (torchrun(16, 8, 2), ("auto", 3), (8, 3)),
         (torchrun(2, 2), (4, 1), (4, 1)),
-        (torchrun(2, 2), ("0,1", 1), ("0,1", 1)),
-        (torchrun(2, 2), (-1, 1), (-1, 1)),
-        (srun(1), ("auto", 1), (1, 1)),
         (srun(4, 2), ("auto", 1), (2, 2)),
         (srun(2, SLURM_JOB_NAME="bash"), ("auto", 1), (2, 1)),
         (srun(1, SLURM_JOB_NAME="bash"), ("auto", 1), ("auto", 1)),
-        (job(1), ("auto", 1), (1, 1)),
-        (job(None), ("auto", 1), ("auto", 1)),
         ({"WORLD_SIZE": "2", "LOCAL_RANK": "1"}, ("auto", 1), ("auto", 1)),
     ],
 )
@@ -173,8 +166,6 @@ def test_a_run_takes_the_ranks_of_its_launcher_unless_devices_are_given(
             srun(2, SLURM_JOB_NAME="bash"),
             {"SLURM_NTASKS": "2", "SLURM_NTASKS_PER_NODE": "2", "SLURM_JOB_NAME": "nestmodel"},
         ),
-        (srun(1, SLURM_JOB_NAME="bash"), {}),
-        (torchrun(2, 2), {}),
     ],
 )
 def test_lightning_finds_the_tasks_of_srun(
@@ -192,10 +183,7 @@ def test_lightning_finds_the_tasks_of_srun(
     ("variables", "remedy", "devices", "nodes"),
     [
         (torchrun(2, 2), "start torchrun with --nnodes 2 --nproc-per-node 4", 4, 2),
-        (srun(8), "start srun with --nodes 2 --ntasks-per-node 4", 4, 2),
-        (srun(1), "unset SLURM_NTASKS", 4, 1),
         (job(1), "start it by srun --nodes 1 --ntasks-per-node 4, or unset SLURM_NTASKS", 4, 1),
-        ({"WORLD_SIZE": "2", "LOCAL_RANK": "0"}, "set WORLD_SIZE to 8, or unset LOCAL_RANK", 4, 2),
     ],
 )
 def test_the_error_names_how_to_start_as_many_ranks(
@@ -207,7 +195,7 @@ def test_the_error_names_how_to_start_as_many_ranks(
     assert remedy in str(raised.value)
 
 
-@pytest.mark.parametrize("variables", [srun(1), job(1), job(2), job(4, 2)])
+@pytest.mark.parametrize("variables", [srun(1), job(4, 2)])
 def test_without_slurm_ntasks_lightning_starts_the_ranks(variables: Variables) -> None:
     environment = {name: value for name, value in variables.items() if name != "SLURM_NTASKS"}
     assert find_launch(environment) is None
@@ -216,17 +204,7 @@ def test_without_slurm_ntasks_lightning_starts_the_ranks(variables: Variables) -
 
 @pytest.mark.parametrize(
     ("variables", "number"),
-    [
-        ({}, 1),
-        ({"WORLD_SIZE": "4"}, 1),
-        ({"LOCAL_RANK": "0"}, 1),
-        (torchrun(1, 1), 1),
-        (torchrun(2, 2), 2),
-        (srun(1), 1),
-        (srun(8), 8),
-        (job(8), 1),
-        (shell(2, "train"), 1),
-    ],
+    [({"WORLD_SIZE": "4"}, 1), (torchrun(2, 2), 2), (srun(8), 8), (job(8), 1)],
 )
 def test_a_command_of_one_process_refuses_several(
     variables: Variables, number: int, monkeypatch: pytest.MonkeyPatch
