@@ -71,12 +71,3 @@ def test_a_run_without_a_terminal_shows_lines(
     assert "reason:" not in shown.out
     assert main([*arguments, "--log", "csv", "--resume"]) == 0
     assert "nothing to train: " in capsys.readouterr().out
-
-
-def test_a_run_for_live_speech_names_the_export_that_can_hold_its_encoder(
-    messy_corpora: MessyCorpora, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    live = ["--config", "streaming", "--max-steps", "1"]
-    assert main([*fit_arguments(messy_corpora, tmp_path), *live]) == 0
-    assert "export run/version_0/checkpoints/last.ckpt --to onnx-streaming\n" in capsys.readouterr().out

@@ -1,7 +1,4 @@
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -11,7 +8,6 @@ from nestcli.nestmodel import main
 from nestdata import Corpus
 from tests.cli.test_nestmodel import TINY
 from tests.conftest import MessyCorpora
-from tests.ports import free_port
 from tests.synthesis import folder_corpus, hiss
 
 
@@ -71,40 +67,6 @@ def test_wrong_usage_is_reported_as_by_fit(
     assert main([*arguments(tmp_path, messy_corpora.speech), *flags]) == code
     (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]
     assert message in line
-
-
-@pytest.mark.faults
-@pytest.mark.multiprocess
-@pytest.mark.slow
-def test_a_rank_with_another_seed_is_named_and_all_ranks_exit_with_1(
-    messy_corpora: MessyCorpora, tmp_path: Path
-) -> None:
-    shared = {**os.environ, "OMP_NUM_THREADS": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
-    shared["MASTER_PORT"] = str(free_port())
-    command = [str(Path(sys.executable).parent / "nestmodel"), *arguments(tmp_path, messy_corpora.speech)]
-    command += ["--trainer.strategy", "ddp", "--devices", "2", "--accelerator", "cpu", "--json"]
-    ranks = [
-        subprocess.Popen(
-            [*command, "--seed", str(rank)],
-            env={**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    try:
-        (out, _), (nothing, _) = [rank.communicate(timeout=300) for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
-            rank.wait()
-    assert [rank.returncode for rank in ranks] == [1, 1]
-    assert nothing == ""
-    checks = {check["name"]: check["ranks"] for check in json.loads(out)["checks"]}
-    assert [rank["status"] for rank in checks.pop("ranks")] == ["ok", "failed"]
-    assert "data.plan.seed: 1 here, 0 on rank 0" in out
-    assert "model.config.seed: 1 here, 0 on rank 0" in out
-    assert not [rank for ranks_of in checks.values() for rank in ranks_of if rank["status"] in ("warning", "failed")]
 
 
 @pytest.mark.slow

@@ -145,23 +145,6 @@ def test_plan_reads_the_same_file(
     assert len(shown["corpora"]) == len(Corpora.open([messy_corpora.speech, messy_corpora.windows]).corpora)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "code", "message"),
-    [
-        (["plan"], 2, "no corpus: give CORPUS, or a configuration with data.corpus."),
-        (["plan", "--config", "dem"], 2, "'dem' is neither a file nor a preset; the nearest is 'demo'. The presets"),
-        (["plan", "gone.corpus"], 1, "gone.corpus: does not exist"),
-    ],
-)
-def test_a_missing_corpus_or_file_is_one_line(
-    arguments: list[str], code: int, message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert nestdata.main(arguments) == code
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("error: ")
-    assert message in line
-
-
 def test_a_world_size_that_does_not_divide_the_microbatches_is_one_line(
     run_yaml: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

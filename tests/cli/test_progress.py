@@ -7,9 +7,7 @@ from pathlib import Path
 import pytest
 
 from nestcli import progress as shown
-from nestcli.commands.prepare import _describer
 from nestcli.progress import clock_time, describer, progress
-from nestdata import PrepareProgress
 from tests.synthesis import hiss, write_audio
 
 
@@ -30,17 +28,6 @@ def test_the_time_that_is_left_follows_from_the_share_that_is_done() -> None:
     assert describe(12000, None, "entries") == "12,000 entries"
     assert describe(48010, 48000, "entries") == "48,010 of 48,010 entries"  # the total was approximate
     assert [clock_time(seconds) for seconds in (0.4, 61, 3725)] == ["0:00", "1:01", "1:02:05"]
-
-
-def test_prepare_shows_hours_and_their_rate() -> None:
-    clock = Clock()
-    describe = _describer(clock)
-    assert describe(PrepareProgress(0, 48000)) == (0, 48000, "entries, 0.0 h")
-    clock.now += 120
-    found = PrepareProgress(12300, 48000, hours=70.0)
-    assert describe(found) == (12300, 48000, "entries, 70.0 h, 35 h/min")
-    shards = PrepareProgress(12300, None, 3, 512, 3 * 10**9, 70.0)
-    assert describe(shards) == (3, 512, "shards, 12,300 entries, 70.0 h, 35 h/min, 3.00 GB read")
 
 
 def test_plain_lines_are_repeated_while_nothing_is_reported(

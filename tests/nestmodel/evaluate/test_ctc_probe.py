@@ -7,14 +7,14 @@ import pytest
 import torch
 
 from nestdata import OutputError
-from nestmodel import ConfigError, CtcProbeConfig, CtcProbeReport, NestNetwork, ProbeError, run_ctc_probe
+from nestmodel import CtcProbeConfig, CtcProbeReport, NestNetwork, ProbeError, run_ctc_probe
 from nestmodel.evaluate.ctc_head import CtcHead, fits, num_labels_per_frame
 from tests.extras import needs
 from tests.nestmodel.evaluate.spoken_tones import changed, write_manifest
 from tests.training import tiny_config
 
 pytestmark = needs("probe", "jiwer")
-FAST = CtcProbeConfig(learning_rates=(0.03, 0.1), max_epochs=20, probe_seeds=(0, 1), device="cpu")
+FAST = CtcProbeConfig(learning_rates=(0.1,), max_epochs=15, probe_seeds=(0, 1), device="cpu")
 SHORT = replace(FAST, learning_rates=(0.1,), max_epochs=2, probe_seeds=(0,))
 Rows = list[dict[str, Any]]
 
@@ -138,18 +138,6 @@ def test_unusable_input_is_refused(model: NestNetwork, folder: Path, rows: Rows,
     changed(folder, rows, {i: {"take": 1} for i in range(80)}, "one_take")
     with pytest.raises(ProbeError, match="80 training utterances are of one group, 'group 1', and cannot be split"):
         probe(model, folder, replace(SHORT, group_by="take"), "one_take")
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"held_out": 1.0}, "held_out is 1.0: expected a share between 0 and 1"),
-        ({"probe_seeds": (1, 1)}, r"probe_seeds is \(1, 1\): expected different seeds"),
-    ],
-)
-def test_settings_out_of_range_are_refused(settings: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        CtcProbeConfig(**settings)
 
 
 def test_a_head_predicts_several_labels_from_each_frame_in_order() -> None:

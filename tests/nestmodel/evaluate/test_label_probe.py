@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from nestdata import OutputError
-from nestmodel import ConfigError, NestModel, NestNetwork, ProbeConfig, ProbeError, ProbeReport, ProbeScore, run_probe
+from nestmodel import NestModel, NestNetwork, ProbeConfig, ProbeError, ProbeReport, ProbeScore, run_probe
 from tests.extras import needs
 from tests.synthesis import Samples, hiss, tone, write_audio, write_jsonl
 from tests.training import tiny_config
@@ -160,23 +160,3 @@ def test_unusable_labels_are_an_error_with_the_reason(
     with pytest.raises(ProbeError, match=message):
         run_probe(model, [manifest], ProbeConfig(device="cpu", **settings), tmp_path / "out")
     assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"train_per_class": 1}, "train_per_class is 1: give 2 or more"),
-        ({"held_out_where": "split"}, "held_out_where is 'split': give a field and a value, such as split=test"),
-    ],
-)
-def test_settings_out_of_range_are_refused(settings: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        ProbeConfig(label="x", **settings)
-
-
-def test_an_error_names_the_extra_if_scikit_learn_is_missing(
-    model: NestModel, manifest: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
-    with pytest.raises(ConfigError, match=r"pip install 'nest-pretrain\[probe\]'"):
-        probe(model, manifest)

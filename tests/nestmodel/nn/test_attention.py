@@ -13,7 +13,6 @@ from nestmodel.nn.attention import (
     RelPositionAttention,
     describe_frames,
     relative_positions,
-    shift_to_distances,
     visible_keys,
 )
 from nestmodel.nn.gpu.cast_weights import cast_weights
@@ -78,20 +77,6 @@ def test_positions_descend_with_sine_and_cosine_interleaved() -> None:
         [math.sin(a), math.cos(a), math.sin(b), math.cos(b)] for a, b in zip(fast, slow, strict=True)
     ]  # distances 1, 0, -1
     assert torch.allclose(relative_positions(2, 4, CPU), torch.tensor(expected), atol=1e-7)
-
-
-@pytest.mark.parametrize(
-    ("num_frames", "num_positions", "num_keys"), [(1, 1, 1), (2, 3, 2), (7, 13, 7), (1, 16, 8), (7, 16, 8), (8, 16, 8)]
-)
-def test_shift_to_distances_selects_the_column_of_each_distance(
-    num_frames: int, num_positions: int, num_keys: int
-) -> None:
-    scores = torch.randn(2, 3, num_frames, num_positions)
-    shifted = shift_to_distances(scores, num_keys)
-    assert shifted.shape == (2, 3, num_frames, num_keys)
-    for i in range(num_frames):
-        for j in range(num_keys):
-            assert torch.equal(shifted[..., i, j], scores[..., i, num_frames - 1 - i + j])
 
 
 @pytest.mark.parametrize("with_gradients", [True, False])

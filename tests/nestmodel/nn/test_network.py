@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from nestdata import AudioNoiseBatch, MicrobatchKey
-from nestmodel import MaskConfig, NestNetwork, NetworkInput, loss_stats
+from nestmodel import MaskConfig, NestNetwork, NetworkInput
 from nestmodel.nn.features import LogMelFeatures
 from nestmodel.nn.network import MultiSoftmaxDecoder, num_padded_frames
 from tests.synthesis import chirp, hiss
@@ -114,20 +114,6 @@ def test_the_number_of_padded_frames_is_that_of_the_features(options: dict[str, 
     for num_samples in (1, 159, 160, 2400, 2559, 2560, 4801):
         feats, _ = features(torch.zeros(1, num_samples), torch.tensor([num_samples]))
         assert feats.shape[2] == num_padded_frames(num_samples, config)
-
-
-def test_a_network_trains_without_a_trainer() -> None:
-    config = replace(CONFIG, encoder=replace(CONFIG.encoder, dropout=0.0, dropout_pre_encoder=0.0, dropout_att=0.0))
-    network = NestNetwork(replace(config, features=replace(config.features, dither=0.0))).train()
-    optimizer = torch.optim.SGD([p for p in network.parameters() if p.requires_grad], lr=0.1)
-    losses = []
-    for _ in range(5):
-        loss = loss_stats(network(batch())).loss
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    assert losses[-1] < losses[0] - 0.01
 
 
 def test_channel_of_the_decoder_is_class_times_codebooks_plus_codebook() -> None:

@@ -14,12 +14,6 @@ from tests.nestdata.bad_files import BAD_FILES_CONFIG, bad_files
 from tests.training import Recorder, fit, messy_data, tiny_config, trainer
 
 
-def test_training_follows_the_order_of_the_plan_over_epochs(messy_corpora: MessyCorpora, tmp_path: Path) -> None:
-    _, recorder = fit(messy_corpora, tmp_path, max_steps=8)
-    assert [(key.step, key.microbatch) for key in recorder.keys] == [(s, m) for s in range(8) for m in range(2)]
-    assert recorder.keys[-1].epoch == 1
-
-
 def test_a_run_does_not_depend_on_the_number_of_loader_workers(messy_corpora: MessyCorpora, tmp_path: Path) -> None:
     plain, expected = fit(messy_corpora, tmp_path, max_steps=3)
     same, with_workers = fit(messy_corpora, tmp_path, max_steps=3, num_workers=2)

@@ -31,7 +31,6 @@ from nestmodel.training.lightning_private import (
     process_group_timeout_s,
     scale_loop_progress,
     set_process_group_timeout,
-    update_logged_metrics,
 )
 from tests.training import trainer
 
@@ -94,10 +93,6 @@ class Hooks(pl.Callback):
         self._call("on_train_batch_end", trainer)
 
 
-class Stop(Exception):
-    """Ends a run at the end of a batch, as preemption does."""
-
-
 @pytest.fixture
 def clean_environment() -> Iterator[None]:
     """Restores the environment variables that Lightning sets when it starts ranks, and ends the process group."""
@@ -112,10 +107,7 @@ def clean_environment() -> Iterator[None]:
 def logged_steps(directory: Path, model: pl.LightningModule, **hooks: Hook) -> list[int]:
     logger = CSVLogger(directory, name="", version="run")
     runner = trainer(directory, [Hooks(**hooks)], max_steps=4, logger=logger, log_every_n_steps=1)
-    try:
-        runner.fit(model)
-    except Stop:
-        logger.save()
+    runner.fit(model)
     with (directory / "run" / "metrics.csv").open() as file:
         return [int(row["step"]) for row in csv.DictReader(file)]
 
@@ -124,20 +116,6 @@ def test_metrics_are_numbered_by_optimizer_step(tmp_path: Path) -> None:
     assert logged_steps(tmp_path / "plain", TwoStepsPerBatch()) == [0, 1]
     by_step = logged_steps(tmp_path / "by_step", TwoStepsPerBatch(), on_train_batch_start=log_by_global_step)
     assert by_step == [0, 2]
-
-
-def test_metrics_of_the_last_step_are_logged_before_an_exit(tmp_path: Path) -> None:
-    def stop(runner: pl.Trainer) -> None:
-        if runner.global_step == 2:
-            raise Stop
-
-    def log_and_stop(runner: pl.Trainer) -> None:
-        if runner.global_step == 2:
-            update_logged_metrics(runner)
-            raise Stop
-
-    assert logged_steps(tmp_path / "plain", OneWeight(), on_train_batch_end=stop) == [0]
-    assert logged_steps(tmp_path / "logged", OneWeight(), on_train_batch_end=log_and_stop) == [0, 1]
 
 
 def plain(value: Any) -> Any:
@@ -245,12 +223,6 @@ def test_ddp_receives_fixed_buckets_and_the_group_its_timeout(tmp_path: Path, mo
     (model,) = models
     assert isinstance(model, DistributedDataParallel)
     assert (model.find_unused_parameters, model.gradient_as_bucket_view, model.broadcast_buffers) == (True, True, False)
-
-
-def test_a_run_on_one_device_has_no_process_group_timeout(tmp_path: Path) -> None:
-    runner = trainer(tmp_path)
-    set_process_group_timeout(runner, 77.0)
-    assert process_group_timeout_s(runner) is None
 
 
 def test_lightning_finds_the_launcher_unless_the_user_gives_one(tmp_path: Path) -> None:

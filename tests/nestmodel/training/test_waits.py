@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from nestmodel import NestConfig, NestModel, Throughput
-from nestmodel.config import LIVE_PRESETS
 from nestmodel.training import module
 from tests.conftest import MessyCorpora
 from tests.fake_gpu import needs_fake_gpu
@@ -48,9 +47,8 @@ def test_batches_are_copied_one_ahead_on_a_stream_of_their_own(counts: list[Coun
 
 
 @needs_fake_gpu
-@pytest.mark.parametrize("preset", LIVE_PRESETS)
-def test_encoders_for_live_speech_add_no_wait(preset: str) -> None:
-    first, second = count_waits(dense_batch(), num_steps=1, microbatches=2, config=NestConfig.preset("demo", preset))
+def test_encoders_for_live_speech_add_no_wait() -> None:
+    first, second = count_waits(dense_batch(), num_steps=1, microbatches=2, config=NestConfig.preset("demo", "unified"))
     assert first.waits == []
     assert second.waits == [Wait("copy to the CPU", "step_stats.py:fetch")]
 

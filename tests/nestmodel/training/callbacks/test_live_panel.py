@@ -98,16 +98,6 @@ def test_a_state_replaces_the_one_before_and_warnings_stay_above_it(screen: Term
         assert lines[-1] == "after"
 
 
-def test_another_process_writes_below_the_panel(screen: Terminal) -> None:
-    with screen.as_stderr():
-        live = started()
-        live.show(STATE)
-        os.write(screen.slave, b"stall guard: rank 1 holds up the others\r\n")
-        assert screen.lines()[-1] == "stall guard: rank 1 holds up the others"
-        assert not screen.screen.cursor.hidden  # as it is if the process is killed now
-        live.stop()
-
-
 def test_a_panel_needs_a_terminal_that_moves_its_cursor(screen: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
     with screen.as_stderr():
         assert terminal() is not None

@@ -119,28 +119,24 @@ def test_a_full_disk_skips_one_checkpoint_with_a_warning(
     assert os.path.exists("/dev/full")
 
 
-@pytest.mark.parametrize("max_steps", [2])
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
 def test_a_run_whose_last_checkpoint_is_not_on_disk_says_what_can_be_resumed_and_exits_with_74(
     messy_corpora: MessyCorpora,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
-    max_steps: int,
 ) -> None:
     saver = Checkpoints(CheckpointConfig(every_n_steps=1, keep=1, directory=tmp_path / "saved"))
     (tmp_path / "saved").mkdir()
-    (tmp_path / "saved" / f"step_{max_steps:08d}.ckpt.partial").symlink_to("/dev/full")
+    (tmp_path / "saved" / "step_00000002.ckpt.partial").symlink_to("/dev/full")
     monkeypatch.setattr(saver, "on_train_start", lambda *_: None)
     with caplog.at_level("INFO"), pytest.warns(UserWarning, match="not be written"), pytest.raises(NotSaved) as caught:
-        fit(messy_corpora, tmp_path, max_steps=max_steps, callbacks=[saver], enable_checkpointing=True)
+        fit(messy_corpora, tmp_path, max_steps=2, callbacks=[saver], enable_checkpointing=True)
     assert caught.value.code == EXIT_NOT_SAVED == 74
     (line,) = [record.getMessage() for record in caplog.records if record.getMessage().startswith("error: ")]
-    assert (
-        f"step {max_steps}: {tmp_path}/saved/step_0000000{max_steps}.ckpt could not be written (No space left" in line
-    )
+    assert f"step 2: {tmp_path}/saved/step_00000002.ckpt could not be written (No space left" in line
     first = tmp_path / "saved" / "step_00000001.ckpt"
-    assert (f"newest checkpoint is {first}" if max_steps == 2 else "No step can be resumed") in line
+    assert f"newest checkpoint is {first}" in line
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
