@@ -106,22 +106,7 @@ def test_options_override_files_wherever_they_stand(tmp_path: Path) -> None:
 
 def test_lists_are_words_and_nested_values_are_yaml() -> None:
     config = parsed(
-        *(
-            "a",
-            "b",
-            "-c",
-            "demo",
-            "--weights",
-            0.7,
-            0.3,
-            "--log",
-            "csv",
-            "--log",
-            "wandb",
-            "--data.mix.noise-snr-db",
-            1,
-            2,
-        ),
+        *"a b -c demo --weights 0.7 0.3 --log csv --log wandb --data.mix.noise-snr-db 1 2".split(),
         *("--trainer.lightning", "{limit_val_batches: 3}", "--data.augment.speech", "[PolarityInversion]"),
         *("--trainer.callbacks", "[{class_path: a.B, init_args: {c: 1}}]", "--trainer.strategy", "ddp"),
         *("--data.plan.stages", "[{from_step: 2, weights: [1, 2]}]", "--devices", "auto"),

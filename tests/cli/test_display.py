@@ -47,11 +47,13 @@ def test_a_quiet_run_shows_its_results_only(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "quiet.yaml").write_text("quiet: true\nlog: [csv]\n")
-    arguments = [*fit_arguments(messy_corpora, tmp_path), "--config", "quiet.yaml", "--max-steps", "2"]
+    arguments = [*fit_arguments(messy_corpora, tmp_path), "--config", "streaming", "--config", "quiet.yaml"]
+    arguments += ["--max-steps", "2"]
     assert main(arguments) == 0
     shown = capsys.readouterr()
     assert not re.search(r"^(step|corpus)\b", shown.err, re.MULTILINE)
     assert re.match(r"finished: step 2 after 0:\d\d:\d\d, loss \d\.\d{3} \(token entropy \d\.\d{3}\)\n", shown.out)
+    assert "export run/version_0/checkpoints/last.ckpt --to onnx-streaming\n" in shown.out  # which can hold its encoder
     assert not (tmp_path / "run" / "version_0" / "tensorboard").exists()
 
 

@@ -12,8 +12,6 @@ from nestdata import (
     BadAudioConfig,
     Corpora,
     MixConfig,
-    MixtureStage,
-    NoiseConfig,
     PlanConfig,
     batch_digest,
 )
@@ -21,18 +19,8 @@ from nestmodel import DataConfig, NestDataModule
 from tests.conftest import MessyCorpora
 
 DATA: dict[str, Any] = {
-    "plan": {
-        "max_batch_seconds": 20,
-        "microbatches_per_step": 4,
-        "min_audio_seconds": 1.5,
-        "weights": [0.5, 0.5],
-        "languages": ["en", "sw"],
-        "stages": [{"from_step": 1, "weights": [1, 4]}, {"from_step": 3, "language_temperature": 2}],
-        "num_shapes": 3,
-    },
-    "mix": {"prob": 0.9, "noise_ratio": 0.7, "noise_snr_db": [0, 10], "mix_rate": [0.2, 0.6], "num_segments": [1, 2]},
-    "noise_sampler": {"max_crops": 3, "silence_db": -60.0},
-    "short_audio": "pad",
+    "plan": {"max_batch_seconds": 20, "microbatches_per_step": 4, "weights": [0.5, 0.5], "num_shapes": 3},
+    "mix": {"prob": 0.9, "noise_ratio": 0.7, "noise_snr_db": [0, 10]},
     "augment": {"speech": ["PolarityInversion", {"Gain": {"p": 1.0}}], "speech_on": "both"},
     "bad_audio": {"max_share": 0.5},
     "num_workers": 0,
@@ -51,23 +39,9 @@ def data_module(corpora: MessyCorpora, seed: int) -> NestDataModule:
             [corpora.speech, corpora.windows],
             corpora.noise,
             plan=PlanConfig(
-                max_batch_seconds=20.0,
-                microbatches_per_step=4,
-                min_audio_seconds=1.5,
-                weights=(0.5, 0.5),
-                languages=("en", "sw"),
-                stages=(
-                    MixtureStage(from_step=1, weights=(1.0, 4.0)),
-                    MixtureStage(from_step=3, language_temperature=2.0),
-                ),
-                num_shapes=3,
-                seed=seed,
+                max_batch_seconds=20.0, microbatches_per_step=4, weights=(0.5, 0.5), num_shapes=3, seed=seed
             ),
-            mix=MixConfig(
-                prob=0.9, noise_ratio=0.7, noise_snr_db=(0.0, 10.0), mix_rate=(0.2, 0.6), num_segments=(1, 2)
-            ),
-            noise_sampler=NoiseConfig(max_crops=3, silence_db=-60.0),
-            short_audio="pad",
+            mix=MixConfig(prob=0.9, noise_ratio=0.7, noise_snr_db=(0.0, 10.0)),
             augment=AugmentConfig(speech=["PolarityInversion", {"Gain": {"p": 1.0}}], speech_on="both"),
             bad_audio=BadAudioConfig(max_share=0.5),
             num_workers=0,
@@ -120,8 +94,7 @@ def test_flags_override_the_file(
     run_yaml: Path, messy_corpora: MessyCorpora, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     content = yaml.safe_load(run_yaml.read_text())
-    for name in ("weights", "languages", "stages"):
-        del content["data"]["plan"][name]
+    del content["data"]["plan"]["weights"]
     run_yaml.write_text(yaml.safe_dump(content))
     by_flags = preview(
         *(tmp_path, capsys, messy_corpora.speech, "--config", run_yaml, "--seed", 3, "--mix-prob", 0.25),

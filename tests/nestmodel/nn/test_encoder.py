@@ -14,7 +14,6 @@ from torch import Tensor
 
 from nestmodel.config import EncoderConfig
 from nestmodel.nn.attention import Frames, describe_frames
-from nestmodel.nn.block import ConformerBlock
 from nestmodel.nn.convolution import ConvModule
 from nestmodel.nn.encoder import ConformerEncoder
 from nestmodel.nn.gpu import devices
@@ -64,16 +63,6 @@ def test_batch_norm_in_training_includes_the_padding() -> None:
     short, _ = encoder(feats[:, :, :32], torch.tensor([32]))
     padded, _ = encoder(feats, torch.tensor([32]))
     assert not torch.allclose(short[0], padded[0, :4], atol=1e-2)
-
-
-def test_block_is_the_sum_of_its_residual_paths() -> None:
-    block, x = ConformerBlock(TINY).eval(), torch.randn(2, 5, 16)
-    whole = frames(x)
-    y = x + block.feed_forward1(block.norm_feed_forward1(x)) / 2
-    y = y + block.self_attn(block.norm_self_att(y), whole)
-    y = y + block.conv(block.norm_conv(y), whole)
-    y = y + block.feed_forward2(block.norm_feed_forward2(y)) / 2
-    assert torch.allclose(block(x, whole), block.norm_out(y), atol=1e-6)
 
 
 def test_gradients_have_the_strides_of_their_weights() -> None:

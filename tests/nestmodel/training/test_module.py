@@ -11,7 +11,6 @@ from pytorch_lightning.callbacks import ModelCheckpoint
 from nestdata import PlanConfig, PrepareConfig
 from nestmodel import ConfigError, DataConfig, MaskConfig, NestDataModule, NestModel
 from nestmodel.nn.loss import loss_stats
-from nestmodel.nn.masking import scored_token_mask
 from nestmodel.training import module
 from tests.conftest import MessyCorpora
 from tests.synthesis import chirp, folder_corpus, tone
@@ -32,23 +31,6 @@ def test_weights_depend_on_the_seed_and_not_on_the_global_generator() -> None:
     other = NestModel(replace(tiny_config(), seed=1))
     assert all(torch.equal(a, b) for a, b in zip(first.parameters(), second.parameters(), strict=True))
     assert not torch.equal(first.quantizer.codebooks, other.quantizer.codebooks)
-
-
-def test_loss_stats_are_the_log_probabilities_that_predict_returns() -> None:
-    model = NestModel(tiny_config()).eval()
-    audio, lens = audio_batch(2.0, 1.6)
-    feats, feat_lens = model.features(audio, lens)
-    is_masked = torch.zeros(2, feats.shape[-1], dtype=torch.bool)
-    is_masked[0, 40:80] = True
-    is_masked[1, 3:43] = True
-    stats = loss_stats(model.forward_features(feats, feats, feat_lens, is_masked))
-    log_probs, _ = model.predict(model.mask_processor.apply_mask(feats, is_masked), feat_lens)
-    tokens = model.quantizer(feats)
-    is_scored = scored_token_mask(is_masked, 8, 0.8)
-    expected = -log_probs[is_scored][:, :, 0].gather(1, tokens[is_scored]).sum()
-    assert int(stats.num_tokens) == 9  # five whole blocks of eight, and of the shifted one four
-    torch.testing.assert_close(stats.nll_sum, expected)
-    assert int(stats.token_counts.sum()) == 9
 
 
 def post_conv_model(**masking: float) -> NestModel:

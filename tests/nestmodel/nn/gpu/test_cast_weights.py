@@ -26,3 +26,13 @@ def test_parameters_are_converted_and_joined_and_their_gradients_are_converted_b
     assert torch.equal(second.weight.grad, 2 * factors[0][3:].float())
     assert second.bias.grad is not None
     assert torch.equal(second.bias.grad, 2 * factors[1][3:].float())
+
+
+def test_a_frozen_parameter_gets_no_gradient() -> None:
+    layer = nn.Linear(4, 3)
+    layer.weight.requires_grad_(False)
+    [[(weight, bias)]] = cast_weights([[fused_parameters(layer)]], torch.bfloat16)
+    assert bias is not None
+    (weight.sum() + bias.sum()).backward()
+    assert layer.weight.grad is None
+    assert layer.bias.grad is not None

@@ -101,3 +101,14 @@ def test_steps_are_shown_at_intervals_and_changes_of_activity_at_once() -> None:
         (12, "training", 12),
         (12, "finished", 12),
     ]
+
+
+def test_only_rank_0_shows_progress() -> None:
+    recorder = Recorder()
+    progress = Progress(recorder)
+    trainer = StubTrainer(is_global_zero=False)
+    progress.on_train_start(trainer, MODULE)
+    progress.on_train_batch_end(trainer, MODULE, None, BATCH, 1)
+    progress.on_train_end(trainer, MODULE)
+    assert not recorder.calls
+    assert not recorder.shown

@@ -4,13 +4,12 @@ from typing import Any
 
 import pytest
 import pytorch_lightning as pl
+import torch
 
 from nestdata import AudioNoiseBatch, MixConfig, MixtureStage, PlanConfig
 from nestmodel import CheckpointConfig, Checkpoints, ConfigError, DataConfig, NestDataModule, NestModel
 from nestmodel.training.saving.checkpoint_files import find_checkpoints
-from nestmodel.training.saving.resume import (
-    check_unchanged,
-)
+from nestmodel.training.saving.resume import check_same_step, check_unchanged
 from nestmodel.training.starting.run_checks import check_run
 from tests.conftest import MessyCorpora
 from tests.training import fit, messy_data, tiny_config, trainer
@@ -155,3 +154,8 @@ def test_a_change_in_the_past_is_refused_and_a_stage_after_the_end_warned_of_bef
     past = weighted_data(messy_corpora, MixtureStage(from_step=1))
     with pytest.raises(ConfigError, match=r"from step 1 on has changed .*the checkpoint has made 2 steps"):
         check_run(NestModel(tiny_config()), past, trainer(tmp_path, max_steps=5), stage="fit", ckpt_path=path)
+
+
+@pytest.mark.usefixtures("gloo")
+def test_a_rank_whose_step_is_that_of_all_ranks_goes_on() -> None:
+    check_same_step(80_000, 0, torch.device("cpu"))
