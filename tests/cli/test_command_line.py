@@ -178,12 +178,11 @@ def test_a_mistake_is_one_line_on_a_terminal_as_well(tmp_path: Path) -> None:
     assert (code, line.startswith("error: unknown option --lrr; the nearest is '--lr'")) == (2, True)
 
 
-@pytest.mark.parametrize("words", ["gone.corpus -c demo", "x -c demo trainer.max_steps=10"])
-def test_what_a_command_line_shows_is_said_before_torch_is_imported(words: str, tmp_path: Path) -> None:
-    source = f"""
+def test_what_a_command_line_shows_is_said_before_torch_is_imported(tmp_path: Path) -> None:
+    source = """
 import sys
 from nestcli.nestmodel import main
-assert main(["fit", *{words.split()}]) == 2
+assert main(["fit", "gone.corpus", "-c", "demo"]) == 2
 print([name for name in ("torch", "pytorch_lightning", "lhotse") if name in sys.modules])
 """
     done = subprocess.run([sys.executable, "-c", source], cwd=tmp_path, capture_output=True, text=True, timeout=60)

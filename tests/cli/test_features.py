@@ -127,27 +127,6 @@ def test_probe_of_content_prints_error_rates(tmp_path: Path, capsys: pytest.Capt
 def test_an_invalid_request_is_one_line_with_the_reason(
     arguments: list[str], code: int, message: str, directory: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    check_refused(arguments, code, message, directory, capsys)
-
-
-@needs_probe
-@pytest.mark.parametrize(
-    ("task", "options", "code", "message"),
-    [
-        ("characters", ["--test", "speech"], 1, "24 of 24 test utterances"),
-        ("label", ["--label", "tempo"], 1, "label is 'tempo', and no utterance has that"),
-    ],
-)
-def test_unsuitable_input_of_a_probe_is_one_line_with_the_reason(
-    task: str, options: list[str], code: int, message: str, directory: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    check_refused(["probe", task, "model.ckpt", "speech.json", *options], code, message, directory, capsys)
-
-
-def check_refused(
-    arguments: list[str], code: int, message: str, directory: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Runs a command that has to end with one line on standard error and write nothing."""
     before = sorted(path.name for path in directory.iterdir())
     assert main(arguments) == code
     (line,) = [line for line in capsys.readouterr().err.splitlines() if line.strip()]

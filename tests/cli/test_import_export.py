@@ -2,7 +2,6 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
-import jaxtyping
 import pytest
 import torch
 
@@ -50,24 +49,6 @@ def test_outputs_are_named_after_the_model(checkpoint: Path, capsys: pytest.Capt
     ]
     assert Path("last.huggingface/config.json").is_file()
     assert states_are_equal(checkpoint, Path("whole.ckpt"))
-
-
-@pytest.mark.slow
-def test_export_writes_an_onnx_graph(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    pytest.importorskip("onnxscript")
-    monkeypatch.chdir(tmp_path)
-    # One layer: most of the time goes into tracing, and tests of the format export two.
-    write_checkpoint(tmp_path / "last.ckpt", tiny_config(num_layers=1))
-    # While a graph is traced, sizes are symbols, which the annotation checks of the tests reject.
-    jaxtyping.config.update("jaxtyping_disable", True)
-    try:
-        assert main(["export", "last.ckpt", "--to", "onnx", "-o", "out.onnx"]) == 0
-    finally:
-        jaxtyping.config.update("jaxtyping_disable", False)
-    assert capfd.readouterr() == ("out.onnx\n", "")
-    assert (tmp_path / "out.onnx").is_file()
 
 
 def test_export_to_onnx_without_its_extra_names_the_extra(

@@ -73,21 +73,6 @@ def test_prepare_passes_its_options_on(tmp_path: Path, capsys: pytest.CaptureFix
         assert not output.exists()
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["prepare"], "INPUT is missing"),
-        (["prepare", "a.json", "--probe", "some"], "'some' for argument '--probe'"),
-        (["sample-batch", "preview", "a.corpus", "--step", "-1"], "--step is -1: expected 0 or more"),
-    ],
-)
-def test_wrong_usage_is_one_line_and_exit_code_2(
-    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(arguments) == 2
-    assert message in error_of(capsys)
-
-
 def test_a_missing_detector_is_one_line_with_its_extra(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

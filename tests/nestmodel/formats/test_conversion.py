@@ -1,4 +1,3 @@
-import sys
 from functools import partial
 from pathlib import Path
 
@@ -54,19 +53,6 @@ def test_lightning_accepts_an_imported_checkpoint(messy_corpora: MessyCorpora, t
     runner = trainer(tmp_path, limit_val_batches=1)
     runner.validate(validated, datamodule=messy_data(messy_corpora), ckpt_path=imported, verbose=False)
     assert_equal_states(validated, network)
-
-
-def test_a_missing_safetensors_package_raises_the_install_command(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    _, path = checkpoint(tmp_path)
-    encoder = export_model(path, "safetensors", tmp_path / "encoder.safetensors")
-    monkeypatch.setitem(sys.modules, "safetensors", None)
-    with pytest.raises(WeightsError, match=r"encoder\.safetensors: .*pip install 'nest-pretrain\[safetensors\]'"):
-        NestModel(CONFIG, encoder, "encoder")
-    with pytest.raises(ConfigError, match="safetensors is not installed"):
-        export_model(path, "safetensors", tmp_path / "more.safetensors")
-    assert not (tmp_path / "more.safetensors").exists()
 
 
 def test_existing_files_are_kept_and_no_partial_file_remains(tmp_path: Path) -> None:

@@ -86,16 +86,6 @@ def test_keys_of_places_and_of_steps_decide_independently() -> None:
     assert torch.equal(draw_keys(5, 2, 7), draw_keys(5, 2, 7))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("is_on_gpu", [False, True])
-def test_gradients_are_those_of_the_same_decisions(is_on_gpu: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(devices, "is_on_gpu", lambda _: is_on_gpu)
-    x = torch.randn(37, 5, dtype=torch.float64, requires_grad=True)
-    assert torch.equal(drop_in_training(0.3, x, KEY), drop(x, KEY, 19661))
-    assert torch.autograd.gradcheck(lambda x: drop_in_training(0.3, x, KEY), x)
-    assert torch.autograd.gradgradcheck(lambda x: drop_in_training(0.3, x, KEY), x)
-
-
 def test_a_gpu_keeps_no_mask_for_the_backward_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(devices, "is_on_gpu", lambda _: True)
     kept: list[Tensor] = []
@@ -145,11 +135,10 @@ def test_the_kernel_for_a_gpu_computes_the_definition(tmp_path: Path) -> None:
     run_interpreted(INTERPRETED, cache=tmp_path)
 
 
-@pytest.mark.parametrize("dtype", ["bf16", "fp32"])
-def test_the_kernel_for_a_gpu_compiles(dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_kernel_for_a_gpu_compiles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kernel = pytest.importorskip("nestmodel.nn.gpu.dropout_kernel", reason="Triton comes with torch for GPUs")
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    types = {"x": f"*{dtype}", "key": "*i32", "out": f"*{dtype}", "scale": "fp32"}
+    types = {"x": "*bf16", "key": "*i32", "out": "*bf16", "scale": "fp32"}
     compile_kernel(kernel.drop_kernel, types, {"size": kernel.VALUES_PER_PROGRAM})
 
 

@@ -119,17 +119,6 @@ def test_sizes_after_the_subsampling_are_those_of_its_stages(factor: int, is_cau
     assert num_subsampled(800, 8, is_causal=True) == 101
 
 
-def test_values_past_the_valid_length_do_not_affect_causal_frames() -> None:
-    encoder = network(att_context_size=((6, 2),), **CAUSAL).encoder.eval()
-    feats = noise(1, 80, 77)
-    padded = torch.cat([feats, torch.full((1, 80, 83), 5.0)], dim=2)
-    with torch.no_grad():
-        alone, lens = encoder(feats, torch.tensor([77]))
-        beside, padded_lens = encoder(padded, torch.tensor([77]))
-    assert lens.tolist() == padded_lens.tolist() == [11]
-    torch.testing.assert_close(alone, beside[:, :11], rtol=0.0, atol=1e-5)
-
-
 @pytest.mark.parametrize("position", ["pre_conv", "post_conv"])
 def test_causal_frames_meet_tokens_and_the_last_frame_is_cut_off(position: Literal["pre_conv", "post_conv"]) -> None:
     config = tiny_config(att_context_size=((6, 2),), **CAUSAL)

@@ -77,10 +77,3 @@ def test_points_and_tokens_are_the_same_under_autocast() -> None:
     with torch.autocast("cpu", torch.bfloat16):
         assert torch.equal(quantizer.project(feats), points)
         assert torch.equal(quantizer(feats), tokens)
-
-
-def test_float64_codebooks_of_nemo_are_loaded_as_float32() -> None:
-    quantizer = build()
-    state = {name: value.double() for name, value in build().state_dict().items()}
-    quantizer.load_state_dict(state)
-    assert quantizer.codebooks.dtype == torch.float32

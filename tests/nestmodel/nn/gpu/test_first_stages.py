@@ -74,8 +74,7 @@ def test_kernels_for_a_gpu_compute_the_definition(tmp_path: Path) -> None:
     run_interpreted(INTERPRETED, cache=tmp_path)
 
 
-@pytest.mark.parametrize("padding", [1, 2])
-@pytest.mark.parametrize("dtype", ["bf16", "fp32"])
+@pytest.mark.parametrize(("dtype", "padding"), [("bf16", 1), ("fp32", 2)])
 @pytest.mark.parametrize(("name", "size"), [("forward_kernel", "POSITIONS"), ("gradient_kernel", "GRADIENT_POSITIONS")])
 def test_kernels_for_a_gpu_compile_and_two_programs_fit_into_a_multiprocessor(
     name: str, size: str, dtype: str, padding: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -67,14 +67,6 @@ def test_a_panel_has_what_is_known() -> None:
     assert "ETA" not in text_of(replace(STATE, activity="finished"), 78)[0]
 
 
-@pytest.mark.parametrize("width", [40, 60, 80])
-def test_nothing_is_cut_on_a_narrow_terminal(width: int) -> None:
-    lines = text_of(STATE, width)
-    assert all(len(line) <= width for line in lines)
-    shown = " ".join(lines).split()
-    assert {"31,300", "23:59:59", "5.100", "12.3", "12,345", "71.2", "30,000", "10.0"} <= set(shown)
-
-
 def test_a_state_replaces_the_one_before_and_warnings_stay_above_it(screen: Terminal) -> None:
     with screen.as_stderr():
         handler = logging.StreamHandler()

@@ -117,15 +117,6 @@ def test_a_chosen_timeout_below_the_longest_wait_is_kept_with_a_warning(tmp_path
     assert timeout_after_check(tmp_path, StallLimits(), timedelta(seconds=1800)) == 1800
 
 
-def test_the_timeout_of_a_process_group_that_exists_is_kept_with_a_warning(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
-    with pytest.warns(UserWarning, match="times out after 1800 s, before the stall guard reports"):
-        assert timeout_after_check(tmp_path, StallLimits(first_step_s=900)) == 1800
-    assert timeout_after_check(tmp_path, StallLimits()) == 1800  # Lightning's default suits the default limits
-
-
 @pytest.mark.parametrize("accelerator", ["cpu", pytest.param("gpu", marks=pytest.mark.gpu)])
 def test_the_device_of_a_rank_is_observed_until_training_ends(
     messy_corpora: MessyCorpora, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, accelerator: str

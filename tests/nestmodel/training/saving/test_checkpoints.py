@@ -1,7 +1,4 @@
 import os
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -16,17 +13,6 @@ from nestmodel.training.stopping.exit_codes import EXIT_NOT_SAVED
 from tests.conftest import MessyCorpora
 from tests.flushes import Flushes
 from tests.training import fit
-
-WRITE_FOREVER = """
-import sys, torch
-from pathlib import Path
-from nestmodel.training.saving.checkpoint_files import write_checkpoint
-weights = torch.zeros(4_000_000)
-print("writing", flush=True)
-while True:
-    weights += 1
-    write_checkpoint({"weights": weights}, Path(sys.argv[1]))
-"""
 
 
 class RequestPreemption(pl.Callback):
@@ -83,24 +69,6 @@ def test_a_checkpoint_is_on_disk_before_its_name_and_its_name_before_the_end(
     flushes, path = Flushes(monkeypatch), tmp_path / "checkpoints" / "step_00000001.ckpt"
     write_checkpoint({"step": 1}, path)
     assert flushes.of(path, path.parent) == [f"flush {path.name}", f"rename {path.name}", "flush checkpoints"]
-
-
-@pytest.mark.multiprocess
-@pytest.mark.slow
-@pytest.mark.faults
-def test_a_kill_while_writing_leaves_a_complete_checkpoint(tmp_path: Path) -> None:
-    path = tmp_path / "step_00000001.ckpt"
-    for delay in (0.05, 0.11, 0.17):
-        with subprocess.Popen([sys.executable, "-c", WRITE_FOREVER, path], stdout=subprocess.PIPE) as writer:
-            assert writer.stdout is not None
-            assert writer.stdout.readline() == b"writing\n"
-            while not path.exists():
-                time.sleep(0.01)
-            time.sleep(delay)
-            writer.kill()
-        weights = torch.load(path)["weights"]
-        assert (weights == weights[0]).all()
-        assert weights[0] >= 1
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
