@@ -1,6 +1,5 @@
 """The grammar of both programs: options, files, mistakes, help and completion."""
 
-import inspect
 import os
 import re
 import shlex
@@ -8,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import is_dataclass, replace
+from functools import wraps
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -18,7 +18,6 @@ import yaml
 from nestcli import nestdata as nestdata_program
 from nestcli import nestmodel as nestmodel_program
 from nestcli.commands.presets import FIGURES
-from nestcli.parsing import COMMON
 from nestcli.program import Command, Program
 from nestdata import ConfigError
 from nestguard import GuardError
@@ -82,27 +81,14 @@ def test_the_settings_of_data_have_the_same_names_in_every_command(
     ("short", "dotted", "value"),
     [
         ("--noise", "--data.noise", "a"),
-        ("--mix-prob", "--data.mix.prob", "0.25"),
-        ("--max-batch-seconds", "--data.plan.max-batch-seconds", "3"),
-        ("--init-from", "--model.init-from", "a.ckpt"),
         ("--lr", "--model.config.optimizer.lr", "0.5"),
-        ("--max-steps", "--trainer.max-steps", "7"),
         ("--max-time", "--trainer.max-time", "7h"),
-        ("--grad-clip", "--trainer.gradient-clip-val", "0.5"),
-        ("--devices", "--trainer.devices", "3"),
         ("-o", "--output", "out"),
     ],
 )
 def test_a_short_name_is_another_name_of_the_dotted_one(short: str, dotted: str, value: str) -> None:
     by_short, by_dotted = (parsed("a.corpus", "-c", "demo", name, value) for name in (short, dotted))
     assert by_short == by_dotted != parsed("a.corpus", "-c", "demo")
-
-
-def test_every_short_name_is_in_the_short_help_and_rare_ones_are_not(capsys: pytest.CaptureFixture[str]) -> None:
-    shown = shown_by("nestmodel", ["fit", "-h"], capsys)
-    for names in (name for of_class in COMMON.values() for name in of_class.values()):
-        assert all(f" {name} " in shown or f" {name}," in shown for name in names)
-    assert "--model.config.encoder.d-model" not in shown
 
 
 def test_options_override_files_wherever_they_stand(tmp_path: Path) -> None:
@@ -120,22 +106,7 @@ def test_options_override_files_wherever_they_stand(tmp_path: Path) -> None:
 
 def test_lists_are_words_and_nested_values_are_yaml() -> None:
     config = parsed(
-        *(
-            "a",
-            "b",
-            "-c",
-            "demo",
-            "--weights",
-            0.7,
-            0.3,
-            "--log",
-            "csv",
-            "--log",
-            "wandb",
-            "--data.mix.noise-snr-db",
-            1,
-            2,
-        ),
+        *"a b -c demo --weights 0.7 0.3 --log csv --log wandb --data.mix.noise-snr-db 1 2".split(),
         *("--trainer.lightning", "{limit_val_batches: 3}", "--data.augment.speech", "[PolarityInversion]"),
         *("--trainer.callbacks", "[{class_path: a.B, init_args: {c: 1}}]", "--trainer.strategy", "ddp"),
         *("--data.plan.stages", "[{from_step: 2, weights: [1, 2]}]", "--devices", "auto"),
@@ -166,30 +137,17 @@ def test_the_printed_settings_are_read_as_they_were_given(tmp_path: Path, capsys
         ("{speech} --config dem", "the nearest is 'demo'"),
         ("{speech} --config unified", "unified is not a whole model"),
         ("gone.corpus --config demo", "gone.corpus: there is no such corpus"),
-        ("{speech} --config demo --noise gone", "gone: there is no such corpus"),
-        (
-            "{speech} -c demo --data.plan.max-batch-secs 3",
-            "--data.plan.max-batch-secs; the nearest is '--data.plan.max",
-        ),
         ("{speech} -c demo --conf demo", "unknown option --conf; the nearest is '--config'"),
         ("{speech} -c demo --gpus 2", "unknown option --gpus; here it is --devices"),
         ("{speech} -c demo --max-steps ten", "'ten'"),
-        ("{speech} -c demo --max-steps", "--max-steps"),
         ("{speech} -c demo --max-steps 0", "trainer.max_steps is 0"),
         ("{speech} -c demo --weights 0.7,0.3", "--weights is 0.7,0.3: expected None or FLOAT"),
-        ("{speech} -c demo --mix-prob 3", "mix.prob is 3.0"),
-        ("{speech} -c demo --num-workers -1", "data.num_workers is -1"),
-        ("{speech} -c demo --guard.limits.step-s 0", "limits.step_s is 0"),
-        ("{speech} -c demo --model.kernels graph", "'auto', 'torch'"),
-        ("{speech} -c demo --model.config.encoder.d-model 145", "encoder.d_model is 145"),
         ("{speech} -c demo --trainer.callbacks 3", "--trainer.callbacks"),
         ("{speech} -c demo --trainer.lightning '{{a: 1'", "--trainer.lightning"),
         ("trainer.max_steps=10 -c demo", "--trainer.max-steps"),
-        ("{speech} -c demo trainer.max_steps=10", "--trainer.max-steps 10"),
         ("{speech} -c demo --max-time 30", "trainer.max_time is '30': give it with its unit"),
         ("{speech} -c demo --resume --ckpt-path a.ckpt", "--resume and --ckpt-path"),
         ("{speech} -c demo --accelerator gpu", "--accelerator gpu: torch "),
-        ("{speech} -c demo --devices 8", "--devices 8: torch finds no GPU"),
         ("{speech} -c demo --trainer.lightning '{{max_epoch: 3}}'", "the nearest is 'max_epochs'"),
     ],
 )
@@ -220,30 +178,15 @@ def test_a_mistake_is_one_line_on_a_terminal_as_well(tmp_path: Path) -> None:
     assert (code, line.startswith("error: unknown option --lrr; the nearest is '--lr'")) == (2, True)
 
 
-@pytest.mark.parametrize(
-    "words", ["gone.corpus -c demo", "x -c demo trainer.max_steps=10", "x -c demo --max-time 30", "x -c demo --lrr 3"]
-)
-def test_what_a_command_line_shows_is_said_before_torch_is_imported(words: str, tmp_path: Path) -> None:
-    source = f"""
+def test_what_a_command_line_shows_is_said_before_torch_is_imported(tmp_path: Path) -> None:
+    source = """
 import sys
 from nestcli.nestmodel import main
-assert main(["fit", *{words.split()}]) == 2
+assert main(["fit", "gone.corpus", "-c", "demo"]) == 2
 print([name for name in ("torch", "pytorch_lightning", "lhotse") if name in sys.modules])
 """
     done = subprocess.run([sys.executable, "-c", source], cwd=tmp_path, capture_output=True, text=True, timeout=60)
     assert done.stdout == "[]\n", done.stderr
-
-
-@pytest.mark.parametrize("program", PROGRAMS)
-def test_the_help_of_a_program_imports_nothing_heavy(program: str) -> None:
-    source = f"""
-import sys
-from nestcli.{program} import main
-assert main(["--help"]) == main(["--version"]) == 0
-print([name for name in ("torch", "numpy", "pytorch_lightning", "lhotse", "rich") if name in sys.modules])
-"""
-    done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, check=True, timeout=60)
-    assert done.stdout.splitlines()[-2:] == [f"{program} 0.1.0", "[]"]
 
 
 def test_the_help_of_every_command_imports_neither_torch_nor_lightning_nor_lhotse() -> None:
@@ -268,15 +211,14 @@ def test_a_reader_that_leaves_gets_no_traceback(tmp_path: Path) -> None:
     assert (done.stdout.count("\n"), done.stderr) == (1, "")
 
 
-@pytest.mark.parametrize("program", PROGRAMS)
-def test_a_completion_script_for_bash_names_commands_and_options(program: str, tmp_path: Path) -> None:
-    outcome = run(program, "--print-completion", "bash", cwd=tmp_path)
+def test_a_completion_script_for_bash_names_commands_and_options(tmp_path: Path) -> None:
+    outcome = run("nestdata", "--print-completion", "bash", cwd=tmp_path)
     assert (outcome.code, outcome.err) == (0, "")
-    for name in PROGRAMS[program].commands:
+    for name in PROGRAMS["nestdata"].commands:
         assert name.split()[0] in outcome.out
     assert "--max-batch-seconds" in outcome.out
     subprocess.run(["bash", "-n"], input=outcome.out, text=True, check=True)
-    assert run(program, "--print-completion", "fish", cwd=tmp_path).code == 2
+    assert run("nestdata", "--print-completion", "fish", cwd=tmp_path).code == 2
 
 
 @pytest.mark.parametrize(("program", "name"), COMMANDS)
@@ -290,35 +232,17 @@ def test_examples_are_in_the_help_and_can_be_parsed(
     config.parent.mkdir(parents=True)
     config.write_text(preset_path("small").read_text())
     (tmp_path / "run.yaml").write_text("{}")
-    assert command.examples
+    called: list[dict[str, Any]] = []
+    load = Command.load
+    run_nothing = lambda _, words: wraps(load(command, words))(lambda **values: called.append(values))  # noqa: E731
     for example in command.examples:
         assert all(f"{line}\n" in shown for line in example.splitlines())
         words = shlex.split(example.partition(">")[0].replace("\\\n", " "))
         assert words[: 1 + name.count(" ") + 1] == [program, *name.split()]
-        arguments = words[2 + name.count(" ") :]
         with monkeypatch.context() as patch:
-            called: list[dict[str, Any]] = []
-            patch.setattr(Command, "load", _loaded(command, called))
-            assert PROGRAMS[program].run([*name.split(), *arguments]) == 0
-        assert len(called) == 1
-
-
-def _loaded(command: Command, called: list[dict[str, Any]]) -> Callable[..., Any]:
-    """Returns a `load` of a command whose function is not run."""
-    original = Command.load
-
-    def load(_: Command, arguments: list[str]) -> Callable[..., None]:
-        function = original(command, arguments)
-
-        def kept(**values: Any) -> None:
-            called.append(values)
-
-        kept.__signature__ = inspect.signature(function)  # type: ignore[attr-defined]
-        kept.__annotations__ = function.__annotations__
-        kept.__doc__ = function.__doc__
-        return kept
-
-    return load
+            patch.setattr(Command, "load", run_nothing)
+            assert PROGRAMS[program].run(words[1:]) == 0
+    assert len(called) == len(command.examples) > 0
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
@@ -336,10 +260,8 @@ def test_without_a_command_the_help_is_on_stderr_and_the_code_2(
     ("program", "name", "meant"),
     [
         ("nestmodel", "trian", "fit"),
-        ("nestmodel", "validat", "validate"),
         ("nestmodel", "prepare", "nestdata prepare"),
         ("nestdata", "preview", "sample-batch preview"),
-        ("nestdata", "fit", "nestmodel fit"),
     ],
 )
 def test_a_mistyped_command_suggests_one(

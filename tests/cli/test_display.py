@@ -29,21 +29,7 @@ def test_a_run_on_a_terminal_shows_a_summary_and_a_panel(messy_corpora: MessyCor
     lines = terminal.lines()
     terminal.close()
     assert code == 0, "\n".join(lines)
-    names = [
-        "corpus",
-        "noise",
-        "validation",
-        "model",
-        "steps",
-        "batches",
-        "padding",
-        "ranks",
-        "numbers",
-        "start",
-        "saved",
-        "log",
-        "output",
-    ]
+    names = "corpus noise validation model steps batches padding ranks numbers start saved log output".split()
     assert [line.split()[0] for line in lines if re.match(r"\w+ {2,}\S", line)][: len(names)] == names
     # One panel, although it was drawn many times and warnings were printed in the meantime.
     (first,) = [index for index, line in enumerate(lines) if line.startswith("step ")]
@@ -61,11 +47,13 @@ def test_a_quiet_run_shows_its_results_only(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "quiet.yaml").write_text("quiet: true\nlog: [csv]\n")
-    arguments = [*fit_arguments(messy_corpora, tmp_path), "--config", "quiet.yaml", "--max-steps", "2"]
+    arguments = [*fit_arguments(messy_corpora, tmp_path), "--config", "streaming", "--config", "quiet.yaml"]
+    arguments += ["--max-steps", "2"]
     assert main(arguments) == 0
     shown = capsys.readouterr()
     assert not re.search(r"^(step|corpus)\b", shown.err, re.MULTILINE)
     assert re.match(r"finished: step 2 after 0:\d\d:\d\d, loss \d\.\d{3} \(token entropy \d\.\d{3}\)\n", shown.out)
+    assert "export run/version_0/checkpoints/last.ckpt --to onnx-streaming\n" in shown.out  # which can hold its encoder
     assert not (tmp_path / "run" / "version_0" / "tensorboard").exists()
 
 
@@ -85,12 +73,3 @@ def test_a_run_without_a_terminal_shows_lines(
     assert "reason:" not in shown.out
     assert main([*arguments, "--log", "csv", "--resume"]) == 0
     assert "nothing to train: " in capsys.readouterr().out
-
-
-def test_a_run_for_live_speech_names_the_export_that_can_hold_its_encoder(
-    messy_corpora: MessyCorpora, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    live = ["--config", "streaming", "--max-steps", "1"]
-    assert main([*fit_arguments(messy_corpora, tmp_path), *live]) == 0
-    assert "export run/version_0/checkpoints/last.ckpt --to onnx-streaming\n" in capsys.readouterr().out

@@ -1,40 +1,106 @@
-"""What a newcomer types and writes, right and wrong: each has its exit code and its decisive line."""
+"""What a newcomer types, right and wrong: each line has its exit code and the line that decides.
 
-from collections.abc import Iterator
+Mistakes that the tests of a single command have are not repeated here.
+"""
+
+import re
+import shlex
+import shutil
 from pathlib import Path
-from typing import NamedTuple
 
+import numpy as np
 import pytest
 
-from tests.cli.first_contact.check import attempt, defects
-from tests.cli.first_contact.folder import make_folder
-from tests.cli.first_contact.lines import LINES, PROGRAMS, Line
-from tests.cli.first_contact.process import Commands, commands
+from nestcli import nestdata, nestmodel
+from nestdata import AudioNoiseDataset, BatchPlan, Corpus, NoiseSampler, PlanConfig, SpeakerNoiseMixer, prepare_corpus
+from nestmodel import NestNetwork
+from tests.synthesis import chirp, hiss, write_audio
+from tests.training import tiny_config
 
-REPOSITORY = Path(__file__).parents[2]
+PROGRAMS = {"nestdata": nestdata.main, "nestmodel": nestmodel.main}
+NUM_CUTS = 8
 
-pytestmark = pytest.mark.slow  # together; each takes about a second
-
-
-class Newcomer(NamedTuple):
-    folder: Path
-    commands: Commands
+LINES = (
+    ("nestmodel train --config demo", 2, "error: No such command 'train'. Did you mean 'fit'?..."),
+    ("nestmodel --version", 0, "nestmodel 0.1.0"),
+    ("nestdata prepare talks", 0, "talks.corpus: 8 cuts, 0.00 h, 1.00 to 1.70 s"),
+    ("nestdata prepare talks/0.flac -o one.corpus", 0, "one.corpus: 1 cuts, 0.00 h, 1.00 to 1.00 s"),
+    ("nestdata prepare speech.csv", 0, "speech.corpus: 8 cuts, 0.00 h, 1.00 to 1.70 s"),
+    ("nestdata prepare list.txt", 0, "list.corpus: 8 cuts, 0.00 h, 1.00 to 1.70 s"),
+    ("nestdata prepare ready.corpus -o my.corpus", 0, "my.corpus: 8 cuts, 0.00 h, 1.00 to 1.70 s"),
+    ("nestdata prepare talks -o ready.corpus", 1, "error: ready.corpus: exists already...--overwrite..."),
+    ("nestdata prepare empty.json", 1, "error: empty.json: the manifest is empty. Check the command that wrote it."),
+    ("nestdata prepare pages", 1, "error: pages: no audio in this folder...of other kinds: 1 .html. ..."),
+    ("nestdata prepare broken", 1, "error: broken: no usable cut among 1 entries (1 unreadable); ...broken/0.wav: ..."),
+    ("nestdata prepare hostile", 0, "hostile.corpus: 4 cuts, 0.00 h, 1.00 to 1.00 s"),
+    ("nestdata verify ready.corpus", 0, "ready.corpus: ..."),
+    ("nestdata pack ready.corpus -o packed", 0, "packed: 8 cuts, 0.00 h, 1 shards, ... GB"),
+    (
+        "nestdata plan speech.csv",
+        1,
+        "error: speech.csv: is a file, not a corpus. Run `nestdata prepare ...",
+    ),
+    (
+        "nestdata plan ready.corpus --max-batch-seconds 1.2",
+        1,
+        "error: ready.corpus: 5 of 8 cuts, with ... % of the audio, are longer than plan.max_batch_seconds ...",
+    ),
+    (
+        "nestdata sample-batch preview ready.corpus --noise ready.corpus -o pages",
+        1,
+        "error: pages: exists already and is not a preview. Choose another path.",
+    ),
+    ("nestmodel fit speech.csv --config demo", 1, "error: speech.csv: is a file, not a corpus. ..."),
+    ("nestmodel features talks last.ckpt -o my.features", 1, "error: talks: a folder, and not one of ..."),
+)
 
 
 @pytest.fixture(scope="module")
-def newcomer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Newcomer]:
-    directory = tmp_path_factory.mktemp("newcomer").resolve()
-    with commands(REPOSITORY, directory / "server", warm=True) as server:
-        make_folder(directory / "folder", server)
-        yield Newcomer(directory / "folder", server)
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Speech, lists of it, its corpus, and things that are wrong."""
+    folder = tmp_path_factory.mktemp("newcomer")
+    names = [f"talks/{i}.flac" for i in range(NUM_CUTS)]
+    for i, name in enumerate(names):
+        write_audio(folder / name, chirp(200, 4000, 1.0 + 0.1 * i))
+    (folder / "speech.csv").write_text("path,text\n" + "".join(f"{name},what was said\n" for name in names))
+    (folder / "list.txt").write_text("".join(f"{name}\n" for name in names))
+    prepare_corpus(folder / "talks", folder / "ready.corpus")
+    (folder / "empty.json").touch()
+    for name in ("pages/index.html", "broken/0.wav"):
+        (folder / name).parent.mkdir()
+        (folder / name).write_text("This is no audio.")
+    for name in ("$(touch x).wav", "; rm -rf x.wav", "two\nlines.wav", "\x1b[2Jcleared.wav"):
+        write_audio(folder / "hostile" / name, hiss(16000, 1))
+    return folder
 
 
-def test_there_are_84_lines_and_five_programs() -> None:
-    assert len({line.command for line in LINES}) == len(LINES) == 84
-    assert len(PROGRAMS) == 5
+@pytest.mark.parametrize(("command", "code", "says"), LINES, ids=lambda value: value if isinstance(value, str) else "")
+def test_a_line_ends_with_its_code_and_says_what_it_has_to(
+    command: str,
+    code: int,
+    says: str,
+    folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
+    before = set(tmp_path.rglob("*"))
+    program, *arguments = shlex.split(command)
+    assert PROGRAMS[program](arguments) == code
+    shown = capsys.readouterr()
+    pattern = ".*".join(re.escape(part) for part in says.split("..."))
+    text = (shown.err if code else shown.out).replace(f"{tmp_path}/", "")
+    assert any(re.fullmatch(pattern, line) for line in text.splitlines()), f"{shown.out}\n{shown.err}"
+    assert "\x1b" not in shown.out + shown.err
+    assert code == 0 or set(tmp_path.rglob("*")) == before
 
 
-@pytest.mark.parametrize("line", [*LINES, *PROGRAMS], ids=lambda line: line.command)
-def test_a_line_ends_with_its_code_and_says_what_it_has_to(line: Line, newcomer: Newcomer) -> None:
-    found = attempt(line, newcomer.folder, newcomer.commands)
-    assert defects(line, found) == [], f"\n{found.outcome.out}\n{found.outcome.err}"
+def test_objects_show_themselves_in_a_line_in_a_notebook(folder: Path) -> None:
+    corpus = Corpus.open(folder / "ready.corpus")
+    plan = BatchPlan.of(corpus, PlanConfig(max_batch_seconds=10.0, microbatches_per_step=1))
+    dataset = AudioNoiseDataset(corpus, plan, NoiseSampler(corpus), SpeakerNoiseMixer())
+    assert np.isfinite(dataset[0].audio.numpy()).all()
+    for shown in (corpus, plan, dataset[0, 0], dataset, NestNetwork(tiny_config())):
+        assert len(repr(shown)) < 200

@@ -92,13 +92,10 @@ def test_fit_writes_checkpoints_metrics_and_curves_and_prints_their_paths(
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--devices", "0"], "devices="),
         (["--trainer.strategy", "ddp", "--devices", "3"], "which 3 ranks cannot share evenly"),
-        (["--trainer.lightning", "{accumulate_grad_batches: 5}"], "trainer.accumulate_grad_batches is 5"),
         (["--trainer.lightning", "{check_val_every_n_epoch: 1}", "--val-check-interval", "99"], "but an epoch has"),
         (["--trainer.callbacks", "[{class_path: nestmodel.Gone}]"], "class_path nestmodel.Gone: "),
         (["--resume"], "there is no checkpoint in "),
-        (["--checkpoints.monitor", "val_los"], "invalid choice 'val_los'"),
     ],
 )
 def test_a_mistake_of_configuration_is_exit_code_2_before_anything_is_written(
@@ -125,19 +122,6 @@ def test_a_run_says_that_it_starts_anew_and_a_validation_has_the_step_of_its_che
     assert step == 4
     assert main(["fit", *command, "--max-steps", "6", "--mix-prob", "0.25"]) == 2
     assert "the checkpoint was written by a run with other data or settings (data.mix.prob: " in error_of(capsys)
-
-
-@pytest.mark.slow
-def test_a_start_that_trains_nothing_leaves_no_folder_and_says_why(
-    messy_corpora: MessyCorpora, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    command = ["fit", str(messy_corpora.speech), *tiny(tmp_path), "--max-steps", "1"]
-    assert main(command) == 0
-    before = sorted(tmp_path.rglob("*"))
-    capsys.readouterr()
-    assert main([*command, "--resume"]) == 0
-    assert "nothing to train" in capsys.readouterr().out
-    assert sorted(tmp_path.rglob("*")) == before
 
 
 @pytest.mark.slow
@@ -172,24 +156,22 @@ def test_a_command_its_stored_settings_and_python_train_the_same_weights(
         assert all(torch.equal(weights, other[name]) for name, weights in first.items())
 
 
-@pytest.mark.parametrize("place", ["file/run", "/proc/run"])
 def test_a_directory_that_cannot_be_written_is_one_line_before_training(
-    place: str, messy_corpora: MessyCorpora, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    messy_corpora: MessyCorpora, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     (tmp_path / "file").touch()
-    directory = tmp_path / place
+    directory = tmp_path / "file/run"
     assert main(["fit", str(messy_corpora.speech), *tiny(tmp_path), "--output", str(directory)]) == 1
     assert f"error: {directory}: cannot be written (" in error_of(capsys)
 
 
-@pytest.mark.parametrize("num_workers", [0, 1])
 def test_a_run_whose_files_are_all_broken_ends_with_their_names(
-    num_workers: int, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     corpus = folder_corpus(tmp_path / "speech", {f"{i}.flac": hiss(16000 * 3, i) for i in range(4)})
     for path in (tmp_path / "speech").glob("*.flac"):
         path.write_bytes(path.read_bytes()[:20000])
-    assert main(["fit", str(corpus.path), *tiny(tmp_path), "--num-workers", str(num_workers)]) == 1
+    assert main(["fit", str(corpus.path), *tiny(tmp_path)]) == 1
     assert re.match(r"error: step 0, microbatch 0: none of 21 cuts .* cut '\d': .*/\d\.flac", error_of(capsys))
 
 
@@ -216,40 +198,9 @@ def test_an_unusable_checkpoint_is_named(
     assert not (tmp_path / "created").exists()
 
 
-def test_a_deterministic_run_sets_what_cublas_and_nccl_need_and_refuses_other_values(
-    messy_corpora: MessyCorpora,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
+def test_a_deterministic_run_refuses_other_values_than_nccl_needs(
+    messy_corpora: MessyCorpora, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", "")
-    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG")
     monkeypatch.setenv("NCCL_ALGO", "Tree")
-    arguments = ["fit", str(messy_corpora.speech), *tiny(tmp_path), "--trainer.lightning", "{fast_dev_run: true}"]
-    arguments += ["--trainer.deterministic"]
-    fills = torch.utils.deterministic.fill_uninitialized_memory
-    try:
-        assert main(arguments) == 2
-        assert "trainer.deterministic needs NCCL_ALGO=Ring, but the environment sets it to 'Tree'" in error_of(capsys)
-        assert "CUBLAS_WORKSPACE_CONFIG" not in os.environ
-        monkeypatch.delenv("NCCL_ALGO")
-        assert main(arguments) == 0
-        assert torch.are_deterministic_algorithms_enabled()
-        assert (os.environ["CUBLAS_WORKSPACE_CONFIG"], os.environ["NCCL_ALGO"]) == (":4096:8", "Ring")
-    finally:
-        torch.use_deterministic_algorithms(False)
-        torch.utils.deterministic.fill_uninitialized_memory = fills
-
-
-def test_a_name_of_node_0_that_cannot_be_resolved_is_one_line(
-    messy_corpora: MessyCorpora,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-) -> None:
-    monkeypatch.setattr("nestmodel.training.starting.launcher._RESOLVE_S", 0.0)
-    monkeypatch.setenv("MASTER_ADDR", "n" * 64)  # no name: a part of one has at most 63 characters
-    monkeypatch.setenv("NODE_RANK", "0")
-    nodes = ["--devices", "1", "--num-nodes", "2", "--trainer.strategy", "ddp"]
-    assert main(["fit", str(messy_corpora.speech), *tiny(tmp_path), *nodes]) == 1
-    assert "error: the name of node 0, 'nnnn" in error_of(capsys)
+    assert main(["fit", str(messy_corpora.speech), *tiny(tmp_path), "--trainer.deterministic"]) == 2
+    assert "trainer.deterministic needs NCCL_ALGO=Ring, but the environment sets it to 'Tree'" in error_of(capsys)

@@ -1,7 +1,4 @@
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -9,10 +6,8 @@ import yaml
 
 from nestcli.nestmodel import main
 from nestdata import Corpus
-from tests.cli.commands import run
 from tests.cli.test_nestmodel import TINY
 from tests.conftest import MessyCorpora
-from tests.ports import free_port
 from tests.synthesis import folder_corpus, hiss
 
 
@@ -52,28 +47,13 @@ def test_a_failed_check_sets_the_exit_code_and_is_named_in_json(
     assert status["step"] == "ok"
 
 
-def test_preflight_accepts_the_configuration_of_a_run(
-    messy_corpora: MessyCorpora, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    flags = arguments(tmp_path, messy_corpora.speech)
-    assert main(["fit", *flags[1:], "--print-config"]) == 0
-    (tmp_path / "config.yaml").write_text(capsys.readouterr().out)
-    preflight = ["preflight", "--config", str(tmp_path / "config.yaml"), "--num-batches", "1"]
-    assert main(preflight) == 0
-    assert "3 batches read, " in capsys.readouterr().out  # at least
-
-
 @pytest.mark.parametrize(
     ("flags", "code", "message"),
     [
-        (["--data.plan.max-batch-secs", "3"], 2, "the nearest is '--data.plan.max-batch-seconds'"),
         (["--num-batches", "0"], 2, "num_batches is 0"),
-        (["--num-batchs", "1"], 2, "See `nestmodel preflight --help`"),
         (["--ckpt-path", "gone.ckpt"], 2, "gone.ckpt: does not exist"),
         (["--memory-limit", "8GiB"], 2, "--memory-limit has no effect without --find-budget"),
         (["--find-budget", "--accelerator", "cpu"], 2, "give the memory that one rank may use"),
-        (["--find-budget", "--memory-limit", "8G"], 2, "memory_limit is '8G': give a size with one of the units"),
-        (["--find-budget", "--trainer.strategy", "ddp", "--devices", "2"], 2, "the trainer has 2 ranks"),
     ],
 )
 def test_wrong_usage_is_reported_as_by_fit(
@@ -87,55 +67,6 @@ def test_wrong_usage_is_reported_as_by_fit(
     assert main([*arguments(tmp_path, messy_corpora.speech), *flags]) == code
     (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]
     assert message in line
-
-
-@pytest.mark.faults
-@pytest.mark.multiprocess
-@pytest.mark.slow
-def test_a_rank_with_another_seed_is_named_and_all_ranks_exit_with_1(
-    messy_corpora: MessyCorpora, tmp_path: Path
-) -> None:
-    shared = {**os.environ, "OMP_NUM_THREADS": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
-    shared["MASTER_PORT"] = str(free_port())
-    command = [str(Path(sys.executable).parent / "nestmodel"), *arguments(tmp_path, messy_corpora.speech)]
-    command += ["--trainer.strategy", "ddp", "--devices", "2", "--accelerator", "cpu", "--json"]
-    ranks = [
-        subprocess.Popen(
-            [*command, "--seed", str(rank)],
-            env={**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    try:
-        (out, _), (nothing, _) = [rank.communicate(timeout=300) for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
-            rank.wait()
-    assert [rank.returncode for rank in ranks] == [1, 1]
-    assert nothing == ""
-    checks = {check["name"]: check["ranks"] for check in json.loads(out)["checks"]}
-    assert [rank["status"] for rank in checks.pop("ranks")] == ["ok", "failed"]
-    assert "data.plan.seed: 1 here, 0 on rank 0" in out
-    assert "model.config.seed: 1 here, 0 on rank 0" in out
-    assert not [rank for ranks_of in checks.values() for rank in ranks_of if rank["status"] in ("warning", "failed")]
-
-
-@pytest.mark.faults
-@pytest.mark.multiprocess
-@pytest.mark.slow
-def test_ranks_started_by_lightning_print_once_and_exit_with_1(tmp_path: Path) -> None:
-    corpus = corpus_without_audio(tmp_path / "speech")
-    flags = ["--trainer.strategy", "ddp", "--devices", "2", "--accelerator", "cpu"]
-    flags += ["--data.plan.microbatches-per-step", "2"]
-    outcome = run("nestmodel", *arguments(tmp_path, corpus.path), *flags, cwd=tmp_path)
-    assert outcome.code == 1, outcome.err
-    assert outcome.out.count("preflight on 2 ranks") == 1
-    for rank in range(2):
-        assert f"failed: audio, rank {rank}: " in outcome.out
-    assert "ranks  │ ok" in outcome.out
 
 
 @pytest.mark.slow

@@ -5,11 +5,8 @@ from typing import Any
 
 import pytest
 
-from nestcli.nestmodel import main
 from nestmodel import ConfigError, TrainingError
 from nestmodel.training.trackers import Tracker, check_trackers, open_loggers, start_trackers
-from tests.cli.test_display import fit_arguments
-from tests.conftest import MessyCorpora
 from tests.extras import needs
 
 
@@ -68,19 +65,6 @@ def test_a_missing_package_is_named_with_its_extra(monkeypatch: pytest.MonkeyPat
 def test_tensorboard_is_left_out_if_it_is_not_installed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda _name: None)
     assert len(open_loggers(None, tmp_path, None)) == 1
-
-
-@pytest.mark.slow
-@needs("tensorboard", "tensorboard")
-def test_tensorboard_gets_metrics(messy_corpora: MessyCorpora, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    monkeypatch.chdir(tmp_path)
-    arguments = [*fit_arguments(messy_corpora, tmp_path), "--val-corpus", str(messy_corpora.speech)]
-    assert main([*arguments, "--max-steps", "2", "--log", "tensorboard"]) == 0
-    events = EventAccumulator(str(tmp_path / "run" / "version_0" / "tensorboard"))
-    events.Reload()
-    assert [event.step for event in events.Scalars("val_loss")] == [1]
 
 
 @pytest.mark.slow

@@ -7,14 +7,14 @@ import pytest
 import torch
 
 from nestdata import OutputError
-from nestmodel import ConfigError, CtcProbeConfig, CtcProbeReport, NestNetwork, ProbeError, run_ctc_probe
+from nestmodel import CtcProbeConfig, CtcProbeReport, NestNetwork, ProbeError, run_ctc_probe
 from nestmodel.evaluate.ctc_head import CtcHead, fits, num_labels_per_frame
 from tests.extras import needs
 from tests.nestmodel.evaluate.spoken_tones import changed, write_manifest
 from tests.training import tiny_config
 
 pytestmark = needs("probe", "jiwer")
-FAST = CtcProbeConfig(learning_rates=(0.03, 0.1), max_epochs=20, probe_seeds=(0, 1), device="cpu")
+FAST = CtcProbeConfig(learning_rates=(0.1,), max_epochs=15, probe_seeds=(0, 1), device="cpu")
 SHORT = replace(FAST, learning_rates=(0.1,), max_epochs=2, probe_seeds=(0,))
 Rows = list[dict[str, Any]]
 
@@ -67,31 +67,11 @@ def test_texts_that_are_not_in_the_audio_are_not_recognised(model: NestNetwork, 
     assert min(score.characters.rate for score in found.contestants) > 0.5
 
 
-def test_every_contestant_is_trained_by_the_same_rule(report: CtcProbeReport) -> None:
-    assert [score.name for score in report.contestants] == ["trained", "untrained", "log_mel"]
-    for score in report.contestants:
-        assert score.learning_rate in (0.03, 0.1)
-        assert list(score.by_seed) == [0, 1]
-        assert score.characters.substitutions == sum(result.substitutions for result in score.by_seed.values())
-
-
 def test_the_untrained_encoder_has_initial_weights(model: NestNetwork, folder: Path, report: CtcProbeReport) -> None:
     assert report.score("trained").characters != report.score("untrained").characters  # seeds 5 and 0
     found = probe(model, folder, replace(SHORT, seed=5))
     assert found.score("trained").by_seed == found.score("untrained").by_seed
     assert found.differences[0].characters == (0.0, 0.0, 0.0)
-
-
-@pytest.mark.slow
-def test_the_score_of_an_encoder_is_the_same_in_every_run_and_without_baselines(
-    model: NestNetwork, folder: Path, report: CtcProbeReport
-) -> None:
-    found = probe(model, folder, replace(FAST, baselines=()))
-    assert found.contestants == [report.score("trained")]
-    assert found.differences == []
-    for difference in report.differences:
-        rates = [report.score(name).characters.rate for name in ("trained", difference.baseline)]
-        assert difference.characters.value == pytest.approx(rates[0] - rates[1])
 
 
 def test_the_result_is_written(folder: Path, report: CtcProbeReport, model: NestNetwork) -> None:
@@ -154,22 +134,6 @@ def test_unusable_input_is_refused(model: NestNetwork, folder: Path, rows: Rows,
     changed(folder, rows, {i: {"take": 1} for i in range(80)}, "one_take")
     with pytest.raises(ProbeError, match="80 training utterances are of one group, 'group 1', and cannot be split"):
         probe(model, folder, replace(SHORT, group_by="take"), "one_take")
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"held_out": 1.0}, "held_out is 1.0: expected a share between 0 and 1"),
-        ({"baselines": ("trained",)}, "baselines is .*: expected each at most once of untrained, log_mel"),
-        ({"learning_rates": (0.1, 0.0)}, r"learning_rates is .*: expected different positive numbers"),
-        ({"max_epochs": 0}, "max_epochs is 0"),
-        ({"probe_seeds": (1, 1)}, r"probe_seeds is \(1, 1\): expected different seeds"),
-        ({"max_batch_seconds": 0.0}, "max_batch_seconds is 0"),
-    ],
-)
-def test_settings_out_of_range_are_refused(settings: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        CtcProbeConfig(**settings)
 
 
 def test_a_head_predicts_several_labels_from_each_frame_in_order() -> None:

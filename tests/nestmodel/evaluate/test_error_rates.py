@@ -50,11 +50,6 @@ def test_differences_are_paired_by_utterance() -> None:
     assert rate.high - rate.low > 0.1
 
 
-def test_counts_of_several_recognitions_add_up() -> None:
-    both = counts([1, 2], [10, 10]) + counts([3, 0], [10, 10])
-    assert error_rate(both).rate == 6 / 40
-
-
 @pytest.mark.parametrize(("references", "hypotheses"), [([], []), (["a"], []), (["a", ""], ["a", "b"])])
 def test_empty_references_and_unequal_numbers_of_texts_are_refused(
     references: list[str], hypotheses: list[str]
@@ -83,8 +78,3 @@ def test_groups_are_drawn_whole_and_give_wider_intervals() -> None:
     # Standard errors: of 200 lines 0.287 / sqrt(200) = 0.020, of 10 scenes 0.287 / sqrt(10) = 0.091.
     assert alone.high - alone.low == pytest.approx(3.92 * 0.020, rel=0.1)
     assert together.high - together.low == pytest.approx(3.92 * 0.091, rel=0.1)
-
-
-def test_utterances_of_a_single_group_are_drawn_one_by_one() -> None:
-    counts = count_errors(["ab", "cd"], ["a", "cd"], "characters")
-    assert counts.by_group(["one", "one"]).errors.tolist() == counts.errors.tolist() == [1, 0]

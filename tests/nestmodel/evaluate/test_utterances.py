@@ -1,6 +1,6 @@
 from collections import Counter
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nestmodel.evaluate.utterances import ProbeUtterance, limit_per_class, split_held_out
@@ -54,6 +54,7 @@ def test_another_seed_gives_another_split() -> None:
     assert len({frozenset(split_held_out(utterances, 0.25, seed)) for seed in range(5)}) == 5
 
 
+@settings(max_examples=20)
 @given(limit=st.integers(2, 9), data=st.data())
 def test_a_limit_per_class_ignores_the_order_and_selects_a_subset_of_a_higher_limit(
     limit: int, data: st.DataObject

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
@@ -83,8 +82,3 @@ def serving(hub: Hub) -> Iterator[Hub]:
         finally:
             server.shutdown()
             thread.join()
-
-
-def environment(hub: Hub, directory: Path) -> dict[str, str]:
-    """Returns the variables by which a process uses a hub and a cache of its own."""
-    return {"HF_ENDPOINT": hub.url, "HF_HOME": str(directory / "hf"), "HF_HUB_DISABLE_TELEMETRY": "1"}

@@ -1,4 +1,3 @@
-import sys
 from functools import partial
 from pathlib import Path
 
@@ -8,7 +7,6 @@ import torch
 from nestdata import OutputError
 from nestmodel import (
     ConfigError,
-    ExportFormat,
     NestModel,
     WeightsError,
     export_model,
@@ -16,19 +14,10 @@ from nestmodel import (
     load_network,
     save_network,
 )
-from nestmodel.formats.model_file import open_model_file
 from tests.conftest import MessyCorpora
 from tests.nestdata.full_disk import files_up_to
 from tests.nestmodel.formats.models import CONFIG, assert_equal_states, checkpoint
 from tests.training import messy_data, trainer
-
-
-def test_safetensors_keep_a_whole_model_bit_for_bit(tmp_path: Path) -> None:
-    network, path = checkpoint(tmp_path)
-    exported = export_model(path, "safetensors", tmp_path / "whole.safetensors", parts="all")
-    loaded = load_network(exported)
-    assert loaded.config == network.config
-    assert_equal_states(loaded, network)
 
 
 def test_a_saved_network_is_loaded_bit_for_bit_in_eval_mode(tmp_path: Path) -> None:
@@ -48,28 +37,10 @@ def test_a_saved_network_is_loaded_bit_for_bit_in_eval_mode(tmp_path: Path) -> N
     assert_equal_states(load_network(path), network)
 
 
-@pytest.mark.parametrize("to", ["nemo", "huggingface", "safetensors"])
-def test_a_network_is_exported_like_its_file(to: ExportFormat, tmp_path: Path) -> None:
-    network, path = checkpoint(tmp_path)
-    from_file = export_model(path, to, tmp_path / "from_file")
-    from_network = export_model(network.train(), to, str(tmp_path / "from_network"))
-    assert network.training
-    first, second = (_content(target) for target in (from_file, from_network))
-    assert first == second
-
-
 def test_exporting_a_network_needs_an_output(tmp_path: Path) -> None:
     network, _ = checkpoint(tmp_path)
     with pytest.raises(ConfigError, match="output is missing: a network has no name"):
         export_model(network, "nemo")
-
-
-def _content(target: Path) -> dict[str, object]:
-    """Returns tensors and configuration, and the bytes of other files than the card; details of files may change."""
-    others = {path.name: path.read_bytes() for path in target.glob("*.json")}
-    with open_model_file(target) as file:
-        tensors = {name: value.numpy().tobytes() for name, value in file.read_state().items()}
-        return {**others, **tensors, "": file.read_config()}
 
 
 def test_lightning_accepts_an_imported_checkpoint(messy_corpora: MessyCorpora, tmp_path: Path) -> None:
@@ -82,19 +53,6 @@ def test_lightning_accepts_an_imported_checkpoint(messy_corpora: MessyCorpora, t
     runner = trainer(tmp_path, limit_val_batches=1)
     runner.validate(validated, datamodule=messy_data(messy_corpora), ckpt_path=imported, verbose=False)
     assert_equal_states(validated, network)
-
-
-def test_a_missing_safetensors_package_raises_the_install_command(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    _, path = checkpoint(tmp_path)
-    encoder = export_model(path, "safetensors", tmp_path / "encoder.safetensors")
-    monkeypatch.setitem(sys.modules, "safetensors", None)
-    with pytest.raises(WeightsError, match=r"encoder\.safetensors: .*pip install 'nest-pretrain\[safetensors\]'"):
-        NestModel(CONFIG, encoder, "encoder")
-    with pytest.raises(ConfigError, match="safetensors is not installed"):
-        export_model(path, "safetensors", tmp_path / "more.safetensors")
-    assert not (tmp_path / "more.safetensors").exists()
 
 
 def test_existing_files_are_kept_and_no_partial_file_remains(tmp_path: Path) -> None:
@@ -113,7 +71,7 @@ def test_existing_files_are_kept_and_no_partial_file_remains(tmp_path: Path) -> 
     assert sorted(child.name for child in tmp_path.iterdir()) == ["model.ckpt", "there.nemo", "there.nemo.md"]
 
 
-@pytest.mark.parametrize("to", ["nemo", "huggingface", "safetensors", "checkpoint"])
+@pytest.mark.parametrize("to", ["huggingface", "checkpoint"])
 def test_a_full_disk_raises_an_error_that_names_the_target_and_leaves_nothing(to: str, tmp_path: Path) -> None:
     _, path = checkpoint(tmp_path)
     target = tmp_path / "target"

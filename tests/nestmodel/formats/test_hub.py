@@ -1,5 +1,3 @@
-import os
-import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -10,7 +8,7 @@ import pytest
 from nestmodel import ConfigError, NestModel, WeightsError, export_model, import_model, load_network, read_config
 from nestmodel.formats.hub import HubModel, parse_hub_name
 from tests.extras import needs
-from tests.nestmodel.formats.hub_server import COMMIT, Hub, environment, serving
+from tests.nestmodel.formats.hub_server import COMMIT, Hub, serving
 from tests.nestmodel.formats.models import CONFIG, assert_equal_states, checkpoint
 
 needs_hub = needs("hub", "huggingface_hub")
@@ -32,25 +30,6 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
 def nemo_file(directory: Path) -> bytes:
     _, path = checkpoint(directory)
     return export_model(path, "nemo", directory / "model.nemo").read_bytes()
-
-
-@pytest.mark.slow
-@needs_hub
-def test_the_import_command_downloads_the_nemo_file_of_a_repository(tmp_path: Path) -> None:
-    network, _ = checkpoint(tmp_path)
-    files = {"README.md": b"# NEST", "ssl_en_nest_large_v1.0.nemo": nemo_file(tmp_path)}
-    with serving(Hub({"nvidia/ssl_en_nest_large_v1.0": files})) as hub:
-        done = subprocess.run(
-            [Path(sys.executable).parent / "nestmodel", "import", "hf://nvidia/ssl_en_nest_large_v1.0"],
-            cwd=tmp_path,
-            env={**os.environ, **environment(hub, tmp_path)},
-            capture_output=True,
-            text=True,
-            timeout=200,
-        )
-    assert (done.returncode, done.stdout) == (0, "ssl_en_nest_large_v1.0.ckpt\n"), done.stderr
-    assert_equal_states(load_network(tmp_path / "ssl_en_nest_large_v1.0.ckpt"), network)
-    assert ("GET", f"/nvidia/ssl_en_nest_large_v1.0/resolve/{COMMIT}/ssl_en_nest_large_v1.0.nemo") in hub.requests
 
 
 @needs_hub
@@ -123,8 +102,7 @@ def test_what_cannot_be_downloaded_is_explained(hub: Hub, tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     "name",
     [
-        *("", "nest", "me/nest/..", "me/../nest", "me/nest/../../a.nemo", "-me/nest", "me/nest@", "me/nest@-x"),
-        *("me/$(id)", "me/nest;id", "me/nest\n", "me/ne st", "/me/nest", "user:secret@me/nest", "me/nest@a/b//c"),
+        *("nest", "me/../nest", "-me/nest", "me/nest@-x", "me/$(id)", "me/nest\n", "user:secret@me/nest"),
         "me/" + "n" * 200,
     ],
 )

@@ -99,11 +99,8 @@ def test_layers_are_not_dropped_in_training(tmp_path: Path) -> None:
     [
         (replace(TINY, encoder=replace(TINY.encoder, conv_norm="layer_norm")), "encoder.conv_norm is 'layer_norm'"),
         (replace(TINY, features=FeatureConfig(num_mels=83)), "features.num_mels is 83"),
-        (replace(TINY, features=FeatureConfig(n_fft=511)), "features.n_fft is 511"),
-        (replace(TINY, features=FeatureConfig(normalize="NA")), "features.normalize is 'NA'"),
         (tiny_config(att_context_size=((8, 2),)), r"encoder.att_context_size is \(\(8, 2\),\)"),
         (tiny_config(conv_context_size="causal"), "encoder.conv_context_size is 'causal'"),
-        (tiny_config(causal_downsampling=True), "encoder.causal_downsampling is True"),
     ],
 )
 def test_a_model_that_parakeet_cannot_hold_is_rejected(config: NestConfig, field: str, tmp_path: Path) -> None:

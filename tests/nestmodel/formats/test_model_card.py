@@ -8,7 +8,7 @@ import torch
 import yaml
 
 from nestdata import OutputError
-from nestmodel import ExportFormat, NestModel, encode, export_model, load_network, save_network
+from nestmodel import ExportFormat, NestModel, encode, export_model
 from nestmodel.formats.model_card import Training, escaped, model_card
 from tests.conftest import MessyCorpora
 from tests.nestmodel.formats.models import CONFIG, checkpoint
@@ -73,18 +73,6 @@ def test_a_resumed_run_keeps_its_last_validation(messy_corpora: MessyCorpora, tm
     assert after["nest_training"]["last validation"] == before["nest_training"]["last validation"]
 
 
-def test_what_is_not_known_is_called_unknown(tmp_path: Path) -> None:
-    network, path = checkpoint(tmp_path)
-    imported = save_network(load_network(path), tmp_path / "saved.ckpt")
-    for source in (path, imported, network):
-        exported = export_model(source, "safetensors", tmp_path / "out.safetensors", overwrite=True)
-        card = exported.with_name("out.safetensors.md").read_text()
-        assert "Data, steps and metrics: unknown." in card
-        assert "Of the run: unknown." in card
-    assert "library_name" not in header_of(card)
-    assert "| exported from | unknown |" in card
-
-
 def test_hostile_text_of_a_checkpoint_stays_text() -> None:
     record, expected = (Training(facts={"steps": text, text: "x"}, settings={text: text}) for text in (HOSTILE, "x"))
     harmless = "x"
@@ -100,14 +88,6 @@ def test_hostile_text_of_a_checkpoint_stays_text() -> None:
         assert text not in hostile
     assert escaped("a_b|c") == "a\\_b\\|c"
     assert len(escaped("a" * 10_000)) < 300
-
-
-@pytest.mark.parametrize("stored", [None, 3, [], {"speech": 3}, {3: {"loss": "x"}}])
-def test_a_record_of_other_types_is_text_or_unknown(stored: Any) -> None:
-    found = Training.of({"nest_settings": {"a": 1}, "global_step": True, "nest_training": stored}.get)
-    assert found.settings == {"a": "1"}
-    assert all(isinstance(text, str) for item in found.facts.items() for text in item)
-    assert Training.of({"nest_training": stored, "global_step": 3}.get).facts == {}
 
 
 def test_a_file_in_the_place_of_the_card_is_kept(tmp_path: Path) -> None:

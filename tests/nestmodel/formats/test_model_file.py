@@ -1,6 +1,4 @@
-import sys
 import tarfile
-from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
 
@@ -8,7 +6,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from nestmodel import NestModel, WeightsError, export_model, load_network
+from nestmodel import WeightsError, export_model, load_network
 from nestmodel.formats.conversion import write_safetensors
 from nestmodel.formats.model_file import open_model_file
 from tests.nestmodel.formats.models import CONFIG, checkpoint
@@ -77,24 +75,3 @@ def test_broken_and_foreign_files_raise_one_line_that_names_the_file(tmp_path: P
 def test_a_model_at_a_url_is_refused_with_the_form_that_works(path: str | Path) -> None:
     with pytest.raises(WeightsError, match=r"is a URL, and a model is a local file or hf://OWNER/NAME\. Download it"):
         load_network(path)
-
-
-@pytest.mark.parametrize(("kind", "num_opened"), [("nemo", 1), ("checkpoint", 2), ("safetensors", 1)])
-def test_starting_from_a_file_does_not_reopen_it(kind: str, num_opened: int, tmp_path: Path) -> None:
-    """Counts calls of `open`. Torch opens a checkpoint by its path to map it; safetensors opens files in Rust."""
-    _, path = checkpoint(tmp_path)
-    if kind != "checkpoint":
-        path = export_model(path, kind, tmp_path / "model", parts="all")  # type: ignore[arg-type]  # a literal
-    opened: Counter[str] = Counter()
-
-    def count(event: str, arguments: tuple[object, ...]) -> None:
-        if event == "open" and active:
-            opened[str(arguments[0])] += 1
-
-    active = True
-    sys.addaudithook(count)
-    try:
-        NestModel(CONFIG, path)
-    finally:
-        active = False
-    assert opened[str(path)] == num_opened

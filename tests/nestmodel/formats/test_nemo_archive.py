@@ -15,7 +15,6 @@ import yaml
 from nestmodel import (
     FeatureConfig,
     MaskConfig,
-    NestConfig,
     NestModel,
     NestNetwork,
     OptimizerConfig,
@@ -32,8 +31,6 @@ GOLDEN = Path(__file__).parents[2] / "golden" / "nemo_tiny.npz"
 TINY = tiny_config()
 CONFIGS = {
     "tiny": TINY,
-    "small": NestConfig.preset("small"),
-    "xlarge": NestConfig.preset("xlarge"),
     "odd sizes": replace(
         TINY,
         features=FeatureConfig(
@@ -96,13 +93,6 @@ def members_of(path: Path) -> dict[str, bytes]:
         return {member.name: tar.extractfile(member).read() for member in tar}  # type: ignore[union-attr]  # files
 
 
-@pytest.mark.parametrize("name", CONFIGS)
-def test_a_configuration_equals_the_one_translated_to_nemo_and_back(name: str) -> None:
-    config = CONFIGS[name]
-    section = yaml.safe_load(yaml.safe_dump(config_to_nemo(config)))
-    assert config_from_nemo(section) == config
-
-
 def test_window_and_hop_lengths_are_exact_after_conversion_to_seconds() -> None:
     for rate in (8000, 16000, 22050, 44100):
         for length in range(1, 500):
@@ -112,7 +102,7 @@ def test_window_and_hop_lengths_are_exact_after_conversion_to_seconds() -> None:
             assert int(section["window_stride"] * rate) == length
 
 
-@pytest.mark.parametrize("name", ["tiny", "odd sizes", "layer norm", "post_conv"])
+@pytest.mark.parametrize("name", CONFIGS)
 def test_a_nemo_file_keeps_a_model_bit_for_bit(name: str, tmp_path: Path) -> None:
     model = NestNetwork(CONFIGS[name])
     write_nemo(tmp_path / "model.nemo", model.config, model.state_dict())
@@ -136,9 +126,7 @@ def test_the_golden_model_gives_its_log_probabilities_after_a_nemo_file(tmp_path
     assert (log_probs - expected).abs().max() < 1e-5 * expected.abs().max()
 
 
-@pytest.mark.parametrize("compressed", [False, True])
-@pytest.mark.parametrize("prefix", ["", "./"])
-def test_files_in_the_variants_that_nemo_writes_can_be_read(compressed: bool, prefix: str, tmp_path: Path) -> None:
+def test_files_in_the_variants_that_nemo_writes_can_be_read(tmp_path: Path) -> None:
     model = NestNetwork(TINY)
     state = model.state_dict()
     # Codebooks as NeMo stores them, and a parameter that released files contain.
@@ -147,11 +135,11 @@ def test_files_in_the_variants_that_nemo_writes_can_be_read(compressed: bool, pr
     torch.save(stored, weights)
     section = {**config_to_nemo(TINY), "nemo_version": "2.5.0", "labels": None}
     members = {
-        prefix + "model_weights.ckpt": weights.getvalue(),
-        prefix + "notes.txt": b"more",
-        prefix + "model_config.yaml": yaml.safe_dump(section).encode(),
+        "model_weights.ckpt": weights.getvalue(),
+        "notes.txt": b"more",
+        "model_config.yaml": yaml.safe_dump(section).encode(),
     }
-    back = load_network(tar_of(members, tmp_path / "their.nemo", compressed=compressed))
+    back = load_network(tar_of(members, tmp_path / "their.nemo", compressed=True))
     assert back.config == TINY
     assert back.quantizer.codebooks.dtype == torch.float32
     assert all(torch.equal(value, back.state_dict()[name]) for name, value in state.items())
@@ -198,62 +186,35 @@ def test_a_model_with_an_unknown_schedule_is_read_with_a_warning(
     assert "model.optim.sched.name is 'PolynomialHoldDecayAnnealing'" in caplog.text
 
 
-def broken(kind: str, members: dict[str, bytes], path: Path) -> Path:
-    """Writes an archive with one defect."""
-    section = yaml.safe_load(members["./model_config.yaml"])
-    whole = tar_of(members, path).read_bytes()
-    if kind == "config is not a mapping":
-        members["./model_config.yaml"] = b"- 1"
-    elif kind == "config is not YAML":
-        members["./model_config.yaml"] = b"a: [1"
-    elif kind == "encoder is not implemented":
-        section["encoder"]["self_attention_model"] = "abs_pos"
-        members["./model_config.yaml"] = yaml.safe_dump(section).encode()
-    elif kind == "an unknown field":
-        section["encoder"]["new_field"] = 1
-        members["./model_config.yaml"] = yaml.safe_dump(section).encode()
-    elif kind == "another width":
-        section["encoder"]["d_model"] = 32
-        members["./model_config.yaml"] = yaml.safe_dump(section).encode()
-    elif kind in members:
-        del members[kind]
-    elif kind == "weights are damaged":
-        members["./model_weights.ckpt"] = members["./model_weights.ckpt"][:-3000]
-    elif kind == "weights are not tensors":
-        file = io.BytesIO()
-        torch.save({"a": [1]}, file)
-        members["./model_weights.ckpt"] = file.getvalue()
-    tar_of(members, path)
-    if kind == "not a tar":
-        path.write_bytes(b"no tar at all" * 100)
-    elif kind == "cut short":
-        path.write_bytes(whole[: len(whole) // 2])
-    elif kind == "compressed and cut short":
-        path.write_bytes(gzip.compress(whole)[:-4000])
-    return path
-
-
 @pytest.mark.parametrize(
     ("kind", "message"),
     [
-        ("not a tar", "neither a .nemo file"),
         ("cut short", "cannot be read"),
         ("compressed and cut short", "cannot be read"),
         ("./model_config.yaml", "a tar file without model_config.yaml"),
         ("./model_weights.ckpt", "a tar file without model_weights.ckpt"),
-        ("config is not a mapping", "is not a mapping"),
         ("config is not YAML", "cannot be read"),
-        ("encoder is not implemented", "self_attention_model is 'abs_pos'"),
-        ("an unknown field", "new_field is unknown to this version"),
         ("another width", "mismatched .*do not match the configuration"),
         ("weights are damaged", "cannot be read"),
-        ("weights are not tensors", "its weights are not a mapping of names to tensors"),
     ],
 )
 def test_a_broken_file_raises_one_line_that_names_it(kind: str, message: str, tmp_path: Path) -> None:
-    model = NestNetwork(TINY)
-    write_nemo(tmp_path / "whole.nemo", TINY, model.state_dict())
-    path = broken(kind, members_of(tmp_path / "whole.nemo"), tmp_path / "broken.nemo")
+    write_nemo(tmp_path / "whole.nemo", TINY, NestNetwork(TINY).state_dict())
+    members = members_of(tmp_path / "whole.nemo")
+    if kind in members:
+        del members[kind]
+    elif kind == "config is not YAML":
+        members["./model_config.yaml"] = b"a: [1"
+    elif kind == "another width":
+        section = yaml.safe_load(members["./model_config.yaml"])
+        section["encoder"]["d_model"] = 32
+        members["./model_config.yaml"] = yaml.safe_dump(section).encode()
+    elif kind == "weights are damaged":
+        members["./model_weights.ckpt"] = members["./model_weights.ckpt"][:-3000]
+    path = tar_of(members, tmp_path / "broken.nemo")
+    if kind.endswith("cut short"):
+        whole = path.read_bytes()
+        path.write_bytes(whole[: len(whole) // 2] if kind == "cut short" else gzip.compress(whole)[:-4000])
     with pytest.raises(WeightsError, match=message) as caught:
         load_network(path)
     assert str(path) in str(caught.value)

@@ -91,39 +91,18 @@ def test_n_fft_of_null_is_the_next_power_of_two(nemo_section: Mapping[str, Any])
         ("mask_position", "post_norm"),
         ("preprocessor.normalize", "all_features"),
         ("preprocessor.window", "hamming"),
-        ("preprocessor.log", False),
-        ("preprocessor.exact_pad", True),
-        ("preprocessor.highfreq", 4000),
         ("preprocessor.new_field", 1),
         ("masking.allow_overlap", False),
-        ("masking.freeze", False),
-        ("masking.mask_value", 0.0),
-        ("masking.max_mask_ratio", 0.5),
         ("quantizer.dist_fn", "manhattan"),
-        ("quantizer.freeze", False),
         ("quantizer.combine_time_steps", 4),
-        ("quantizer.feat_in", 40),
         ("encoder.subsampling", "striding"),
-        ("encoder.feat_out", 32),
-        ("encoder.self_attention_model", "abs_pos"),
-        ("encoder.att_context_size", [70, 13.0]),
         ("encoder.att_context_size", [70]),
-        ("encoder.att_context_style", "chunked_limited_with_rc"),
-        ("encoder.att_chunk_context_size", [[70], [1], [0]]),
         ("encoder.att_context_probs", "uniform"),
-        ("encoder.conv_context_style", "dcc"),
-        ("encoder.untie_biases", False),
         ("encoder.conv_norm_type", "group_norm8"),
-        ("encoder.conv_context_size", "centred"),
-        ("encoder.stochastic_depth_drop_prob", 0.1),
-        ("encoder.reduction", "pooling"),
         ("decoder.num_classes", 64),
-        ("decoder.num_decoders", 2),
         ("decoder.use_bias", False),
-        ("loss.combine_time_steps", 1),
         ("optim.name", "novograd"),
         ("optim.sched.name", "InverseSquareRootAnnealing"),
-        ("optim.sched.d_model", 512),
         ("optim.sched.warmup_ratio", 0.1),
     ],
 )
@@ -175,7 +154,7 @@ def test_a_left_context_that_is_no_multiple_of_the_chunk_is_rejected(nemo_sectio
         config_from_nemo(changed(section, "encoder.att_context_size", [70, 12]))
 
 
-@pytest.mark.parametrize("probs", [(0.7, 0.2, 0.1), (0.1, 0.2, 0.7), (1 / 3, 1 / 3, 1 / 3), (0.25, 0.5, 0.25)])
+@pytest.mark.parametrize("probs", [(0.7, 0.2, 0.1), (1 / 3, 1 / 3, 1 / 3)])
 def test_exported_probabilities_have_the_exact_sum_that_nemo_demands(probs: tuple[float, ...]) -> None:
     encoder = EncoderConfig(
         d_model=64, num_heads=4, num_layers=2, att_context_size=((8, 2), (8, 1), (8, 0)), att_context_probs=probs
@@ -194,7 +173,7 @@ def test_normalisation_of_features_is_translated(nemo_section: Mapping[str, Any]
     assert config_to_nemo(config)["preprocessor"]["normalize"] == ours
 
 
-@pytest.mark.parametrize("path", ["encoder.d_model", "encoder.n_layers", "preprocessor.features", "quantizer.code_dim"])
+@pytest.mark.parametrize("path", ["encoder.n_layers", "preprocessor.features"])
 def test_missing_field_is_named(nemo_section: Mapping[str, Any], path: str) -> None:
     section = changed(nemo_section, path, 0)
     parent, key = path.split(".")

@@ -13,23 +13,9 @@ from nestmodel import (
     export_model,
     load_network,
     load_weights,
-    read_config,
 )
-from nestmodel.formats.model_file import open_model_file
 from nestmodel.formats.weights import differing_settings
 from tests.nestmodel.formats.models import CONFIG, assert_equal_states, checkpoint
-
-
-def test_a_model_with_other_targets_starts_from_an_encoder(tmp_path: Path) -> None:
-    network, path = checkpoint(tmp_path)
-    encoder = export_model(path, "safetensors", tmp_path / "encoder.safetensors")
-    with open_model_file(encoder) as file:
-        assert all(name.startswith("encoder.") for name in file.read_state())
-    config = replace(read_config(encoder), quantizer=QuantizerConfig(num_classes=64), seed=6)
-    fresh, started = NestNetwork(config), NestModel(config, encoder, "encoder")
-    assert_equal_states(started.encoder, network.encoder)
-    assert torch.equal(started.quantizer.codebooks, fresh.quantizer.codebooks)
-    assert torch.equal(started.mask_processor.mask_embedding, fresh.mask_processor.mask_embedding)
 
 
 @pytest.mark.parametrize("to", ["nemo", "safetensors"])

@@ -1,25 +1,19 @@
 import math
 from collections.abc import Callable, Iterator
 
-import jaxtyping
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from torch import Tensor
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from nestmodel.attention_context import Context, Style
 from nestmodel.nn.attention import (
     Frames,
     RelPositionAttention,
     describe_frames,
     relative_positions,
-    shift_to_distances,
     visible_keys,
 )
 from nestmodel.nn.gpu.cast_weights import cast_weights
-from nestmodel.nn.gpu.fused_attention import attend, attention_parameters, describe_gpu_frames, fused_attention
+from nestmodel.nn.gpu.fused_attention import attend, attention_parameters, describe_gpu_frames
 from nestmodel.nn.precision import product_dtype
 
 CPU = torch.device("cpu")
@@ -82,25 +76,6 @@ def test_positions_descend_with_sine_and_cosine_interleaved() -> None:
     assert torch.allclose(relative_positions(2, 4, CPU), torch.tensor(expected), atol=1e-7)
 
 
-def test_shift_to_distances_by_hand() -> None:
-    scores = torch.tensor([[1.0, 2.0, 3.0, 4.0, 5.0], [6.0, 7.0, 8.0, 9.0, 10.0], [11.0, 12.0, 13.0, 14.0, 15.0]])
-    assert shift_to_distances(scores, 3).tolist() == [[3.0, 4.0, 5.0], [7.0, 8.0, 9.0], [11.0, 12.0, 13.0]]
-
-
-@pytest.mark.parametrize(
-    ("num_frames", "num_positions", "num_keys"), [(1, 1, 1), (2, 3, 2), (7, 13, 7), (1, 16, 8), (7, 16, 8), (8, 16, 8)]
-)
-def test_shift_to_distances_selects_the_column_of_each_distance(
-    num_frames: int, num_positions: int, num_keys: int
-) -> None:
-    scores = torch.randn(2, 3, num_frames, num_positions)
-    shifted = shift_to_distances(scores, num_keys)
-    assert shifted.shape == (2, 3, num_frames, num_keys)
-    for i in range(num_frames):
-        for j in range(num_keys):
-            assert torch.equal(shifted[..., i, j], scores[..., i, num_frames - 1 - i + j])
-
-
 @pytest.mark.parametrize("with_gradients", [True, False])
 @pytest.mark.parametrize("num_valid", [1, 4, 6])
 def test_attention_equals_its_definition(num_valid: int, with_gradients: bool) -> None:
@@ -135,45 +110,6 @@ def test_the_code_for_gpus_gives_the_same_output_and_gradients(
         torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)  # float64 has 16 digits
 
 
-@pytest.mark.parametrize("is_compiling", [False, True])
-def test_the_code_for_gpus_passes_what_fused_kernels_take(is_compiling: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    # Torch computes attention in several steps, or copies the mask, if head sizes or strides are not multiples of 8.
-    seen: list[tuple[Tensor, ...]] = []
-    fused = torch.nn.functional.scaled_dot_product_attention
-
-    def note(*args: Tensor, **settings: float) -> Tensor:
-        seen.append(args)
-        return fused(*args, **settings)
-
-    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", note)
-    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: is_compiling)
-    on_gpu(build(dim=88), torch.randn(3, 13, 88))
-    ((*heads, mask),) = seen
-    assert [part.shape for part in heads] == [(3, 2, 13, 48)] * 3
-    for tensor in (*heads, mask):
-        assert tensor.stride(-1) == 1
-        assert all(stride % 8 == 0 for stride in tensor.stride()[:-1])
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # torch's compiler, by itself
-def test_the_code_for_gpus_compiles_for_single_cuts_of_varying_length(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # the compiler cannot read its checks
-    compiled = torch.compile(fused_attention, backend="aot_eager")
-    for num_frames in (13, 21):
-        described = describe_gpu_frames(torch.zeros(1, num_frames, 16), torch.tensor([num_frames]))
-        qkv, biases = torch.randn(1, num_frames, 3, 2, 8), torch.randn(2, 2, 8)
-        found = []
-        for attention in (compiled, fused_attention):
-            given = qkv.clone().requires_grad_()
-            out = attention(given, described.positions.unflatten(1, (2, 8)), biases, described, dropout_p=0.0)
-            out.square().sum().backward()
-            assert given.grad is not None
-            found.append((out, given.grad))
-        for one, other in zip(*found, strict=True):
-            torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)  # float32, in another order
-
-
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_output_and_gradients_on_a_gpu_equal_those_on_a_cpu() -> None:
@@ -190,17 +126,6 @@ def test_output_and_gradients_on_a_gpu_equal_those_on_a_cpu() -> None:
     largest = max(tensor.abs().max().item() for tensor in seen[0])
     for ours, theirs in zip(*seen, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-5 * largest)
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-@pytest.mark.parametrize("dim", [88, 128])
-def test_memory_efficient_attention_takes_heads_of_any_size_on_a_gpu(dim: int) -> None:
-    module, x = build(dim=dim).cuda(), torch.randn(2, 37, dim, device="cuda")
-    # Torch raises an error if the only kernel that it may select does not take the arguments.
-    with sdpa_kernel(SDPBackend.EFFICIENT_ATTENTION), torch.autocast("cuda", torch.bfloat16):
-        on_gpu(module, x).float().sum().backward()
-    assert all(parameter.grad is not None and parameter.grad.isfinite().all() for parameter in module.parameters())
 
 
 def test_padded_frames_equal_the_bias_and_receive_no_gradient() -> None:
@@ -232,35 +157,6 @@ def test_padded_keys_have_zero_weight_under_autocast() -> None:
     other[0, 4:] = 100.0
     with torch.autocast("cpu", torch.bfloat16):
         assert torch.equal(module(x, frames(x, 4))[0, :4], module(other, frames(x, 4))[0, :4])
-
-
-def is_visible(query: int, key: int, context: Context, style: Style) -> bool:
-    """The definition of a context, for one pair of frames."""
-    left, right = context
-    if style == "chunked_limited" and right >= 0:
-        chunk = right + 1
-        chunks_back = query // chunk - key // chunk
-        return 0 <= chunks_back and (left < 0 or chunks_back <= left // chunk)
-    return (left < 0 or key >= query - left) and (right < 0 or key <= query + right)
-
-
-@given(
-    num_queries=st.integers(1, 20),
-    more_keys=st.integers(0, 7),
-    right=st.integers(-1, 5),
-    left=st.integers(-1, 5),
-    in_chunks=st.booleans(),
-)
-def test_visible_keys_equal_their_definition(
-    num_queries: int, more_keys: int, right: int, left: int, in_chunks: bool
-) -> None:
-    style: Style = "chunked_limited" if in_chunks else "regular"
-    context = (left * (right + 1) if in_chunks and left > 0 and right >= 0 else left, right)
-    num_keys = num_queries + more_keys
-    found = visible_keys(num_queries, num_keys, context, style)
-    expected = [[is_visible(i, j, context, style) for j in range(num_keys)] for i in range(num_queries)]
-    assert found.tolist() == expected
-    assert found.diagonal().all()  # every frame attends to itself, so no valid frame is without keys
 
 
 def test_a_key_is_masked_if_it_is_padded_or_out_of_sight() -> None:

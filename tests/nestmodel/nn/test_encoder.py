@@ -14,7 +14,6 @@ from torch import Tensor
 
 from nestmodel.config import EncoderConfig
 from nestmodel.nn.attention import Frames, describe_frames
-from nestmodel.nn.block import ConformerBlock
 from nestmodel.nn.convolution import ConvModule
 from nestmodel.nn.encoder import ConformerEncoder
 from nestmodel.nn.gpu import devices
@@ -66,16 +65,6 @@ def test_batch_norm_in_training_includes_the_padding() -> None:
     assert not torch.allclose(short[0], padded[0, :4], atol=1e-2)
 
 
-def test_block_is_the_sum_of_its_residual_paths() -> None:
-    block, x = ConformerBlock(TINY).eval(), torch.randn(2, 5, 16)
-    whole = frames(x)
-    y = x + block.feed_forward1(block.norm_feed_forward1(x)) / 2
-    y = y + block.self_attn(block.norm_self_att(y), whole)
-    y = y + block.conv(block.norm_conv(y), whole)
-    y = y + block.feed_forward2(block.norm_feed_forward2(y)) / 2
-    assert torch.allclose(block(x, whole), block.norm_out(y), atol=1e-6)
-
-
 def test_gradients_have_the_strides_of_their_weights() -> None:
     encoder = ConformerEncoder(TINY, num_mels=20)
     strides = {}
@@ -83,12 +72,6 @@ def test_gradients_have_the_strides_of_their_weights() -> None:
         weight.register_hook(lambda grad, name=name: strides.update({name: grad.stride()}))
     encoder(torch.randn(2, 20, 64), torch.tensor([64, 50]))[0].square().sum().backward()
     assert strides == {name: weight.stride() for name, weight in encoder.named_parameters()}
-
-
-def test_padding_is_zero_in_the_convolution() -> None:
-    module, x = ConvModule(TINY).eval(), torch.randn(1, 12, 16)
-    alone = module(x[:, :7], frames(x[:, :7]))
-    assert torch.allclose(module(x, frames(x, 7))[:, :7], alone, atol=1e-6)
 
 
 def test_use_bias_false_removes_biases_of_feed_forward_attention_and_convolution_only() -> None:
@@ -124,43 +107,6 @@ def test_each_dropout_setting_acts_in_training_only(name: str) -> None:
     assert torch.equal(dropping(feats, feat_lens)[0], dropping(feats, feat_lens)[0])
 
 
-def test_every_parameter_receives_a_gradient() -> None:
-    encoder = build().train()
-    encoded, _ = encoder(torch.randn(2, 20, 48), torch.tensor([48, 30]))
-    (encoded * torch.randn_like(encoded)).sum().backward()
-    for name, parameter in encoder.named_parameters():
-        assert parameter.grad is not None, name
-        assert parameter.grad.isfinite().all(), name
-
-
-@pytest.mark.slow
-def test_gradients_of_every_parameter_agree_with_finite_differences() -> None:
-    torch.manual_seed(0)
-    no_dropout = {"dropout": 0.0, "dropout_pre_encoder": 0.0, "dropout_att": 0.0}
-    config = EncoderConfig(d_model=16, num_heads=2, num_layers=2, subsampling_channels=8, **no_dropout)
-    encoder = ConformerEncoder(config, num_mels=80).double().train()
-    feats, lens = torch.randn(3, 80, 96, dtype=torch.float64), torch.tensor([96, 70, 41])
-    weights = torch.randn(3, 12, 16, dtype=torch.float64)
-    is_valid = torch.arange(12) < (lens.unsqueeze(1) + 7) // 8
-
-    def objective() -> torch.Tensor:
-        return (encoder(feats, lens)[0] * weights)[is_valid].sum()
-
-    objective().backward()
-    step = 1e-6
-    for name, parameter in encoder.named_parameters():
-        direction = torch.randn_like(parameter)
-        with torch.no_grad():
-            parameter += step * direction
-            above = float(objective())
-            parameter -= 2 * step * direction
-            below = float(objective())
-            parameter += step * direction
-        assert parameter.grad is not None
-        expected = float((parameter.grad * direction).sum())
-        assert (above - below) / (2 * step) == pytest.approx(expected, rel=1e-4, abs=1e-7), name
-
-
 def test_hidden_states_are_the_inputs_of_the_blocks_and_the_last_output() -> None:
     encoder, feats, feat_lens = build(num_layers=3), torch.randn(2, 20, 48), torch.tensor([48, 30])
     inputs: list[Tensor] = []
@@ -175,14 +121,13 @@ def test_hidden_states_are_the_inputs_of_the_blocks_and_the_last_output() -> Non
 
 
 @pytest.mark.parametrize("conv_norm", ["batch_norm", "layer_norm"])
-def test_checkpointed_activations_give_equal_results_bit_for_bit(conv_norm: str) -> None:
+def test_checkpointed_activations_drop_the_same_values_and_give_equal_results_bit_for_bit(conv_norm: str) -> None:
     feats, feat_lens = torch.randn(2, 20, 48), torch.tensor([48, 30])
     seen = []
     for checkpoint_activations in (False, True):
         torch.manual_seed(0)
-        encoder = build(conv_norm=conv_norm, checkpoint_activations=checkpoint_activations).train()
-        torch.manual_seed(1)
-        encoded, _ = encoder(feats, feat_lens)
+        encoder = build(conv_norm=conv_norm, checkpoint_activations=checkpoint_activations, dropout=0.3).train()
+        encoded, _ = encoder(feats, feat_lens, encoder.draw_keys(1))
         (encoded * torch.linspace(-1, 1, encoded.numel()).view_as(encoded)).sum().backward()
         seen.append([encoded, *(p.grad for p in encoder.parameters()), *encoder.state_dict().values()])
     assert all(torch.equal(plain, saved) for plain, saved in zip(*seen, strict=True))
@@ -259,16 +204,6 @@ def test_each_place_of_dropout_has_a_key_of_its_own() -> None:
     assert unused == [(0, column) for column in range(2, 7)]  # before the blocks: input and positions
 
 
-def test_recomputed_activations_drop_the_same_values() -> None:
-    feats, feat_lens = torch.randn(2, 20, 64), torch.tensor([64, 50])
-    seen = []
-    for is_checkpointed in (False, True):
-        encoder = build(dropout=0.3, dropout_att=0.3, checkpoint_activations=is_checkpointed).train()
-        encoder(feats, feat_lens, encoder.draw_keys(1)).frames.square().sum().backward()
-        seen.append([parameter.grad for parameter in encoder.parameters()])
-    assert all(torch.equal(ours, theirs) for ours, theirs in zip(*seen, strict=True))
-
-
 COMPILED = """
 import sys
 from functools import partial
@@ -324,75 +259,3 @@ def test_compiled_blocks_give_the_same_output_and_gradients(code: str, num_graph
     assert run.returncode == 0, run.stderr
     # One graph per length, shared by the blocks, and no graph breaks.
     assert run.stdout.split() == [num_graphs, "0"]
-
-
-GRAPHS = """
-import sys
-import torch
-from torch import nn
-from torch.nn.parallel import DistributedDataParallel
-from nestmodel.config import EncoderConfig
-from nestmodel.nn.gpu import devices
-from nestmodel.nn.batch_norm import StepBatchNorm
-from nestmodel.nn.encoder import ConformerEncoder
-
-graphs = []
-
-
-def backend(graph, _):
-    graphs.append(graph)
-    return graph.forward
-
-
-def compile_whole(function, **settings):
-    return original(function, backend=backend, fullgraph=True, **settings)
-
-
-def count(shapes, num_shapes):
-    num_before = len(graphs)
-    sizes = dict(d_model=16, num_heads=2, num_layers=2, subsampling_channels=8)
-    encoder = ConformerEncoder(EncoderConfig(**sizes), num_mels=20)
-    encoder.use_compiled(num_shapes)
-    for module in encoder.modules():
-        if isinstance(module, StepBatchNorm):
-            module.start_collecting()
-    model = DistributedDataParallel(encoder, bucket_cap_mb=0.001)  # a block is larger than a bucket
-    batches = [torch.randn(num_cuts, 20, num_frames) for num_cuts, num_frames in shapes]
-    for is_training in (True, False, True, False):
-        model.train(is_training)
-        for feats in batches:
-            lens = torch.full((len(feats),), feats.shape[2])
-            with torch.set_grad_enabled(is_training), torch.autocast("cpu", torch.bfloat16):
-                encoded, _ = model(feats, lens)
-            if is_training:
-                encoded.square().sum().backward()
-    torch._dynamo.reset()
-    return len(graphs) - num_before
-
-
-torch.set_num_threads(1)
-torch.manual_seed(0)
-torch.distributed.init_process_group("gloo", init_method=f"file://{sys.argv[1]}", rank=0, world_size=1)
-original, torch.compile = torch.compile, compile_whole
-devices.is_on_gpu = lambda x: True  # the code for a CPU cannot be traced as one graph: it draws dropout by itself
-print(count([(2, 24), (2, 48), (2, 72)], 3))
-varying = [(3, 480), (4, 400), (5, 320), (6, 240), (2, 960), (7, 200), (8, 160), (9, 1000), (10, 88), (12, 72)]
-print(count(varying, None))
-# Weights are converted together, before the compiled code.
-parts = [part for graph in graphs for part in graph.modules() if isinstance(part, torch.fx.GraphModule)]
-assert not any("_foreach_copy" in str(node.target) for part in parts for node in part.graph.nodes)
-torch.distributed.destroy_process_group()
-"""
-
-
-@pytest.mark.slow
-def test_a_compiled_block_is_one_graph_for_each_fixed_shape_and_mode_and_three_for_varying_ones_under_ddp(
-    tmp_path: Path,
-) -> None:
-    # Torch's backends are not needed: what they get is counted, and run as it is. A graph break raises an error.
-    command = [sys.executable, "-c", GRAPHS, tmp_path / "store"]
-    run = subprocess.run(command, capture_output=True, text=True, timeout=600)
-    assert run.returncode == 0, run.stderr
-    # Training and validation of three fixed shapes each; of varying shapes, training for multiples of 8 frames and for
-    # others, and validation.
-    assert run.stdout.split() == ["6", "3"]

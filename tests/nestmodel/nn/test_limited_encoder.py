@@ -1,7 +1,5 @@
 """Limited attention and causal convolutions in the encoder and the network; see tests/golden for the values."""
 
-import subprocess
-import sys
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -16,7 +14,6 @@ from nestmodel import (
     ConfigError,
     FeatureConfig,
     MaskConfig,
-    NestConfig,
     NestNetwork,
     NetworkInput,
     export_model,
@@ -106,7 +103,7 @@ def test_frames_depend_on_as_many_later_ones_as_the_look_ahead_says(
     assert max(ahead) == look_ahead(context, style, num_layers=num_layers, conv_right=conv_right)
 
 
-@pytest.mark.parametrize("factor", [2, 4, 8, 16])
+@pytest.mark.parametrize("factor", [2, 8])
 @pytest.mark.parametrize("is_causal", [False, True])
 def test_sizes_after_the_subsampling_are_those_of_its_stages(factor: int, is_causal: bool) -> None:
     module = ConvSubsampling(num_mels=20, channels=2, factor=factor, dim=3, is_causal=is_causal)
@@ -122,17 +119,6 @@ def test_sizes_after_the_subsampling_are_those_of_its_stages(factor: int, is_cau
     assert num_subsampled(800, 8, is_causal=True) == 101
 
 
-def test_values_past_the_valid_length_do_not_affect_causal_frames() -> None:
-    encoder = network(att_context_size=((6, 2),), **CAUSAL).encoder.eval()
-    feats = noise(1, 80, 77)
-    padded = torch.cat([feats, torch.full((1, 80, 83), 5.0)], dim=2)
-    with torch.no_grad():
-        alone, lens = encoder(feats, torch.tensor([77]))
-        beside, padded_lens = encoder(padded, torch.tensor([77]))
-    assert lens.tolist() == padded_lens.tolist() == [11]
-    torch.testing.assert_close(alone, beside[:, :11], rtol=0.0, atol=1e-5)
-
-
 @pytest.mark.parametrize("position", ["pre_conv", "post_conv"])
 def test_causal_frames_meet_tokens_and_the_last_frame_is_cut_off(position: Literal["pre_conv", "post_conv"]) -> None:
     config = tiny_config(att_context_size=((6, 2),), **CAUSAL)
@@ -146,18 +132,6 @@ def test_causal_frames_meet_tokens_and_the_last_frame_is_cut_off(position: Liter
     assert output.logits.shape[0] == int(output.is_scored.sum()) > 0
     torch.testing.assert_close(output.logits, model.decoder.logits(output.encoded)[output.is_scored])
     output.logits.square().sum().backward()
-
-
-def test_full_length_utterances_lose_one_causal_frame_where_they_meet_tokens() -> None:
-    model = network(att_context_size=((6, 2),), **CAUSAL).eval()
-    feats, lens = noise(1, 80, 800), torch.tensor([800])
-    assert model.encoder(feats, lens).frames.shape[1] == 101
-    is_masked = torch.zeros(1, 800, dtype=torch.bool)
-    is_masked[:, 80:160] = True
-    output = model.forward_features(feats, feats, lens, is_masked)
-    assert output.encoded.shape[1] == output.is_scored.shape[1] == 100
-    assert output.enc_lens.tolist() == [100]
-    assert len(output.logits) == 10
 
 
 @pytest.mark.parametrize("shift", [1, 3])
@@ -179,11 +153,9 @@ def test_a_token_is_predicted_some_frames_later_and_the_last_ones_by_the_last_fr
     torch.testing.assert_close(output.logits, torch.cat(scored))
 
 
-@pytest.mark.parametrize("is_causal", [False, True])
-@pytest.mark.parametrize("shift", [0, 1])
-def test_filler_rows_change_no_gradient_and_no_row_occurs_twice(is_causal: bool, shift: int) -> None:
-    config = tiny_config(causal_downsampling=is_causal, **WITHOUT_DROPOUT)
-    config = replace(config, masking=replace(config.masking, target_shift=shift))
+def test_filler_rows_change_no_gradient_and_no_row_occurs_twice() -> None:
+    config = tiny_config(causal_downsampling=True, **WITHOUT_DROPOUT)
+    config = replace(config, masking=replace(config.masking, target_shift=1))
     found = []
     for num_fillers in (0, 9):
         model = NestNetwork(config).eval()
@@ -288,9 +260,8 @@ def test_all_contexts_are_computed_from_the_same_features_and_targets(
 @pytest.mark.parametrize(
     "encoder",
     [
-        {"att_context_size": ((5, 1),)},
+        {"att_context_size": ((5, 1),), "conv_context_size": (3, 5), "conv_norm": "layer_norm"},
         {"att_context_size": ((6, 2),), **CAUSAL},
-        {"conv_context_size": (3, 5), "conv_norm": "layer_norm"},
         {**TWO, "att_context_style": "chunked_limited"},
     ],
 )
@@ -309,63 +280,3 @@ def test_the_code_for_gpus_gives_the_same_output_and_gradients(
         found.append([valid.detach(), *(p.grad for p in module.parameters() if p.grad is not None)])
     for ours, theirs in zip(*found, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-9)
-
-
-def names_and_sizes(model: NestNetwork) -> list[tuple[str, tuple[int, ...]]]:
-    return [(name, tuple(value.shape)) for name, value in model.state_dict().items()]
-
-
-def test_one_context_without_limits_equals_the_default_bit_for_bit() -> None:
-    """A context of which no side cuts anything off gives a mask with one row per query, but the same scores."""
-    feats, lens = noise(2, 80, 96), torch.tensor([96, 50])
-    default: NestConfig = tiny_config(**WITHOUT_DROPOUT)
-    found = []
-    for config in (default, tiny_config(**WITHOUT_DROPOUT, att_context_size=((100, 100),), conv_context_size=(4, 4))):
-        module = NestNetwork(config).encoder.train()
-        found.append(module(feats, lens).frames)
-    is_valid = torch.arange(12) < torch.tensor([12, 7]).unsqueeze(1)
-    assert torch.equal(found[0][is_valid], found[1][is_valid])
-
-
-COMPILED = """
-from functools import partial
-import torch
-from torch._dynamo.utils import counters
-from nestmodel.nn.gpu import devices
-from nestmodel.nn.encoder import ConformerEncoder
-from tests.training import tiny_config
-
-# Without generating code: all steps of the compiler before that, as for a GPU.
-devices.is_on_gpu = lambda x: True
-torch.compile = partial(torch.compile, backend="aot_eager_decomp_partition")
-contexts = ((-1, -1), (6, 2), (2, 0))
-config = tiny_config(
-    dropout=0.0, dropout_pre_encoder=0.0, dropout_att=0.0, conv_norm="layer_norm",
-    att_context_size=contexts, att_context_style="chunked_limited", conv_context_size="causal",
-)
-encoders = []
-for _ in range(2):
-    torch.manual_seed(0)
-    encoders.append(ConformerEncoder(config.encoder, num_mels=80).double().train())
-    encoders[-1].pre_encode.has_joined_stages = False
-encoders[1].use_compiled(1)
-feats, lens = torch.randn(2, 80, 160).double(), torch.tensor([160, 90])
-for context in contexts:
-    seen = []
-    for encoder in encoders:
-        encoder.zero_grad()
-        frames, enc_lens = encoder(feats, lens, context=context)
-        valid = frames * (torch.arange(20) < enc_lens.unsqueeze(1)).unsqueeze(2)
-        valid.pow(3).sum().backward()
-        seen.append([valid.detach(), *(p.grad.clone() for p in encoder.parameters())])
-    torch.testing.assert_close(*seen, rtol=1e-9, atol=1e-9)
-assert counters["stats"]["unique_graphs"] == 1, counters["stats"]
-assert not counters["graph_break"]
-"""
-
-
-@pytest.mark.slow
-def test_blocks_are_compiled_once_for_all_contexts() -> None:
-    # In a separate process, because the compiler cannot trace the annotation checks that tests enable.
-    run = subprocess.run([sys.executable, "-c", COMPILED], capture_output=True, text=True, timeout=600)
-    assert run.returncode == 0, run.stderr

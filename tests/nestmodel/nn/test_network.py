@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from nestdata import AudioNoiseBatch, MicrobatchKey
-from nestmodel import MaskConfig, NestNetwork, NetworkInput, loss_stats
+from nestmodel import MaskConfig, NestNetwork, NetworkInput
 from nestmodel.nn.features import LogMelFeatures
 from nestmodel.nn.network import MultiSoftmaxDecoder, num_padded_frames
 from tests.synthesis import chirp, hiss
@@ -81,13 +81,6 @@ def test_masks_can_be_drawn_before_a_batch_is_copied(position: Literal["pre_conv
     assert torch.equal(again.logits, expected.logits)
 
 
-def test_masks_are_drawn_by_the_generator_of_the_cpu() -> None:
-    network = NestNetwork(CONFIG)
-    generator = torch.Generator().manual_seed(network.seed_for("mask", batch()))
-    expected = network.mask_processor.draw(torch.tensor([200, 150]), 208, generator)
-    assert torch.equal(network.draw_masks(batch()).is_masked, expected)
-
-
 def test_dropout_depends_on_step_and_microbatch_and_not_on_the_global_generator() -> None:
     network = NestNetwork(replace(CONFIG, features=replace(CONFIG.features, dither=0.0))).train()
     masks = network.draw_masks(batch(step=2, microbatch=1))
@@ -123,26 +116,6 @@ def test_the_number_of_padded_frames_is_that_of_the_features(options: dict[str, 
         assert feats.shape[2] == num_padded_frames(num_samples, config)
 
 
-def test_eval_mode_leaves_the_global_generator_unchanged() -> None:
-    network, state = NestNetwork(CONFIG).eval(), torch.get_rng_state()
-    network(batch())
-    assert torch.equal(torch.get_rng_state(), state)
-
-
-def test_a_network_trains_without_a_trainer() -> None:
-    config = replace(CONFIG, encoder=replace(CONFIG.encoder, dropout=0.0, dropout_pre_encoder=0.0, dropout_att=0.0))
-    network = NestNetwork(replace(config, features=replace(config.features, dither=0.0))).train()
-    optimizer = torch.optim.SGD([p for p in network.parameters() if p.requires_grad], lr=0.1)
-    losses = []
-    for _ in range(5):
-        loss = loss_stats(network(batch())).loss
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    assert losses[-1] < losses[0] - 0.01
-
-
 def test_channel_of_the_decoder_is_class_times_codebooks_plus_codebook() -> None:
     decoder = MultiSoftmaxDecoder(dim=4, num_classes=3, num_codebooks=2)
     layer = decoder.decoder_layers[0]
@@ -157,15 +130,3 @@ def test_logits_equal_those_of_the_stored_convolution() -> None:
     decoder, encoded = MultiSoftmaxDecoder(dim=4, num_classes=5, num_codebooks=1), torch.randn(2, 7, 4)
     expected = decoder.decoder_layers(encoded.transpose(1, 2)).transpose(1, 2)
     assert torch.allclose(decoder.logits(encoded).squeeze(-1), expected, atol=1e-6)
-
-
-def test_probabilities_of_each_codebook_sum_to_one() -> None:
-    log_probs = MultiSoftmaxDecoder(dim=4, num_classes=5, num_codebooks=3)(torch.randn(2, 7, 4))
-    assert log_probs.shape == (2, 7, 5, 3)
-    assert torch.allclose(log_probs.exp().sum(dim=2), torch.ones(2, 7, 3), atol=1e-6)
-
-
-def test_logits_of_selected_frames_equal_those_of_all_frames() -> None:
-    decoder, encoded = MultiSoftmaxDecoder(dim=4, num_classes=5, num_codebooks=2), torch.randn(2, 7, 4)
-    is_selected = torch.rand(2, 7) < 0.5
-    assert torch.allclose(decoder.logits(encoded[is_selected]), decoder.logits(encoded)[is_selected], atol=1e-6)

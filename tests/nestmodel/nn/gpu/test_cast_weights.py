@@ -1,4 +1,3 @@
-import pytest
 import torch
 from torch import nn
 
@@ -37,12 +36,3 @@ def test_a_frozen_parameter_gets_no_gradient() -> None:
     (weight.sum() + bias.sum()).backward()
     assert layer.weight.grad is None
     assert layer.bias.grad is not None
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_parameters_of_the_wanted_type_are_not_copied_unless_joined(dtype: torch.dtype) -> None:
-    layer, other = nn.Linear(4, 3, dtype=dtype), nn.Linear(4, 3, dtype=dtype)
-    [[(weight, bias), (joined, _)]] = cast_weights([[fused_parameters(layer), fused_parameters(layer, other)]], dtype)
-    assert weight is layer.weight
-    assert bias is layer.bias
-    assert torch.equal(joined, torch.cat([layer.weight, other.weight]))

@@ -75,13 +75,6 @@ def test_a_block_launches_a_known_number_of_kernels(block: dict[str, int]) -> No
     }
 
 
-def test_the_encoder_of_large_launches_few_kernels(block: dict[str, int]) -> None:
-    # Positions, masks and the subsampling, besides 17 blocks.
-    one = encode(num_layers=1)
-    assert len(one.operations) + 16 * sum(block.values()) <= 818
-    assert one.counts["_to_copy"] + 16 * block["_to_copy"] <= 89
-
-
 def test_matrix_products_run_in_bfloat16_and_norms_and_the_loss_in_float32(one_block: OperationLog) -> None:
     seen: dict[str, set[torch.dtype]] = {}
     for operation in one_block.operations:
@@ -96,13 +89,6 @@ def test_matrix_products_run_in_bfloat16_and_norms_and_the_loss_in_float32(one_b
     assert not others & {"glu", "silu", "drop", "clone", "bmm"}
 
 
-def test_nothing_is_computed_in_float32_that_could_be_lowered(one_block: OperationLog) -> None:
-    of_images = [each for each in one_block.operations if each.input_sizes and len(each.input_sizes[0]) >= 4]
-    raised = [each.name for each in of_images if torch.float32 in each.input_types]
-    # The weights of the last three convolutions of the subsampling. Attention has nothing.
-    assert raised == ["_to_copy"] * 3
-
-
 def test_scores_are_written_twice_and_never_copied(one_block: OperationLog) -> None:
     num_frames, num_keys = 188, 192  # rounded up
     wide = (num_keys, 2 * num_keys)
@@ -113,9 +99,8 @@ def test_scores_are_written_twice_and_never_copied(one_block: OperationLog) -> N
     assert seen == ["baddbmm", "add"]
 
 
-@pytest.mark.parametrize("num_frames", [1504, 1536])
-def test_attention_is_one_fused_kernel_for_heads_of_any_size(num_frames: int) -> None:
-    small = encode("small", shape=(4, num_frames), num_layers=1)  # heads of 44
+def test_attention_is_one_fused_kernel_for_heads_of_any_size() -> None:
+    small = encode("small", shape=(4, FRAMES), num_layers=1)  # heads of 44
     assert small.counts["_scaled_dot_product_efficient_attention"] == 1
     assert "_safe_softmax" not in small.counts
     # Queries, keys and values in one, encodings, biases; but no frames, of which 1504 have 188 rows.

@@ -5,11 +5,9 @@ call the same functions and capture nothing, and within rounding with runs that 
 """
 
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -32,7 +30,7 @@ from nestmodel.nn.gpu import devices, step_graph
 from nestmodel.nn.gpu.step_graph import Capture, CudaCapture, StepGraphs, pad_rows, row_capacity
 from nestmodel.preflight.trial import TrialStep, noise_batch
 from tests.conftest import MessyCorpora
-from tests.tape import Tape, TapeCapture
+from tests.tape import TapeCapture
 from tests.training import ProportionalSteps, tiny_config, trainer
 
 NUM_SHAPES, STEPS, MICROBATCHES = 2, 5, 3
@@ -113,9 +111,7 @@ def gpu_path(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("gpu_path", "restored_determinism")
-@pytest.mark.parametrize(
-    ("precision", "is_deterministic"), [("32-true", False), ("bf16-mixed", False), ("bf16-mixed", True)]
-)
+@pytest.mark.parametrize(("precision", "is_deterministic"), [("32-true", False), ("bf16-mixed", True)])
 def test_replayed_steps_equal_those_without_a_capture(
     messy_corpora: MessyCorpora, tmp_path: Path, precision: str, is_deterministic: bool
 ) -> None:
@@ -128,15 +124,6 @@ def test_replayed_steps_equal_those_without_a_capture(
     assert capture.num_captures == 2 * NUM_SHAPES
     assert capture.num_replays == 2 * (STEPS * MICROBATCHES - NUM_SHAPES)
     assert differences(replayed, run) == []
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("gpu_path")
-def test_replayed_steps_equal_those_without_graphs_except_for_rounding(
-    messy_corpora: MessyCorpora, tmp_path: Path
-) -> None:
-    replayed, plain = (fit(messy_corpora, tmp_path, capture) for capture in (TapeCapture(), None))
-    assert_close(replayed, plain)
 
 
 @pytest.mark.slow
@@ -159,7 +146,7 @@ def test_microbatches_with_more_scored_rows_than_the_capacity_run_without_a_grap
 @pytest.mark.usefixtures("gpu_path")
 @pytest.mark.parametrize(
     ("fail_at", "error"),
-    [(0, RuntimeError("planted")), (1, torch.OutOfMemoryError("planted")), (3, RuntimeError("planted"))],
+    [(1, torch.OutOfMemoryError("planted")), (3, RuntimeError("planted"))],
 )
 def test_a_run_whose_capture_fails_goes_on_without_graphs(
     messy_corpora: MessyCorpora, tmp_path: Path, fail_at: int, error: Exception
@@ -223,13 +210,6 @@ def test_a_capture_changes_no_statistics_gradients_or_random_numbers() -> None:
     (captured,) = graphs._passes.values()
     captured.capture(TapeCapture())
     assert all(torch.equal(one, other) for one, other in zip(before, state(), strict=True))
-
-
-def test_the_stand_in_refuses_what_a_capture_does_not_allow() -> None:
-    x = torch.ones(3)
-    for read in (lambda: x.sum().item(), lambda: x.nonzero(), lambda: bool((x > 0).all())):
-        with pytest.raises(RuntimeError, match="reads a value"), Tape():
-            read()
 
 
 @pytest.mark.usefixtures("gpu_path")
@@ -308,23 +288,6 @@ def test_cuda_graphs_equal_the_same_work_without_a_capture_in_deterministic_mode
 
 @pytest.mark.gpu
 @ON_GPU
-@pytest.mark.parametrize(("precision", "tolerance"), [("32-true", 1e-5), ("bf16-mixed", 1e-2)])
-def test_cuda_graphs_compute_what_steps_without_graphs_compute(
-    messy_corpora: MessyCorpora, tmp_path: Path, precision: Any, tolerance: float
-) -> None:
-    """Gradients are added in any order, so losses differ by rounding: bf16 has 8 bits."""
-    capture = CudaCapture()
-    settings: dict[str, Any] = {"accelerator": "gpu", "precision": precision}
-    (_, replayed), (_, plain) = (fit(messy_corpora, tmp_path, each, **settings) for each in (capture, None))
-    assert capture._pool is not None
-    assert len(replayed.logged) == STEPS
-    for (loss, norm), (other_loss, other_norm) in zip(replayed.logged, plain.logged, strict=True):
-        assert loss == pytest.approx(other_loss, rel=tolerance)
-        assert norm == pytest.approx(other_norm, rel=10 * tolerance)
-
-
-@pytest.mark.gpu
-@ON_GPU
 def test_cuda_graphs_share_the_memory_of_one_pool(tmp_path: Path) -> None:
     runner = trainer(tmp_path, accelerator="gpu", precision="bf16-mixed")
     step = TrialStep(tiny_config(), runner, capture=CudaCapture(), num_shapes=2)
@@ -369,72 +332,6 @@ def test_a_failed_capture_leaves_stream_generator_allocator_and_earlier_graphs_u
     del replay  # releases the pool, which ends the process if the failed capture released it twice
     capture(add)()
     assert x.tolist() == [3.0, 3.0, 3.0]
-
-
-class StandInPools:
-    """Captures of torch without a GPU: which pools are allocated to, and how many captures use each.
-
-    Source: `CUDACachingAllocator::endAllocateToPool` and `releasePool`, `CUDAGraph::capture_end` and `reset`.
-    """
-
-    def __init__(self) -> None:
-        self.underway: list[int] = []
-        self.uses: dict[int, int] = {}
-
-    def begin(self, pool: int) -> None:
-        assert pool not in self.underway
-        self.underway.append(pool)
-        self.uses[pool] = self.uses.get(pool, 0) + 1
-
-    def end(self, _device: int, pool: int) -> None:
-        if pool not in self.underway:
-            raise RuntimeError("endAllocatePool: not currently recording to mempool_id")
-        self.underway.remove(pool)
-
-    def release(self, _device: int, pool: int) -> None:
-        self.uses[pool] -= 1
-        assert self.uses[pool] >= 0, "torch would end the process"
-
-
-@pytest.mark.parametrize("is_invalid", [True, False])
-def test_a_failed_capture_ends_and_releases_its_use_of_the_pool_once(
-    is_invalid: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pools, is_first = StandInPools(), True
-    handles = iter((1, 2))
-
-    @contextmanager
-    def graph(_graph: Any, pool: int = 0, **_: Any) -> Iterator[None]:
-        nonlocal is_first
-        pools.begin(pool)
-        try:
-            yield
-        finally:
-            if is_first and is_invalid:
-                is_first = False
-                raise RuntimeError("operation failed due to a previous error during capture")
-            pools.end(0, pool)
-            pools.release(0, pool)  # as soon as the graph is freed
-
-    for owner, name, value in (
-        (torch.cuda, "graph_pool_handle", lambda: next(handles)),
-        (torch.cuda, "CUDAGraph", lambda: SimpleNamespace(replay=lambda: None)),
-        (torch.cuda, "current_device", lambda: 0),
-        (torch.cuda, "current_stream", lambda: None),
-        (torch.cuda, "stream", lambda _: nullcontext()),
-        (torch.cuda, "graph", graph),
-        (torch, "zeros", lambda *_, **__: None),
-        (torch._C, "_cuda_endAllocateToPool", pools.end),
-        (torch._C, "_cuda_releasePool", pools.release),
-    ):
-        monkeypatch.setattr(owner, name, value)
-    capture = CudaCapture()
-    with pytest.raises(RuntimeError, match="previous error" if is_invalid else "planted"):
-        capture(out_of_memory)
-    assert pools.underway == []
-    assert set(pools.uses.values()) == {0}
-    capture(lambda: None)
-    assert pools.uses[2] == 0
 
 
 @pytest.mark.usefixtures("gpu_path")

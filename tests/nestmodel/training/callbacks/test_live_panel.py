@@ -67,14 +67,6 @@ def test_a_panel_has_what_is_known() -> None:
     assert "ETA" not in text_of(replace(STATE, activity="finished"), 78)[0]
 
 
-@pytest.mark.parametrize("width", [40, 60, 80])
-def test_nothing_is_cut_on_a_narrow_terminal(width: int) -> None:
-    lines = text_of(STATE, width)
-    assert all(len(line) <= width for line in lines)
-    shown = " ".join(lines).split()
-    assert {"31,300", "23:59:59", "5.100", "12.3", "12,345", "71.2", "30,000", "10.0"} <= set(shown)
-
-
 def test_a_state_replaces_the_one_before_and_warnings_stay_above_it(screen: Terminal) -> None:
     with screen.as_stderr():
         handler = logging.StreamHandler()
@@ -98,31 +90,6 @@ def test_a_state_replaces_the_one_before_and_warnings_stay_above_it(screen: Term
         assert lines[-1] == "after"
 
 
-def test_another_process_writes_below_the_panel(screen: Terminal) -> None:
-    with screen.as_stderr():
-        live = started()
-        live.show(STATE)
-        os.write(screen.slave, b"stall guard: rank 1 holds up the others\r\n")
-        assert screen.lines()[-1] == "stall guard: rank 1 holds up the others"
-        assert not screen.screen.cursor.hidden  # as it is if the process is killed now
-        live.stop()
-
-
-def test_a_panel_survives_a_resize(screen: Terminal) -> None:
-    with screen.as_stderr():
-        live = started()
-        live.show(STATE)
-        for columns in (120, 60, 100):
-            screen.resize(columns, 60)
-            live.show(STATE)
-            live.show(replace(STATE, step=columns))
-        lines = screen.lines()
-        live.stop()
-        first = next(index for index, line in enumerate(lines) if line.startswith("step 100 of 80,000"))
-        assert not any(line.startswith("step ") for line in lines[first + 1 :])
-        assert lines[first + 3].startswith("validation at 30,000")
-
-
 def test_a_panel_needs_a_terminal_that_moves_its_cursor(screen: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
     with screen.as_stderr():
         assert terminal() is not None
@@ -133,14 +100,3 @@ def test_a_panel_needs_a_terminal_that_moves_its_cursor(screen: Terminal, monkey
         with open(os.devnull, "w") as stream:
             monkeypatch.setattr(sys, "stderr", stream)
             assert terminal() is None
-
-
-def test_no_thread_draws_the_panel(screen: Terminal) -> None:
-    with screen.as_stderr():
-        import threading
-
-        before = threading.active_count()
-        live = started()
-        live.show(STATE)
-        assert threading.active_count() == before
-        live.stop()

@@ -55,36 +55,6 @@ def test_training_has_a_heartbeat_and_leaves_no_files(messy_corpora: MessyCorpor
     assert not (tmp_path / "stalls").exists()
 
 
-@pytest.mark.parametrize("local_rank", [0, 1])
-def test_a_second_start_does_nothing_with_and_without_a_monitor(
-    local_rank: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    module = nestmodel.training.callbacks.stall_guard
-    identity = nestguard.Identity(
-        rank=local_rank, local_rank=local_rank, node_rank=0, world_size=2, local_world_size=2, host="host"
-    )
-    monkeypatch.setattr(module, "_identity", lambda _trainer: identity)
-    guard, runs = StallGuard(), trainer(tmp_path)
-    guard.start(runs)
-    first = nestguard.current()
-    assert first.slot is not None
-    guard.start(runs)
-    assert nestguard.current() is first
-    guard.teardown(runs, pl.LightningModule(), "fit")
-
-
-def test_an_exception_of_the_only_rank_is_not_reported_as_a_stall(
-    messy_corpora: MessyCorpora, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    def fail() -> None:
-        raise ValueError("injected failure")
-
-    with pytest.raises(ValueError, match="injected failure"):
-        fit(messy_corpora, tmp_path, max_steps=2, callbacks=[StallGuard(), AtStep(1, fail)])
-    assert "stall guard" not in capfd.readouterr().err
-    assert not (tmp_path / "stalls").exists()
-
-
 def test_training_continues_with_one_warning_if_the_monitor_dies(
     messy_corpora: MessyCorpora, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -138,15 +108,6 @@ def test_a_chosen_timeout_below_the_longest_wait_is_kept_with_a_warning(tmp_path
     with pytest.warns(UserWarning, match="times out after 600 s, before .* that waits for 1800 s"):
         assert timeout_after_check(tmp_path, StallLimits(), timedelta(seconds=600)) == 600
     assert timeout_after_check(tmp_path, StallLimits(), timedelta(seconds=1800)) == 1800
-
-
-def test_the_timeout_of_a_process_group_that_exists_is_kept_with_a_warning(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
-    with pytest.warns(UserWarning, match="times out after 1800 s, before the stall guard reports"):
-        assert timeout_after_check(tmp_path, StallLimits(first_step_s=900)) == 1800
-    assert timeout_after_check(tmp_path, StallLimits()) == 1800  # Lightning's default suits the default limits
 
 
 @pytest.mark.parametrize("accelerator", ["cpu", pytest.param("gpu", marks=pytest.mark.gpu)])

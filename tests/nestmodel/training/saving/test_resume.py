@@ -1,4 +1,3 @@
-import warnings
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,10 +9,7 @@ import torch
 from nestdata import AudioNoiseBatch, MixConfig, MixtureStage, PlanConfig
 from nestmodel import CheckpointConfig, Checkpoints, ConfigError, DataConfig, NestDataModule, NestModel
 from nestmodel.training.saving.checkpoint_files import find_checkpoints
-from nestmodel.training.saving.resume import (
-    check_same_step,
-    check_unchanged,
-)
+from nestmodel.training.saving.resume import check_same_step, check_unchanged
 from nestmodel.training.starting.run_checks import check_run
 from tests.conftest import MessyCorpora
 from tests.training import fit, messy_data, tiny_config, trainer
@@ -49,15 +45,6 @@ def test_a_run_that_was_stopped_within_a_step_resumes_at_the_start_of_that_step(
     _, rest = fit(messy_corpora, tmp_path, max_steps=4, ckpt_path=found.path)
     assert rest.keys == plain.keys[4:]
     assert rest.losses == plain.losses[2:]
-
-
-def test_resuming_within_an_epoch_gives_no_warning(messy_corpora: MessyCorpora, tmp_path: Path) -> None:
-    saver = Checkpoints(CheckpointConfig(every_n_steps=1, directory=tmp_path / "saved"))
-    fit(messy_corpora, tmp_path, max_steps=1, callbacks=[saver], enable_checkpointing=True)
-    with warnings.catch_warnings(record=True) as seen:
-        warnings.simplefilter("always")
-        fit(messy_corpora, tmp_path, max_steps=2, ckpt_path=tmp_path / "saved" / "step_00000001.ckpt")
-    assert not [warning for warning in seen if "resum" in str(warning.message)]
 
 
 def test_resuming_with_other_data_or_settings_is_refused_with_the_changes(
@@ -108,13 +95,6 @@ def test_stages_that_begin_at_the_step_of_the_checkpoint_or_later_may_change() -
 def test_names_of_stages_in_a_damaged_checkpoint_are_other_settings(name: str) -> None:
     with pytest.raises(ConfigError, match="other data or settings"):
         check_unchanged({f"data.plan.stages.{name}": "[1.0]"}, {}, step=0)
-
-
-def test_a_changed_weight_is_refused_with_advice_to_add_a_stage() -> None:
-    with pytest.raises(
-        ConfigError, match=r"To change the mixture from step 7 on, .* add a stage to data\.plan\.stages\."
-    ):
-        check_unchanged({"data.plan.temperature": "1.0"}, {"data.plan.temperature": "3.0"}, step=7)
 
 
 def weighted_data(corpora: MessyCorpora, *stages: MixtureStage, **plan: Any) -> NestDataModule:

@@ -84,13 +84,6 @@ def test_a_single_rank_needs_no_name(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert resolver.names == []
 
 
-def test_what_cannot_be_a_name_is_the_same_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launcher, "_RESOLVE_S", 0.0)
-    monkeypatch.setenv("MASTER_ADDR", "n" * 64 + ".invalid")  # no part of a name has more than 63 characters
-    with pytest.raises(TrainingError, match="too long"):
-        check(tmp_path, LightningEnvironment())
-
-
 @pytest.mark.slow
 @pytest.mark.multiprocess
 def test_a_rank_that_has_finished_destroys_the_process_group_at_exit(tmp_path: Path) -> None:

@@ -52,66 +52,41 @@ NTASKS_1 = {"SLURM_NTASKS": "1", "SLURM_NNODES": "1", "SLURM_PROCID": "0", "SLUR
 TABLE: list[tuple[str, Variables, int, int, str]] = [
     # launcher, its variables, devices, nodes, and the start of the error, or "" if the run may start
     ("none", {}, 1, 1, ""),
-    ("none", {}, 8, 1, ""),
     ("none", {}, 2, 2, "--num-nodes is 2, but no launcher has started this process, and NODE_RANK is not set"),
     ("none", {"NODE_RANK": "1"}, 2, 2, ""),
     ("a left WORLD_SIZE", {"WORLD_SIZE": "4"}, 1, 1, ""),
-    ("a left WORLD_SIZE", {"WORLD_SIZE": "4"}, 2, 1, ""),
     ("pods", {"WORLD_SIZE": "2", "RANK": "0"}, 1, 1, "WORLD_SIZE is 2 and RANK is 0, but LOCAL_RANK is not set"),
-    ("pods", {"WORLD_SIZE": "2", "RANK": "1"}, 1, 2, "WORLD_SIZE is 2 and RANK is 1, but LOCAL_RANK is not set"),
-    ("pods", {"WORLD_SIZE": "1", "RANK": "0"}, 1, 1, ""),
     ("pods with numbers", {"WORLD_SIZE": "2", "RANK": "1", "NODE_RANK": "1"}, 8, 2, ""),
-    ("by hand", {"WORLD_SIZE": "2", "LOCAL_RANK": "0"}, 2, 1, ""),
     ("by hand", {"WORLD_SIZE": "4", "LOCAL_RANK": "0", "NODE_RANK": "0"}, 2, 2, ""),
     ("by hand", {"WORLD_SIZE": "2", "LOCAL_RANK": "0"}, 1, 1, "WORLD_SIZE is 2, but --devices 1 x --num-nodes 1 is 1"),
-    ("by hand", {"WORLD_SIZE": "1", "LOCAL_RANK": "0"}, 2, 1, "WORLD_SIZE is 1, but --devices 2 x --num-nodes 1 is 2"),
     ("by hand", {"WORLD_SIZE": "two", "LOCAL_RANK": "0"}, 2, 1, "the environment variable WORLD_SIZE is 'two'"),
     ("by hand", {"LOCAL_RANK": "0"}, 1, 1, ""),
     ("by hand", {"LOCAL_RANK": "0"}, 2, 1, "LOCAL_RANK is 0, so that the run starts no ranks itself, but WORLD_SIZE"),
-    ("torchrun", torchrun(1, 1), 1, 1, ""),
-    ("torchrun", torchrun(2, 2), 2, 1, ""),
     ("torchrun", torchrun(16, 8, 2), 8, 2, ""),
     ("torchrun", torchrun(2, 2), 1, 1, "WORLD_SIZE of torchrun is 2 on 1 node, but --devices 1 x --num-nodes 1 is 1"),
-    ("torchrun", torchrun(2, 2), 4, 1, "WORLD_SIZE of torchrun is 2 on 1 node, but --devices 4 x --num-nodes 1 is 4"),
-    ("torchrun", torchrun(1, 1), 2, 1, "WORLD_SIZE of torchrun is 1 on 1 node, but --devices 2 x --num-nodes 1 is 2"),
     ("torchrun", torchrun(16, 8, 2), 8, 1, "WORLD_SIZE of torchrun is 16 on 2 nodes, but --devices 8 x --num-nodes 1"),
-    ("torchrun", torchrun(4, 2, 2), 4, 1, "WORLD_SIZE of torchrun is 4 on 2 nodes, but --devices 4 x --num-nodes 1 is"),
     ("torchrun", torchrun(3, 1, 2), 1, 3, "WORLD_SIZE of torchrun is 3: give torchrun the same"),
-    ("torchrun", torchrun(3, 2, 2), 2, 2, "WORLD_SIZE of torchrun is 3: give torchrun the same"),
     ("torchrun", {"TORCHELASTIC_RUN_ID": "none"}, 1, 1, "the environment variable WORLD_SIZE is not set"),
     ("torchrun in a job", {**job(1), **torchrun(2, 2)}, 2, 1, ""),
     ("torchrun in a job", {**job(4, 2), **torchrun(2, 2)}, 4, 2, "WORLD_SIZE of torchrun is 2 on 1 node"),
     ("torchrun in a task", {**srun(2, 2), **torchrun(16, 8, 2)}, 8, 2, ""),
-    ("srun", srun(1), 1, 1, ""),
     ("srun", srun(2), 2, 1, ""),
-    ("srun", srun(2, SLURM_NTASKS_PER_NODE="2"), 2, 1, ""),
     ("srun", srun(4, 2), 2, 2, ""),
     ("srun", srun(1), 2, 1, "SLURM_NTASKS is 1 on 1 node, but --devices 2 x --num-nodes 1 is 2 ranks"),
     ("srun", srun(1, SLURM_NTASKS_PER_NODE="8"), 8, 1, "SLURM_NTASKS is 1 on 1 node, but --devices 8 x --num-nodes 1"),
-    ("srun", srun(8), 1, 1, "SLURM_NTASKS is 8 on 1 node, but --devices 1 x --num-nodes 1 is 1 rank"),
     ("srun", srun(4, 2), 4, 1, "SLURM_NTASKS is 4 on 2 nodes, but --devices 4 x --num-nodes 1 is 4 ranks"),
-    ("srun", srun(2), 1, 2, "SLURM_NTASKS is 2 on 1 node, but --devices 1 x --num-nodes 2 is 2 ranks"),
     ("srun", srun(3, 2, "2,1"), 2, 2, "SLURM_NTASKS is 3 on 2 nodes (2,1), which differ: give srun --ntasks-per-node"),
-    ("srun", srun(4, 2, "3,1"), 2, 2, "SLURM_NTASKS is 4 on 2 nodes (3,1), which differ: give srun --ntasks-per-node"),
     ("srun bash", srun(2, SLURM_JOB_NAME="bash"), 2, 1, ""),
-    ("srun bash", srun(2, SLURM_JOB_NAME="bash"), 1, 1, "SLURM_NTASKS is 2 on 1 node, but --devices 1"),
     ("srun --pty bash", srun(1, SLURM_JOB_NAME="bash"), 8, 1, ""),
-    ("without a step id", NTASKS_1, 1, 1, ""),
     ("without a step id", NTASKS_1, 2, 1, "SLURM_NTASKS is 1 on 1 node, but --devices 2 x --num-nodes 1 is 2 ranks"),
-    ("sbatch", job(None), 1, 1, ""),
     ("sbatch", job(None), 8, 1, ""),
     ("sbatch", job(None, 2), 8, 2, "--num-nodes is 2, but no launcher has started this process"),
-    ("sbatch", job(1), 1, 1, ""),
     ("sbatch", job(1), 2, 1, "SLURM_NTASKS is 1 on 1 node, but --devices 2 x --num-nodes 1 is 2 ranks"),
     ("sbatch", job(2), 2, 1, "SLURM_NTASKS is 2, but srun has not started this process (SLURM_STEP_ID is not set)"),
-    ("sbatch", job(2), 1, 1, "SLURM_NTASKS is 2, but srun has not started this process (SLURM_STEP_ID is not set)"),
-    ("sbatch", job(4, 2), 2, 2, "SLURM_NTASKS is 4, but srun has not started this process (SLURM_STEP_ID is not set)"),
     ("sbatch", job(2, name="interactive"), 2, 1, ""),
     ("mpirun", {"OMPI_COMM_WORLD_SIZE": "2"}, 1, 1, "OMPI_COMM_WORLD_SIZE is 2, but ranks are not started by mpirun"),
-    ("mpirun", {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "0"}, 2, 1, "OMPI_COMM_WORLD_SIZE is 2, but"),
     ("mpirun -n 1", {"OMPI_COMM_WORLD_SIZE": "1"}, 2, 1, ""),
     ("torchrun by mpirun", torchrun(2, 2) | {"OMPI_COMM_WORLD_SIZE": "4"}, 2, 1, ""),
-    ("jsrun", {"JSM_NAMESPACE_SIZE": "4"}, 2, 1, "JSM_NAMESPACE_SIZE is 4, but ranks are not started by mpirun or"),
     ("salloc", shell(2, "interactive"), 2, 1, ""),
     ("salloc", shell(2, "train"), 2, 1, "SLURM_NTASKS is 2, but srun has not started this process"),
 ]
@@ -141,19 +116,12 @@ def test_a_run_starts_only_with_the_ranks_that_were_started(
     ("variables", "given", "taken"),
     [
         ({}, ("auto", 1), ("auto", 1)),
-        ({}, ("auto", 2), ("auto", 2)),
-        (torchrun(2, 2), ("auto", 1), (2, 1)),
         (torchrun(16, 8, 2), ("auto", 1), (8, 2)),
-        (torchrun(16, 8, 2), ("auto", 3), (8, 3)),  # an error of `check_ranks`
+        (torchrun(16, 8, 2), ("auto", 3), (8, 3)),
         (torchrun(2, 2), (4, 1), (4, 1)),
-        (torchrun(2, 2), ("0,1", 1), ("0,1", 1)),
-        (torchrun(2, 2), (-1, 1), (-1, 1)),
-        (srun(1), ("auto", 1), (1, 1)),
         (srun(4, 2), ("auto", 1), (2, 2)),
         (srun(2, SLURM_JOB_NAME="bash"), ("auto", 1), (2, 1)),
         (srun(1, SLURM_JOB_NAME="bash"), ("auto", 1), ("auto", 1)),
-        (job(1), ("auto", 1), (1, 1)),
-        (job(None), ("auto", 1), ("auto", 1)),
         ({"WORLD_SIZE": "2", "LOCAL_RANK": "1"}, ("auto", 1), ("auto", 1)),
     ],
 )
@@ -173,8 +141,6 @@ def test_a_run_takes_the_ranks_of_its_launcher_unless_devices_are_given(
             srun(2, SLURM_JOB_NAME="bash"),
             {"SLURM_NTASKS": "2", "SLURM_NTASKS_PER_NODE": "2", "SLURM_JOB_NAME": "nestmodel"},
         ),
-        (srun(1, SLURM_JOB_NAME="bash"), {}),
-        (torchrun(2, 2), {}),
     ],
 )
 def test_lightning_finds_the_tasks_of_srun(
@@ -192,10 +158,7 @@ def test_lightning_finds_the_tasks_of_srun(
     ("variables", "remedy", "devices", "nodes"),
     [
         (torchrun(2, 2), "start torchrun with --nnodes 2 --nproc-per-node 4", 4, 2),
-        (srun(8), "start srun with --nodes 2 --ntasks-per-node 4", 4, 2),
-        (srun(1), "unset SLURM_NTASKS", 4, 1),
         (job(1), "start it by srun --nodes 1 --ntasks-per-node 4, or unset SLURM_NTASKS", 4, 1),
-        ({"WORLD_SIZE": "2", "LOCAL_RANK": "0"}, "set WORLD_SIZE to 8, or unset LOCAL_RANK", 4, 2),
     ],
 )
 def test_the_error_names_how_to_start_as_many_ranks(
@@ -207,7 +170,7 @@ def test_the_error_names_how_to_start_as_many_ranks(
     assert remedy in str(raised.value)
 
 
-@pytest.mark.parametrize("variables", [srun(1), job(1), job(2), job(4, 2)])
+@pytest.mark.parametrize("variables", [srun(1), job(4, 2)])
 def test_without_slurm_ntasks_lightning_starts_the_ranks(variables: Variables) -> None:
     environment = {name: value for name, value in variables.items() if name != "SLURM_NTASKS"}
     assert find_launch(environment) is None
@@ -216,17 +179,7 @@ def test_without_slurm_ntasks_lightning_starts_the_ranks(variables: Variables) -
 
 @pytest.mark.parametrize(
     ("variables", "number"),
-    [
-        ({}, 1),
-        ({"WORLD_SIZE": "4"}, 1),
-        ({"LOCAL_RANK": "0"}, 1),
-        (torchrun(1, 1), 1),
-        (torchrun(2, 2), 2),
-        (srun(1), 1),
-        (srun(8), 8),
-        (job(8), 1),
-        (shell(2, "train"), 1),
-    ],
+    [({"WORLD_SIZE": "4"}, 1), (torchrun(2, 2), 2), (srun(8), 8), (job(8), 1)],
 )
 def test_a_command_of_one_process_refuses_several(
     variables: Variables, number: int, monkeypatch: pytest.MonkeyPatch

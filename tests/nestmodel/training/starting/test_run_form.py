@@ -46,13 +46,10 @@ def test_on_a_gpu_the_form_follows_from_the_settings(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("preset", "seconds", "num_shapes", "why"),
     [
-        ("small", 240.0, 8, ""),
         ("small", 2000.0, 8, ""),
         ("small", 240.0, None, "data.plan.num_shapes is not set"),
-        ("large", 250.0, 16, ""),  # of recipes/librispeech/gpus_64.yaml
+        ("large", 250.0, 16, ""),
         ("medium", 4000.0, 8, "the microbatches are so large that launches take no time"),
-        ("large", 2000.0, 16, "the microbatches are so large that launches take no time"),
-        ("xlarge", 800.0, 8, "the microbatches are so large that launches take no time"),
     ],
 )
 def test_graphs_are_used_where_launches_limit_the_step(

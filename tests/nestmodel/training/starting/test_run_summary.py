@@ -81,6 +81,15 @@ def test_a_summary_counts_what_is_left_out_and_names_the_cut_that_causes_most_pa
         assert "--window-seconds 3 " in rows[name]
 
 
+def test_secrets_in_addresses_are_hidden(messy_corpora: MessyCorpora, tmp_path: Path) -> None:
+    data = messy_data(messy_corpora)
+    assert data.noise.corpus is not None
+    data.noise.corpus.path = Path("s3://user:secret@bucket/noise.corpus")
+    rows = summary(data, tmp_path, max_steps=1)
+    assert "bucket/noise.corpus" in rows["noise"]
+    assert "secret" not in rows["noise"]
+
+
 def test_a_summary_names_all_corpora_and_the_checkpoint(messy_corpora: MessyCorpora, tmp_path: Path) -> None:
     plan = PlanConfig(max_batch_seconds=10.0, microbatches_per_step=2)
     augment = AugmentConfig(speech=["PolarityInversion"])
@@ -94,12 +103,3 @@ def test_a_summary_names_all_corpora_and_the_checkpoint(messy_corpora: MessyCorp
     assert rows["start"] == f"from step 1,300, {tmp_path}/last.ckpt"
     assert ", augmented; " in rows["batches"]
     assert summary(data, tmp_path, max_steps=-1, max_epochs=-1)["steps"] == "no limit"
-
-
-def test_secrets_in_addresses_are_hidden(messy_corpora: MessyCorpora, tmp_path: Path) -> None:
-    data = messy_data(messy_corpora)
-    assert data.noise.corpus is not None
-    data.noise.corpus.path = Path("s3://user:secret@bucket/noise.corpus")
-    rows = summary(data, tmp_path, max_steps=1)
-    assert "bucket/noise.corpus" in rows["noise"]
-    assert "secret" not in rows["noise"]
