@@ -1,5 +1,4 @@
 import json
-import os
 import re
 import shutil
 from pathlib import Path
@@ -45,12 +44,6 @@ def test_files_with_the_bytes_of_another_are_counted_and_kept(tmp_path: Path) ->
     assert prepared(folder, jobs=2).notes == report.notes
 
 
-def test_files_without_a_time_are_compared_too(tmp_path: Path) -> None:
-    for name in "ab":
-        os.utime(write_audio(tmp_path / "m" / f"{name}.wav", hiss(8000, 1)), (0, 0))
-    assert num_copies(prepared(tmp_path / "m")) == 1
-
-
 def test_windows_of_one_file_are_not_equal_files(tmp_path: Path) -> None:
     write_audio(tmp_path / "m" / "a.wav", hiss(64000, 1))
     report = prepared(tmp_path / "m", window_seconds=1.0)
@@ -68,14 +61,6 @@ def test_members_of_tars_are_compared(tmp_path: Path) -> None:
     assert re.search(
         r"another one: 1, such as \S+/t\.tar \(byte \d+\), a copy of \S+/t\.tar \(byte \d+\)", "".join(report.notes)
     )
-
-
-def test_equal_files_are_looked_for_only_if_audio_is_decoded(tmp_path: Path) -> None:
-    for name in "ab":
-        write_audio(tmp_path / "m" / f"{name}.wav", hiss(8000, 1))
-    report = prepare_corpus(tmp_path / "m", tmp_path / "m.corpus")
-    assert num_copies(report) == 0
-    assert "byte-equal files" in report.notes[0]
 
 
 def test_all_zero_audio_and_a_file_cut_off_behind_its_header_are_found_by_decoding(tmp_path: Path) -> None:

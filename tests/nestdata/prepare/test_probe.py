@@ -1,7 +1,5 @@
 import copy
 import math
-import shutil
-import subprocess
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +15,6 @@ import nestdata.prepare.judge
 import nestdata.prepare.read
 from nestdata import PrepareConfig
 from nestdata.audio.decode import load_samples
-from nestdata.errors import AudioError
 from nestdata.prepare.found import Cut, Note, Reject
 from nestdata.prepare.header import AudioInfo
 from nestdata.prepare.inputs.audio import File, LhotseCut
@@ -71,13 +68,6 @@ def lhotse_entry(
     return Entry(where="cuts.jsonl:1", cut_id="a", audio=LhotseCut(cut.to_dict()))
 
 
-def test_a_file_becomes_a_cut_of_the_whole_file(tmp_path: Path) -> None:
-    cut = cut_of(entry_of(write_audio(tmp_path / "a.flac", hiss(23456, 1))))
-    assert (cut.id, cut.start, cut.num_samples, cut.sampling_rate, cut.channel) == ("a", 0.0, 23456, 16000, 0)
-    assert cut.recording.sources[0].source == str(tmp_path / "a.flac")
-    assert not cut.recording.transforms
-
-
 def test_a_span_without_a_duration_extends_to_the_end_of_the_file(tmp_path: Path) -> None:
     cut = cut_of(entry_of(write_audio(tmp_path / "a.wav", hiss(24000, 1)), offset=0.5))
     assert (cut.start, cut.num_samples) == (0.5, 16000)
@@ -98,8 +88,8 @@ def test_known_labels_become_a_supervision_and_others_custom_fields(tmp_path: Pa
     assert cut.custom == {"emotion": "happy", "score": 0.5}
 
 
-@pytest.mark.parametrize("rate", [8000, 11025, 22050, 44100, 48000])
-@pytest.mark.parametrize("num_samples", [5003, 12345, 30001])
+@pytest.mark.parametrize("rate", [8000, 11025, 44100])
+@pytest.mark.parametrize("num_samples", [5003, 30001])
 def test_a_resampled_cut_has_as_many_samples_as_are_loaded(tmp_path: Path, rate: int, num_samples: int) -> None:
     path = write_audio(tmp_path / "a.wav", tone(200, num_samples / rate, rate), rate)
     cut = cut_of(entry_of(path))
@@ -116,20 +106,17 @@ def test_the_requested_channel_is_read(tmp_path: Path) -> None:
     np.testing.assert_allclose(load_samples(cut), tone(440, 1.0), atol=1e-4)
 
 
-@pytest.mark.parametrize("name", ["a.wav", "a.raw", "a\0b.wav", "caf\udce9.wav"])
+@pytest.mark.parametrize("name", ["a.wav", "a\0b.wav", "caf\udce9.wav"])
 def test_a_missing_file_is_rejected(tmp_path: Path, name: str) -> None:
     path = tmp_path / name
     assert reject_of(entry_of(path)) == ("missing", f"{path} does not exist")
     assert reject_of(lhotse_entry(path)) == ("missing", f"{path} does not exist")
 
 
-def test_a_file_without_bytes_is_rejected_as_empty(tmp_path: Path) -> None:
+def test_a_file_without_bytes_or_samples_is_rejected_as_empty(tmp_path: Path) -> None:
     (tmp_path / "a.wav").touch()
     assert reject_of(entry_of(tmp_path / "a.wav")) == ("empty", f"{tmp_path / 'a.wav'} has no bytes")
-
-
-def test_a_file_without_samples_is_rejected_as_empty(tmp_path: Path) -> None:
-    path = write_audio(tmp_path / "a.wav", np.zeros(0, np.float32))
+    path = write_audio(tmp_path / "b.wav", np.zeros(0, np.float32))
     assert reject_of(entry_of(path)) == ("empty", f"{path} holds no samples")
 
 
@@ -140,8 +127,8 @@ def test_a_span_without_samples_is_rejected_as_empty_even_if_any_length_is_allow
     assert cut_of(entry_of(path, duration=1 / 16000), limits).num_samples == 1
 
 
-@pytest.mark.parametrize("name", ["a.wav", "a.raw", "a.m4a", "a.sph"])
-@pytest.mark.parametrize("content", [b"\0no audio at all" * 100, b"no audio", b"RIFF", b"fLaC" + bytes(50)])
+@pytest.mark.parametrize("name", ["a.wav", "a.m4a"])
+@pytest.mark.parametrize("content", [b"\0no audio at all" * 100, b"RIFF", b"fLaC" + bytes(50)])
 def test_a_file_that_is_not_audio_is_rejected_as_unreadable(tmp_path: Path, name: str, content: bytes) -> None:
     path = tmp_path / name
     path.write_bytes(content)
@@ -149,8 +136,6 @@ def test_a_file_that_is_not_audio_is_rejected_as_unreadable(tmp_path: Path, name
     assert reason == "unreadable"
     assert str(path) in detail
     assert "\n" not in detail
-    with path.with_suffix(".other").open("w"):  # the message does not depend on file descriptors
-        assert reject_of(entry_of(path)) == (reason, detail)
 
 
 def test_a_flac_stream_of_unknown_length_is_as_long_as_its_samples(tmp_path: Path) -> None:
@@ -165,15 +150,11 @@ def test_a_flac_stream_of_unknown_length_is_as_long_as_its_samples(tmp_path: Pat
     np.testing.assert_array_equal(load_samples(cut, start=9000), expected[9000:])
 
 
-@pytest.mark.parametrize(
-    ("name", "subtype", "container"),
-    [("a.wav", "PCM_16", None), ("a.wav", "FLOAT", None), ("a.wav", "PCM_24", "WAVEX"), ("a.aiff", "PCM_16", None)],
-)
+@pytest.mark.parametrize(("name", "subtype"), [("a.wav", "PCM_16"), ("a.wav", "FLOAT"), ("a.aiff", "PCM_16")])
 def test_a_file_that_ends_before_the_length_in_its_header_is_rejected_as_truncated(
-    tmp_path: Path, name: str, subtype: str, container: str | None
+    tmp_path: Path, name: str, subtype: str
 ) -> None:
-    path = tmp_path / name
-    soundfile.write(path, hiss(16000, 1), 16000, subtype=subtype, format=container)
+    path = write_audio(tmp_path / name, hiss(16000, 1), subtype=subtype)
     assert cut_of(entry_of(path)).num_samples == 16000
     path.write_bytes(path.read_bytes()[: -path.stat().st_size // 2])
     assert reject_of(entry_of(path)) == (
@@ -184,24 +165,13 @@ def test_a_file_that_ends_before_the_length_in_its_header_is_rejected_as_truncat
     assert cut_of(entry_of(path, duration=0.25)).num_samples == 4000  # the file holds this span
 
 
-@pytest.mark.parametrize("length", [0xFFFFFFFF, 0x7FFFFFFF, 0x7FFFF000])
-def test_a_wav_stream_with_an_unknown_length_in_its_header_is_accepted(tmp_path: Path, length: int) -> None:
-    path = write_audio(tmp_path / "a.wav", hiss(16000, 1))
-    whole = path.read_bytes()
-    assert whole[36:40] == b"data"
-    path.write_bytes(whole[:40] + length.to_bytes(4, "little") + whole[44:])
-    assert cut_of(entry_of(path)).num_samples == 16000
-
-
 @pytest.mark.parametrize(
     ("span", "bound"),
     [
         ({"duration": 1.06}, "ends at 1.060 s"),
         ({"offset": 0.5, "duration": 0.6}, "ends at 1.100 s"),
         ({"offset": 1.0}, "starts at 1.000 s"),
-        ({"offset": 3.0}, "starts at 3.000 s"),
         ({"num_frames": 17000}, "ends at 1.062 s"),
-        ({"offset": 3.0, "duration": 0.5}, "starts at 3.000 s"),
     ],
 )
 def test_a_span_beyond_the_end_is_rejected(tmp_path: Path, span: dict[str, float], bound: str) -> None:
@@ -215,19 +185,6 @@ def test_a_lhotse_cut_beyond_its_recording_is_rejected(tmp_path: Path, limits: P
     path = write_audio(tmp_path / "a.wav", hiss(16000, 1))
     reason, detail = reject_of(lhotse_entry(path, start=0.5, duration=0.75), limits)
     assert (reason, detail) == ("wrong_duration", "the span in the manifest ends at 1.250 s, the audio lasts 1.000 s")
-
-
-def test_audio_shorter_than_the_limit_is_rejected(tmp_path: Path) -> None:
-    path = write_audio(tmp_path / "a.wav", hiss(1599, 1))
-    assert reject_of(entry_of(path)) == ("too_short", "0.0999375 s, the minimum is 0.1 s")
-    assert cut_of(entry_of(write_audio(path, hiss(1600, 1)))).num_samples == 1600
-
-
-def test_audio_longer_than_the_limit_is_rejected(tmp_path: Path) -> None:
-    path = write_audio(tmp_path / "a.wav", hiss(16001, 1))
-    limits = replace(LIMITS, max_seconds=1.0)
-    assert reject_of(entry_of(path), limits) == ("too_long", "1.00006 s, the maximum is 1 s")
-    assert cut_of(entry_of(write_audio(path, hiss(16000, 1))), limits).num_samples == 16000
 
 
 def test_a_channel_that_does_not_exist_is_rejected(tmp_path: Path) -> None:
@@ -329,13 +286,6 @@ def test_a_span_as_long_as_a_limit_is_accepted_at_any_offset(
         assert reject_of(entry, shorter)[0] == "too_long"
 
 
-def test_limits_apply_to_trusted_durations(tmp_path: Path) -> None:
-    gone = tmp_path / "gone.wav"
-    for duration, reason in ((0.0, "too_short"), (0.0999, "too_short"), (20.001, "too_long")):
-        assert reject_of(entry_of(gone, duration=duration), TRUSTING)[0] == reason
-    assert reject_of(entry_of(gone, duration=0.0), replace(TRUSTING, min_seconds=0.0))[0] == "empty"
-
-
 def test_a_file_is_opened_if_the_manifest_gives_no_duration(tmp_path: Path) -> None:
     path = write_audio(tmp_path / "a.wav", hiss(24000, 1), 8000)
     cut = cut_of(entry_of(path, offset=0.5), TRUSTING)
@@ -353,14 +303,6 @@ def test_a_trusted_span_has_the_length_that_lhotse_gives_it(offset: float, durat
     cut = cut_of(entry_of(Path("/gone.wav"), offset=offset, duration=duration), limits)
     assert abs(cut.num_samples - duration * rate) <= 1
     assert cut.end <= cut.recording.duration + 1 / rate
-
-
-@pytest.mark.skipif(shutil.which("ffmpeg") is None, reason="needs ffmpeg")
-def test_the_length_of_a_format_unknown_to_libsndfile_is_found_by_decoding(tmp_path: Path) -> None:
-    pytest.importorskip("torchcodec")
-    source = write_audio(tmp_path / "source.flac", hiss(24000, 1))
-    subprocess.run(["ffmpeg", "-v", "error", "-i", source, tmp_path / "a.m4a"], check=True)
-    assert 24000 <= cut_of(entry_of(tmp_path / "a.m4a"), DECODING).num_samples < 27000
 
 
 def test_audio_that_cannot_be_decoded_is_rejected_with_its_reason(tmp_path: Path) -> None:
@@ -436,19 +378,6 @@ def test_the_audio_of_all_windows_is_the_audio_of_the_span(tmp_path: Path) -> No
     np.testing.assert_array_equal(audio, read_audio(path)[8000:60800])
 
 
-@pytest.mark.parametrize("rate", [8000, 44100])
-def test_windows_of_a_file_of_another_rate_are_loaded_at_the_right_offsets(tmp_path: Path, rate: int) -> None:
-    path = write_audio(tmp_path / "a.flac", tone(200, 2.4, rate), rate)
-    cuts = cuts_of(entry_of(path), WINDOW)
-    assert [cut.num_samples for cut in cuts] == [12800] * 3
-    for cut in cuts:
-        np.testing.assert_allclose(
-            load_samples(cut)[100:-100],
-            tone(200, 2.4)[round(cut.start * 16000) :][100:12700],
-            atol=5e-3,
-        )
-
-
 def test_windows_keep_language_and_speaker_but_not_text(tmp_path: Path) -> None:
     path = write_audio(tmp_path / "a.wav", hiss(24000, 1))
     labels = {"text": "two words", "lang": "de", "speaker": "s1", "emotion": "happy"}
@@ -471,13 +400,6 @@ def test_windows_of_a_lhotse_cut_are_inside_its_span_and_valid_for_lhotse(tmp_pa
     for cut in cuts:
         assert (cut.supervisions[0].text, cut.supervisions[0].speaker) == (None, "s1")
         np.testing.assert_allclose(load_samples(cut), cut.load_audio()[0], rtol=0, atol=1e-6)
-
-
-def test_limits_on_duration_apply_to_windows(tmp_path: Path) -> None:
-    path = write_audio(tmp_path / "a.wav", hiss(24000, 1))
-    limits = replace(WINDOW, min_seconds=0.75, max_seconds=0.75)
-    assert [cut.num_samples for cut in cuts_of(entry_of(path), limits)] == [12000, 12000]
-    assert reject_of(entry_of(path), replace(limits, min_seconds=0.76, max_seconds=None))[0] == "too_short"
 
 
 def test_only_unusable_windows_are_rejected(tmp_path: Path) -> None:
@@ -509,9 +431,3 @@ def test_a_long_cut_is_decoded_in_parts(tmp_path: Path, monkeypatch: pytest.Monk
     assert max(lengths) == int(30_000 / (rate / 16000) / 2)
     quiet = write_audio(tmp_path / "quiet.flac", np.zeros(48000, np.float32))
     assert reject_of(entry_of(quiet), DECODING)[0] == "silent"
-
-
-def test_a_cut_that_does_not_fit_into_memory_is_rejected_when_it_is_decoded(tmp_path: Path) -> None:
-    path = write_audio(tmp_path / "a.wav", hiss(16000, 1))
-    with pytest.raises(AudioError, match=r"cut 'a': 9000000000000000 samples do not fit into memory\. Divide"):
-        load_samples(cut_of(entry_of(path)).to_dict(), num_samples=9 * 10**15)
