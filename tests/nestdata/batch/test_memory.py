@@ -1,12 +1,6 @@
 import gc
-import os
-import subprocess
-import sys
-import textwrap
-from pathlib import Path
 
 import numpy as np
-import pytest
 import torch
 
 from nestdata.batch.memory import SlotRing, batch_arrays, bytes_of_batch
@@ -69,26 +63,3 @@ def test_memory_outlives_its_ring() -> None:
     gc.collect()
     tensor.fill_(3)
     assert int(tensor.sum()) == 3 * 4096
-
-
-def test_a_ring_closes_its_file() -> None:
-    ring = SlotRing(1, 4096)
-    file = ring._file
-    assert os.fstat(file).st_size == 4096
-    del ring
-    gc.collect()
-    with pytest.raises(OSError, match="Bad file descriptor"):
-        os.fstat(file)
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="reads the memory map of a process from /proc")
-def test_the_memory_has_no_name_that_could_be_left_behind() -> None:
-    program = """
-        from nestdata.batch.memory import SlotRing
-        ring = SlotRing(2, 4096)
-        print([line.split(maxsplit=5)[5] for line in open("/proc/self/maps") if "nestdata-batches" in line])
-    """
-    command = [sys.executable, "-c", textwrap.dedent(program)]
-    found = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    assert found == "['/memfd:nestdata-batches (deleted)\\n']\n"
