@@ -132,25 +132,18 @@ def test_chunks_before_the_samples_are_skipped(kind: bytes, content: bytes) -> N
 # Not parameters of the test: libsndfile writes the time into some of them, and ids of tests must not change.
 OTHER_FILES = {
     "empty": b"",
-    "RIFF alone": b"RIFF",
     "header cut off": wav()[:40],
     "last byte missing": wav()[:-1],
     "24 bits": wav(subtype="PCM_24"),
     "float": wav(subtype="FLOAT"),
-    "mu-law": wav(subtype="ULAW"),
     "no samples": wav(num_samples=0),
     "odd length without padding": with_chunk(b"LIST", b"INFOodd"),
-    "text cut off": with_chunk(b"LIST", TEXTS[:-2]),
     "data inside of a list, which libsndfile takes for the samples": with_chunk(
         b"LIST", TEXTS.replace(b"ISFT", b"data")
     ),
-    "other kind of list": with_chunk(b"LIST", TEXTS.replace(b"INFO", b"adtl")),
     "short fact, which libsndfile refuses": with_chunk(b"fact", bytes(2)),
     "unknown chunk": with_chunk(b"odd?", bytes(8)),
-    "big-endian": wav().replace(b"RIFF", b"RIFX"),
     "two files in one, which libsndfile refuses": wav() + wav(),
-    "second data": wav() + chunk(b"data", bytes(10)),
-    "bytes after the end": wav() + b"rest",
 }
 
 

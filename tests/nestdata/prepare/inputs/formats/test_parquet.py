@@ -9,7 +9,7 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
-from nestdata import Corpus, ManifestError, prepare_corpus
+from nestdata import Corpus, ManifestError, PrepareConfig, prepare_corpus
 from nestdata.prepare.inputs.formats import huggingface
 from tests.nestdata.prepare.inputs.formats.test_huggingface import encoded
 from tests.nestdata.prepare.inputs.reading import format_of, some_audio, source_of
@@ -72,6 +72,14 @@ def test_a_corpus_that_holds_its_audio_may_be_moved(tmp_path: Path) -> None:
     for row, samples in enumerate(noise):
         np.testing.assert_allclose(corpus.load(row)[1], samples, atol=1e-4)
         assert corpus.line(row)["recording"]["sources"][0]["source"].startswith(f"{corpus.path}/shards/0/")
+
+
+def test_the_sample_bank_is_made_of_embedded_audio(tmp_path: Path) -> None:
+    write_parquet(tmp_path / "train.parquet", [embedded(hiss(8000, 1), "WAV")])
+    prepare_corpus([tmp_path / "train.parquet"], tmp_path / "noise.corpus", PrepareConfig(pcm=True))
+    corpus = Corpus.open(tmp_path / "noise.corpus")
+    assert corpus.has_bank
+    np.testing.assert_allclose(corpus.load(0)[1], hiss(8000, 1), atol=1e-4)
 
 
 def test_rows_without_bytes_are_read_by_their_path_or_rejected(tmp_path: Path) -> None:
