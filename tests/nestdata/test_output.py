@@ -162,15 +162,6 @@ def test_second_run_into_one_target_is_refused_and_the_first_one_continues(outpu
     assert (output / "meta.json").read_text() == "first"
 
 
-def test_target_below_a_file_is_an_error(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("a file")
-    with (
-        pytest.raises(OutputError, match=r"speech\.corpus: cannot be written \(Not a directory\)"),
-        write_to(tmp_path / "file" / "speech.corpus"),
-    ):
-        pytest.fail("the block ran")
-
-
 def test_output_file_is_moved_to_its_target_together_with_the_files_beside_it(tmp_path: Path) -> None:
     with output_file(tmp_path / "graph.onnx", overwrite=False) as path:
         path.write_text("graph")
@@ -192,14 +183,6 @@ def test_existing_file_is_replaced_only_with_overwrite(tmp_path: Path) -> None:
     with output_file(path, overwrite=True) as partial:
         partial.write_text("new")
     assert path.read_text() == "new"
-
-
-def test_output_file_does_not_replace_a_directory(tmp_path: Path) -> None:
-    with (
-        pytest.raises(OutputError, match="is a directory"),
-        output_file(tmp_path, overwrite=True),
-    ):
-        pytest.fail("the block ran")
 
 
 def test_error_in_the_block_leaves_no_file(tmp_path: Path) -> None:
@@ -251,14 +234,6 @@ def test_finished_work_stays_after_an_error_and_is_found_by_the_next_run(output:
         (partial / "tasks").rmdir()
     assert names(output.parent) == ["speech.corpus"]
     assert names(output) == ["shards"]
-
-
-def test_finished_work_is_cleared_by_a_run_that_does_not_ask_for_it(output: Path) -> None:
-    fail(output, tasks_1="one")
-    with write_to(output) as partial:
-        assert names(partial) == []
-        fill(partial, "new")
-    assert names(output) == ["audio", "meta.json"]
 
 
 def test_a_missing_directory_is_created_by_the_check_that_files_can_be_written(tmp_path: Path) -> None:

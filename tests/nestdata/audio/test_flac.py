@@ -135,15 +135,6 @@ def test_one_channel_of_a_stereo_file_is_decoded(tmp_path: Path, used: list[bool
     assert used == [True]
 
 
-def test_resampled_cut_is_that_of_libsndfile(tmp_path: Path, used: list[bool]) -> None:
-    cut = cut_of(write_audio(tmp_path / "a.flac", chirp(100, 3000, 1.5, 44100), 44100))
-    kwargs = {"source_sampling_rate": 44100, "target_sampling_rate": 16000}
-    cut["recording"] |= {"sampling_rate": 16000, "num_samples": 24000}
-    cut["recording"]["transforms"] = [{"name": "Resample", "kwargs": kwargs}]
-    assert result(cut) == result_of_libsndfile(cut)
-    assert used == [True]
-
-
 @pytest.fixture(scope="module")
 def intact(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Returns a file of speech-like sound with comments and padding, as the tools of FLAC write it."""

@@ -6,10 +6,10 @@ import pytest
 import torch
 import torchaudio
 
-from nestdata import Corpus, PrepareConfig, prepare_corpus
+from nestdata import prepare_corpus
 from nestdata.audio import resampling
 from nestdata.audio.resampling import one_torch_thread, resample
-from tests.synthesis import Samples, chirp, folder_corpus, hiss, tone, write_audio
+from tests.synthesis import Samples, folder_corpus, hiss, tone, write_audio
 
 AUDIO_RATES = (8000, 11025, 12000, 16000, 22050, 24000, 32000, 37800, 44100, 48000, 88200, 96000, 176400, 192000)
 
@@ -62,17 +62,6 @@ def test_resampling_takes_memory_for_the_audio_and_not_for_the_rates(source_rate
     # The samples with silence around them, the result, and blocks of at most a few weights for each sample of a filter.
     taps = 2 * 6 * source_rate / 16000
     assert peak < 2 * samples.nbytes + resampled.nbytes + 100 * max(resampling._BLOCK, taps)
-
-
-def test_windows_of_an_odd_rate_are_parts_of_the_whole_recording(tmp_path: Path) -> None:
-    whole = folder_corpus(tmp_path / "speech", {"a.wav": (chirp(100, 3000, 4.0, 15999), 15999)})
-    prepare_corpus([tmp_path / "speech"], tmp_path / "windows", PrepareConfig(window_seconds=2.0))
-    windows = Corpus.open(tmp_path / "windows")
-    expected = whole.load(0)[1]
-    for index, start in ((0, 0), (1, 32000)):
-        samples = windows.load(int(windows.input_order()[index]))[1]
-        # At its ends, a window is resampled as if there were silence around it.
-        np.testing.assert_allclose(samples[10:-10], expected[start + 10 : start + 31990], rtol=0, atol=1e-6)
 
 
 def test_a_file_of_a_tiny_rate_does_not_become_hours_of_audio(tmp_path: Path) -> None:

@@ -2,8 +2,6 @@
 
 import shutil
 import subprocess
-import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +11,7 @@ from nestdata import Corpus, PrepareConfig, load_audio, prepare_corpus
 from nestdata.audio import torchcodec_audio
 from nestdata.audio.decode import load_samples
 from nestdata.prepare.header import AudioInfo, read_header
-from nestdata.prepare.inputs.audio import File, Member, Unusable
+from nestdata.prepare.inputs.audio import File, Member
 from nestdata.storage import ObjectInfo
 from tests.synthesis import Samples, chirp, hiss, write_audio
 
@@ -84,37 +82,3 @@ def test_joined_aac_has_the_samples_of_both(tmp_path: Path) -> None:
     path, expected = made(tmp_path, "a.aac")
     path.write_bytes(2 * path.read_bytes())
     assert len(load_audio(path)) == 2 * len(expected)
-
-
-@pytest.mark.parametrize(
-    ("found", "importing", "advice"),
-    [
-        (None, None, "install torchcodec and FFmpeg's libraries"),
-        (object(), RuntimeError("Could not load libtorchcodec"), "FFmpeg's libraries are not: install them"),
-    ],
-)
-def test_what_is_missing_is_named(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    found: object,
-    importing: Exception | None,
-    advice: str,
-) -> None:
-    class Finder:
-        def find_spec(self, name: str, *_: object) -> None:
-            if name.startswith("torchcodec") and importing:
-                raise importing
-
-    clear: Callable[[], None] = torchcodec_audio.problem.cache_clear
-    monkeypatch.setattr(torchcodec_audio, "find_spec", lambda _: found)
-    for name in [name for name in sys.modules if name.partition(".")[0] == "torchcodec"]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setattr(sys, "meta_path", [Finder(), *sys.meta_path])
-    clear()
-    try:
-        (tmp_path / "a.m4a").write_bytes(b"\0\0\0\x20ftypM4A " + bytes(64))
-        reject = read_header(File(str(tmp_path / "a.m4a")))
-        assert isinstance(reject, Unusable)
-        assert advice in reject.detail
-    finally:
-        clear()

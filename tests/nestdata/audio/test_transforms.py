@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from lhotse import CutSet, Recording, RecordingSet
+from lhotse import CutSet, Recording
 from lhotse.augmentation import AudioTransform
 
 from nestdata import ConfigError, Corpus, ManifestError, PrepareConfig, prepare_corpus
@@ -148,15 +148,3 @@ def test_a_codec_before_a_resampling_encodes_at_the_rate_of_the_samples(tmp_path
     resampled = {**changed, "recording": at_rate(changed["recording"], 16000)}
     expected = resample(load_samples(changed), 32000, 16000)
     np.testing.assert_array_equal(load_samples(resampled), expected)
-
-
-def test_only_cuts_whose_rate_changes_are_called_resampled(tmp_path: Path, recording: Recording) -> None:
-    def num_resampled(*changed: Recording) -> int:
-        RecordingSet.from_recordings(changed).to_file(tmp_path / "a.jsonl")
-        return prepare_corpus(tmp_path / "a.jsonl", tmp_path / "a.corpus", overwrite=True).num_resampled
-
-    wide = Recording.from_file(write_audio(tmp_path / "wide.wav", chirp(100, 3000, 1.0, 44100), 44100))
-    assert num_resampled(recording.perturb_volume(0.5), recording.perturb_speed(1.1), recording.clip_amplitude()) == 0
-    assert num_resampled(recording.reverb_rir(), wide.perturb_volume(0.5)) == 1
-    # From 16 to 8 kHz, and back to the rate of the corpus.
-    assert num_resampled(wide.resample(16000), recording.narrowband("mulaw", restore_orig_sr=False)) == 1

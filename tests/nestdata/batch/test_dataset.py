@@ -1,9 +1,5 @@
 import itertools
-import multiprocessing
-import os
 import pickle
-import signal
-import time
 from pathlib import Path
 
 import numpy as np
@@ -31,10 +27,9 @@ from nestdata import (
     microbatches,
 )
 from nestdata.audio.decode import load_samples
-from nestdata.batch.worker import StartWorker
 from tests.batches import STEPS_WITH_ALL_SHAPES, digest, full_dataset, messy_dataset
 from tests.conftest import MessyCorpora
-from tests.synthesis import chirp, folder_corpus, hiss, read_audio, tone
+from tests.synthesis import folder_corpus, hiss, read_audio, tone
 
 # Three workers are started on any machine. PyTorch warns on machines with fewer cores; newer Pythons warn of forks.
 many_workers = pytest.mark.filterwarnings("ignore:This DataLoader will create", "ignore:.*multi-threaded.*fork")
@@ -237,27 +232,6 @@ def test_heartbeat_names_every_cut_that_is_loaded_and_none_at_the_end(
     assert heartbeat.noted[-1] == ()
 
 
-def receive_sigterm_as_a_worker() -> None:
-    StartWorker(1, None)(0)
-    os.kill(os.getpid(), signal.SIGTERM)
-    time.sleep(60)
-
-
-@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork")
-def test_worker_ends_after_sigterm_even_if_its_rank_handles_sigalrm(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nestdata.batch.worker._SECONDS_TO_FINISH", 1)
-    before = signal.signal(signal.SIGALRM, lambda *_: None)
-    try:
-        worker = multiprocessing.get_context("fork").Process(target=receive_sigterm_as_a_worker)
-        worker.start()
-    finally:
-        signal.signal(signal.SIGALRM, before)
-    worker.join(30)
-    worker.kill()
-    worker.join()
-    assert worker.exitcode == -signal.SIGALRM
-
-
 def test_short_audio_is_repeated_up_to_the_minimum(tmp_path: Path) -> None:
     corpus = folder_corpus(tmp_path / "speech", {"a.wav": hiss(7000, 1)})
     batch = dataset_of(corpus)[0, 0]
@@ -405,14 +379,6 @@ def test_noise_that_becomes_unreadable_is_replaced_counted_and_limited(
     strict = BadAudioConfig(max_noise_share=0.1, min_count=1)
     with pytest.raises(AudioError, match=r"reads of noise failed \(2 missing\).*c \(missing\)"):
         list(AudioNoiseDataset(corpus, plan, NoiseSampler(noise), mixer, bad_audio=strict).loader(batch_indices))
-
-
-def test_corpus_at_eight_kilohertz_is_batched_at_that_rate(tmp_path: Path) -> None:
-    config = PrepareConfig(sampling_rate=8000)
-    corpus = folder_corpus(tmp_path / "speech", {"a.wav": (chirp(100, 900, 2.0, 44100), 44100)}, config)
-    batch = dataset_of(corpus)[0, 0]
-    assert batch.audio.shape == (1, 16000)
-    np.testing.assert_allclose(batch.audio[0, 200:-200], chirp(100, 900, 2.0, 8000)[200:-200], atol=2e-3)
 
 
 def test_batch_indices_of_one_rank_are_its_share_of_each_step_in_order() -> None:

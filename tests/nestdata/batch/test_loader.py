@@ -153,18 +153,6 @@ def test_a_corpus_that_is_cut_off_while_workers_read_it_is_named(messy_corpora: 
         list(batches)
 
 
-def test_a_corpus_that_is_removed_before_workers_open_it_is_named(
-    messy_corpora: MessyCorpora, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    speech = Path(shutil.copytree(messy_corpora.speech, tmp_path / "speech.corpus"))
-    dataset = messy_dataset(speech, messy_corpora.noise)
-    loader = dataset.loader(microbatches(dataset.plan, num_steps=1), num_workers=1, start_method="forkserver")
-    shutil.rmtree(speech)
-    with pytest.raises(CorpusError, match=r"speech\.corpus: does not exist"):
-        next(iter(loader))
-    assert "Traceback" not in capfd.readouterr().err
-
-
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="page-locked memory needs a GPU")
 def test_slots_are_page_locked_and_reach_the_gpu_unchanged(

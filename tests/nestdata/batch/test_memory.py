@@ -21,13 +21,6 @@ def test_arrays_lie_one_after_the_other_in_the_slot_at_cache_lines() -> None:
     assert {array.dtype for name, array in arrays.items() if name.endswith("_len")} == {np.dtype(np.int64)}
 
 
-def test_without_a_slot_every_array_is_new() -> None:
-    arrays = batch_arrays(2, 1000)
-    assert not arrays["noise"].any()
-    assert [array.shape for array in arrays.values()] == [(2, 1000)] * 3 + [(2,)] * 3
-    assert all(array.base is None for array in arrays.values())
-
-
 def test_every_slot_has_memory_of_its_own() -> None:
     ring = SlotRing(3, 5000)
     assert ring.slot_bytes == 8192
@@ -54,12 +47,3 @@ def test_a_slot_is_free_only_when_nothing_refers_to_its_memory() -> None:
         kept.pop(0)
     gc.collect()
     assert ring.acquire() == 0
-
-
-def test_memory_outlives_its_ring() -> None:
-    ring = SlotRing(1, 4096)
-    tensor = ring.tensor(0)
-    del ring
-    gc.collect()
-    tensor.fill_(3)
-    assert int(tensor.sum()) == 3 * 4096

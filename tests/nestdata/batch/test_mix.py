@@ -191,19 +191,6 @@ def test_white_noise_is_recorded_as_white_noise() -> None:
     assert (record.mode, record.sources, record.bad_noise) == ("noise", ("white noise",), (GONE,))
 
 
-def test_noise_is_drawn_in_the_mixed_length_and_only_for_mode_noise() -> None:
-    asked: list[int] = []
-
-    def draw_noise(needed: int) -> NoiseSpan:
-        asked.append(needed)
-        return NoiseSpan(samples=hiss(needed, 1), kind="noise", cut_id="street")
-
-    mix(ALWAYS_SPEECH, speech_of(16000, 16000), noise=draw_noise)
-    assert asked == []
-    mix(ALWAYS_NOISE, speech_of(16000, 16000), noise=draw_noise)
-    assert asked == [8000]
-
-
 def test_interfering_speech_is_a_crop_of_another_cut() -> None:
     microbatch = speech_of(1000, 1500)
     starts = []

@@ -3,9 +3,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from nestdata import ConfigError, Corpus, NoiseConfig, NoiseSampler, NoiseSpan, prepare_corpus
+from nestdata import ConfigError, Corpus, NoiseConfig, NoiseSampler, NoiseSpan
 from nestdata.stateless_rng import StatelessRng
-from tests.synthesis import Samples, chirp, folder_corpus, hiss, read_audio, write_audio, write_jsonl
+from tests.synthesis import Samples, chirp, folder_corpus, hiss, read_audio
 
 SILENCE = np.zeros(16000, np.float32)
 
@@ -47,22 +47,6 @@ def test_first_and_last_position_of_a_noise_are_both_drawn(tmp_path: Path) -> No
     whole = read_audio(tmp_path / "noise" / "a.wav")
     spans = draw_many(NoiseSampler(corpus), 4000)
     assert {span.samples[0] for span in spans} == set(whole[:3])
-
-
-def test_noise_that_starts_inside_a_file_excludes_the_samples_before_it(tmp_path: Path) -> None:
-    loud_before = np.concatenate([np.ones(16000, np.float32), hiss(16000, 1, level=0.02)])
-    write_audio(tmp_path / "a.wav", loud_before)
-    manifest = write_jsonl(tmp_path / "noise.json", [{"audio_filepath": "a.wav", "offset": 1.0, "duration": 1.0}])
-    prepare_corpus([manifest], tmp_path / "noise.corpus")
-    for span in draw_many(NoiseSampler(Corpus.open(tmp_path / "noise.corpus")), 2000):
-        assert float(np.abs(span.samples).max()) < 0.2
-
-
-def test_noise_at_another_rate_is_resampled_and_has_the_requested_length(tmp_path: Path) -> None:
-    corpus = folder_corpus(tmp_path / "noise", {"a.wav": (hiss(2 * 44100, 1), 44100)})
-    for span in draw_many(NoiseSampler(corpus), 5001, number=10):
-        assert (span.kind, len(span.samples)) == ("noise", 5001)
-        assert span.samples.dtype == np.float32
 
 
 def test_span_depends_only_on_its_key(tmp_path: Path) -> None:

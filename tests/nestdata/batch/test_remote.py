@@ -195,23 +195,6 @@ def test_a_server_that_is_away_for_longer_than_the_patience_ends_the_run_with_on
     assert "503" in line
 
 
-def test_a_missing_object_is_replaced_and_counted(corpora: tuple[Path, Path], web: WebServer, tmp_path: Path) -> None:
-    dataset = remote(corpora)
-    index = next(index for index in indices(dataset) if len(dataset.plan.indices(*index)) > 1)
-    gone = int(dataset.plan.indices(*index)[0])
-    address = dataset.corpus.address(gone)
-    assert address is not None
-    name = address.location.removeprefix(web.url + "/")
-    served = Path(web.folder) / name
-    moved = served.rename(tmp_path / "moved")
-    try:
-        batch = dataset.load(index)
-    finally:
-        moved.rename(served)
-    assert {(cut.cut_id, cut.reason) for cut in batch.bad_cuts} >= {(dataset.corpus.line(gone)["id"], "missing")}
-    assert dataset.corpus.line(gone)["id"] not in batch.sample_id
-
-
 def test_the_cache_answers_in_place_of_the_store(
     corpora: tuple[Path, Path], expected: list[dict[str, Any]], tmp_path: Path
 ) -> None:

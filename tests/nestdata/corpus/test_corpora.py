@@ -39,13 +39,6 @@ def test_indices_outside_the_corpora_are_rejected(parts: list[Corpus], index: in
             ask(index)
 
 
-def test_lengths_and_rate_are_those_of_the_corpora(parts: list[Corpus]) -> None:
-    corpora = Corpora.open([corpus.path for corpus in parts])
-    assert [lengths.tolist() for lengths in corpora.num_samples] == [[4000, 9000, 12000], [8000], [3000, 7000]]
-    assert corpora.sampling_rate == 16000
-    assert [corpus.path for corpus in corpora.corpora] == [corpus.path for corpus in parts]
-
-
 def test_fingerprint_of_one_corpus_is_its_own_and_of_several_depends_on_their_order(parts: list[Corpus]) -> None:
     assert Corpora(parts[:1]).fingerprint == parts[0].fingerprint
     orders = [parts, parts[::-1], parts[:2], [*parts, parts[0]]]

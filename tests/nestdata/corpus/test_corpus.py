@@ -74,16 +74,6 @@ def test_span_of_a_cut_is_loaded_into_the_given_array(corpus: Corpus) -> None:
     np.testing.assert_array_equal(corpus.load(1, start=100)[1][:500], out)
 
 
-@pytest.mark.parametrize("config", [PrepareConfig(), PrepareConfig(pcm=True)])
-def test_on_cut_is_called_with_the_id_before_the_audio_is_decoded(tmp_path: Path, config: PrepareConfig) -> None:
-    corpus = folder_corpus(tmp_path / "speech", {"a.wav": hiss(9000, 1)}, config)
-    out = np.full(9000, np.nan, np.float32)
-    calls: list[tuple[str, bool]] = []
-    corpus.load(0, out=out, on_cut=lambda cut_id: calls.append((cut_id, bool(np.isnan(out).all()))))
-    assert calls == [("a", True)]
-    assert not np.isnan(out).any()
-
-
 def test_pickled_corpus_is_opened_again(corpus: Corpus) -> None:
     again = pickle.loads(pickle.dumps(corpus))
     assert (again.path, again.meta) == (corpus.path, corpus.meta)
@@ -140,13 +130,6 @@ def test_damaged_corpus_is_an_error(corpus: Corpus, name: str, damage: str) -> N
 def test_damaged_meta_json_is_an_error(corpus: Corpus, content: str) -> None:
     (corpus.path / "meta.json").write_text(content)
     with pytest.raises(CorpusError, match="the corpus is damaged"):
-        Corpus.open(corpus.path)
-
-
-def test_index_of_another_corpus_is_an_error(corpus: Corpus, tmp_path: Path) -> None:
-    other = folder_corpus(tmp_path / "other", {"a.wav": hiss(9000, 1)})
-    shutil.copy(other.path / "index.npy", corpus.path / "index.npy")
-    with pytest.raises(CorpusError, match="type or size than meta"):
         Corpus.open(corpus.path)
 
 

@@ -27,7 +27,7 @@ from nestdata.audio.decode import load_samples
 from nestdata.errors import StorageError
 from nestdata.prepare.inputs.audio import File, Member
 from nestdata.storage import ObjectInfo, Storage
-from tests.nestdata.bad_files import BAD_FILES_CONFIG, bad_files
+from tests.nestdata.bad_files import bad_files
 from tests.shards import corpus_of, entries_of, tar_corpus, write_tar
 from tests.synthesis import chirp, folder_corpus, hiss, write_audio, write_jsonl
 
@@ -127,30 +127,6 @@ def test_bad_bytes_have_the_reason_of_a_bad_file(tmp_path: Path) -> None:
     assert {*found} == {"good", "empty", "unreadable", "truncated", "not_finite"}
 
 
-@pytest.mark.parametrize("probe", ["missing", "decode"])
-def test_members_are_rejected_for_the_reasons_of_files(tmp_path: Path, probe: Any) -> None:
-    reasons = bad_files(tmp_path / "bad")
-    (tmp_path / "bad" / "not_a_file.wav").rmdir()
-    names = sorted(path.name for path in (tmp_path / "bad").iterdir() if path.suffix != ".json")
-    entries = entries_of(write_tar(tmp_path / "bad.tar", tmp_path / "bad", names))
-    durations = {"wrong_duration": 2.0}
-    entries = [entry._replace(duration=durations.get(entry.cut_id)) for entry in entries]
-    manifest = tmp_path / "bad" / "speech.json"
-    write_jsonl(manifest, [{"audio_filepath": name, "duration": durations.get(Path(name).stem)} for name in names])
-    config = replace(BAD_FILES_CONFIG, probe=probe)
-    prepare_corpus([manifest], tmp_path / "files.corpus", config)
-    corpus_of(tmp_path / "members.corpus", entries, config)
-
-    def verdicts(corpus: str) -> dict[str, str]:
-        lines = (tmp_path / corpus / "rejected.jsonl").read_text().splitlines()
-        return {row["cut_id"]: row["reason"] for row in map(json.loads, lines)}
-
-    assert verdicts("members.corpus") == verdicts("files.corpus")
-    if probe == "decode":
-        del reasons["missing"], reasons["not_a_file"], reasons["good-1"]
-        assert verdicts("members.corpus") == reasons
-
-
 @pytest.mark.parametrize("config", [PrepareConfig(), DECODED, PrepareConfig(window_seconds=0.3)])
 def test_corpus_of_members_equals_that_of_the_files(folder: Path, config: PrepareConfig) -> None:
     prepare_corpus([folder], folder.with_suffix(".corpus"), config)
@@ -219,16 +195,6 @@ def test_pointers_that_lead_nowhere_are_rejected(folder: Path, tmp_path: Path) -
         ManifestError, match=r"cuts\.jsonl:1: a source of type 'shar_ptr' at .* Give TAR\?o=START&e=END"
     ):
         prepare_corpus([write_jsonl(manifest, rows)], tmp_path / "again.corpus", overwrite=True)
-
-
-def test_content_that_the_caller_has_read_is_not_read_again(folder: Path) -> None:
-    corpus = tar_corpus(folder, DECODED)
-    expected = corpus.load(0)[1].copy()
-    address = corpus.address(0)
-    assert address is not None
-    content = folder.with_suffix(".tar").read_bytes()[address.offset : address.offset + address.length]
-    folder.with_suffix(".tar").unlink()
-    np.testing.assert_array_equal(corpus.load(0, content=content)[1], expected)
 
 
 def test_content_that_the_caller_has_checked_is_not_checked_again(folder: Path) -> None:
@@ -412,15 +378,6 @@ def test_damaged_address_file_is_one_error(folder: Path, name: str, damage: str)
         (path / name).write_bytes(content[:-9])
     with pytest.raises(CorpusError, match=r"speech\.tarred: the corpus is damaged .*\. Prepare it again"):
         Corpus.open(path)
-
-
-def test_damaged_line_of_a_shard_is_an_error(folder: Path) -> None:
-    path = tar_corpus(folder).path
-    (path / "shards.jsonl").write_bytes((path / "shards.jsonl").read_bytes().replace(b"name", b"nome"))
-    corpus = Corpus.open(path)
-    for ask in (corpus.load, corpus.address, lambda _: [*corpus.shards()]):
-        with pytest.raises(CorpusError, match=r"damaged \(line 1 of shards\.jsonl"):
-            ask(0)
 
 
 def test_address_outside_of_its_shard_is_an_error(folder: Path) -> None:

@@ -80,17 +80,6 @@ def test_cuts_of_one_length_fill_microbatches() -> None:
     assert [(bucket.cuts_per_microbatch, bucket.num_groups) for bucket in plan.buckets] == [(24, 2), (12, 1)]
 
 
-def test_a_larger_corpus_has_fuller_microbatches_for_some_padding() -> None:
-    config = PlanConfig(max_batch_seconds=2000.0, microbatches_per_step=8)
-    steps = {number: BatchPlan(log_normal(number), RATE, config).steps_per_epoch for number in (2000, 4000)}
-    padding = {
-        number: summarise_plan(BatchPlan(log_normal(number), RATE, config), log_normal(number)).padding
-        for number in (1000, 2000, 4000, 10_000)
-    }
-    assert steps[2000] > 2 * steps[4000]
-    assert all(share <= 0.03 for share in padding.values())
-
-
 @given(
     st.lists(st.integers(1, 60), min_size=1, max_size=40).map(sorted),
     st.integers(1, 4),

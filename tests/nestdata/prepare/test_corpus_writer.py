@@ -169,35 +169,6 @@ def test_a_duplicate_names_its_source_and_position(tmp_path: Path) -> None:
         assert "(first:2)" in writer.first_reject.detail
 
 
-def test_rejects_are_written_and_counted_in_input_order(tmp_path: Path) -> None:
-    rejects = [Reject("m:1", "a", "missing", "gone"), Reject("m:2", "caf\udce9", "empty", "no bytes")]
-    probed = collect([Item("c")], first=3)
-    probed.rejects.extend(rejects)
-    with closing(CorpusWriter(tmp_path)) as writer:
-        writer.add(probed, 0)
-        written = writer.finish([NamedSource("m")], 16000)
-        assert (writer.first_reject, writer.rejected.total()) == (rejects[0], 2)
-    assert written is not None
-    assert written.rejected == {"missing": 1, "empty": 1}
-    assert [tuple(reject.values()) for reject in rejects_of(tmp_path)] == [reject[:4] for reject in rejects]
-
-
-def test_hours_are_counted_by_language_and_speaker(tmp_path: Path) -> None:
-    written = write(tmp_path, [Item("a", 5, "de"), Item("b", 7, "en"), Item("c", 11), Item("d", 13, "de")], part=2)
-    assert written is not None
-    assert written.samples_by == {"rate": {"16000 Hz": 36}, "language": {"de": 18, "en": 7}}  # no key for speakers
-
-
-@pytest.mark.parametrize("value", ["half of a \ud83d", 2**80])
-def test_labels_that_cannot_be_written_are_rejected(value: Any) -> None:
-    collector = Collector()
-    collector.add([Cut({**row_of(Item("a")), "custom": {"label": value}}, 16000, 16000)], 5, "m:5")
-    probed = collector.collected()
-    assert (probed.lines, len(probed.records)) == (b"", 0)
-    ((where, cut_id, reason, *_),) = probed.rejects
-    assert (where, cut_id, reason) == ("m:5", "a", "unreadable")
-
-
 LOCATED = st.builds(
     Item,
     cut_id=st.sampled_from("abcdefgh"),
@@ -242,26 +213,6 @@ def test_shards_are_numbered_in_the_order_of_first_use_and_named_below_their_com
     ]
 
 
-@pytest.mark.parametrize(
-    ("places", "root", "names"),
-    [
-        (["s3://b/x/1.tar", "s3://b/y/2.tar"], "s3://b", ["x/1.tar", "y/2.tar"]),
-        (["s3://b/1.tar", "/data/1.tar"], "", ["s3://b/1.tar", "/data/1.tar"]),
-        (["/data/xy/1.tar", "/data/x/1.tar"], "/data", ["xy/1.tar", "x/1.tar"]),
-    ],
-)
-def test_names_of_shards_are_relative_to_the_deepest_folder_of_all(
-    tmp_path: Path, places: list[str], root: str, names: list[str]
-) -> None:
-    written = write(tmp_path, [Item(str(i), 5 + i, shard=place) for i, place in enumerate(places)])
-    assert written is not None
-    assert written.shards is not None
-    assert written.shards["root"] == root
-    rows = [json.loads(line) for line in (tmp_path / "shards.jsonl").read_text().splitlines()]
-    assert [row["name"] for row in rows] == names
-    assert [address.location for address in addresses_of(tmp_path, written) if address] == places
-
-
 def test_checksums_are_written_only_if_all_are_known(tmp_path: Path) -> None:
     collector = Collector()
     for number, checksum in enumerate((7, None)):
@@ -278,20 +229,6 @@ def test_checksums_are_written_only_if_all_are_known(tmp_path: Path) -> None:
     assert not written.shards["has_checksums"]
     assert (tmp_path / "addresses.npy").exists()
     assert not (tmp_path / "checksums.npy").exists()
-
-
-def test_the_fingerprint_depends_only_on_ids_lengths_and_the_rate(tmp_path: Path) -> None:
-    def fingerprint(items: Sequence[Item], rate: int = 16000) -> str:
-        with closing(CorpusWriter(tmp_path)) as writer:
-            writer.add(collect(items), 0)
-            written = writer.finish([NamedSource("m")], rate)
-        assert written is not None
-        return written.fingerprint
-
-    items = [Item("a", 5), Item("b", 7)]
-    others = [[Item("a", 5), Item("b", 8)], [Item("a", 5), Item("c", 7)], items[::-1], items[:1]]
-    assert len({fingerprint(items), *map(fingerprint, others), fingerprint(items, 8000)}) == 6
-    assert fingerprint([Item("a", 5, "de"), Item("b", 7, "en", True)]) == fingerprint(items)
 
 
 OUTCOMES: list[Cut | Reject | Searched | Note] = [

@@ -63,14 +63,6 @@ def test_a_damaged_header_that_is_parsed_here_is_read_by_libsndfile_to_the_same_
     assert found is None or found == by_libsndfile(bytes(damaged))
 
 
-@pytest.mark.parametrize("content", [content for content in CONTENTS if content[:4] == b"fLaC"][:2])
-def test_the_header_of_flac_with_padding_is_parsed_here(content: bytes) -> None:
-    padded = with_block(content, 1, 8192)
-    found = header._plain_header(padded[:HEAD_BYTES], len(padded))
-    assert found is not None
-    assert found == by_libsndfile(padded) == by_libsndfile(content)
-
-
 def test_plain_members_are_read_without_libsndfile_and_others_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
     opened: list[Any] = []
 

@@ -3,7 +3,6 @@ import os
 import signal
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
@@ -35,10 +34,6 @@ def end_process(number: int) -> int:
     if number == 2:
         os.kill(os.getpid(), signal.SIGKILL)
     return number
-
-
-def read(path: str) -> bytes:
-    return Path(path).read_bytes()
 
 
 def test_one_job_runs_in_the_calling_process() -> None:
@@ -86,25 +81,6 @@ def test_an_error_in_a_worker_is_raised_in_the_caller_and_ends_all_workers() -> 
 def test_a_killed_worker_is_an_error_that_says_so() -> None:
     with pytest.raises(CorpusError, match=r"ended unexpectedly.*--jobs"), open_pool(2) as jobs:
         list(jobs.map(end_process, range(10)))
-
-
-@pytest.mark.multiprocess
-def test_busy_workers_end_at_once_on_ctrl_c(tmp_path: Path) -> None:
-    before = multiprocessing.active_children()
-    pipes = [tmp_path / "a", tmp_path / "b"]
-    for pipe in pipes:
-        os.mkfifo(pipe)
-    with ExitStack() as kept_open:  # open pipes, from which the workers would read for ever
-
-        def tasks() -> Iterator[str]:
-            yield from map(str, pipes)
-            for pipe in pipes:
-                kept_open.enter_context(pipe.open("wb"))  # returns when a worker has opened the pipe
-            raise KeyboardInterrupt("of this test")
-
-        with pytest.raises(KeyboardInterrupt, match="of this test"), open_pool(2) as jobs:
-            list(jobs.map(read, tasks()))
-        assert new_children(before) == []
 
 
 def test_without_dask_the_error_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:

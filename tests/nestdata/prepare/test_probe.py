@@ -78,16 +78,6 @@ def test_a_duration_that_was_rounded_up_is_cut_to_the_file(tmp_path: Path) -> No
     assert cut.num_samples == 15300
 
 
-def test_known_labels_become_a_supervision_and_others_custom_fields(tmp_path: Path) -> None:
-    path = write_audio(tmp_path / "a.wav", hiss(24000, 1))
-    labels = {"text": "grüß dich", "lang": "de", "speaker": "s1", "emotion": "happy", "score": 0.5}
-    cut = cut_of(entry_of(path, offset=0.5, labels=labels))
-    (supervision,) = cut.supervisions
-    assert (supervision.text, supervision.language, supervision.speaker) == ("grüß dich", "de", "s1")
-    assert (supervision.start, supervision.duration) == (0.0, 1.0)
-    assert cut.custom == {"emotion": "happy", "score": 0.5}
-
-
 @pytest.mark.parametrize("rate", [8000, 11025, 44100])
 @pytest.mark.parametrize("num_samples", [5003, 30001])
 def test_a_resampled_cut_has_as_many_samples_as_are_loaded(tmp_path: Path, rate: int, num_samples: int) -> None:
@@ -100,12 +90,6 @@ def test_a_resampled_cut_has_as_many_samples_as_are_loaded(tmp_path: Path, rate:
     assert samples[-1] != 0  # the tone reaches the end, so no zeros were appended
 
 
-def test_the_requested_channel_is_read(tmp_path: Path) -> None:
-    stereo = np.stack([hiss(16000, 1), tone(440, 1.0)], axis=1)
-    cut = cut_of(entry_of(write_audio(tmp_path / "a.wav", stereo)), replace(LIMITS, channel=1))
-    np.testing.assert_allclose(load_samples(cut), tone(440, 1.0), atol=1e-4)
-
-
 @pytest.mark.parametrize("name", ["a.wav", "a\0b.wav", "caf\udce9.wav"])
 def test_a_missing_file_is_rejected(tmp_path: Path, name: str) -> None:
     path = tmp_path / name
@@ -113,29 +97,11 @@ def test_a_missing_file_is_rejected(tmp_path: Path, name: str) -> None:
     assert reject_of(lhotse_entry(path)) == ("missing", f"{path} does not exist")
 
 
-def test_a_file_without_bytes_or_samples_is_rejected_as_empty(tmp_path: Path) -> None:
-    (tmp_path / "a.wav").touch()
-    assert reject_of(entry_of(tmp_path / "a.wav")) == ("empty", f"{tmp_path / 'a.wav'} has no bytes")
-    path = write_audio(tmp_path / "b.wav", np.zeros(0, np.float32))
-    assert reject_of(entry_of(path)) == ("empty", f"{path} holds no samples")
-
-
 def test_a_span_without_samples_is_rejected_as_empty_even_if_any_length_is_allowed(tmp_path: Path) -> None:
     path = write_audio(tmp_path / "a.wav", hiss(16000, 1))
     limits = replace(LIMITS, min_seconds=0.0)
     assert reject_of(entry_of(path, duration=0.0), limits)[0] == "empty"
     assert cut_of(entry_of(path, duration=1 / 16000), limits).num_samples == 1
-
-
-@pytest.mark.parametrize("name", ["a.wav", "a.m4a"])
-@pytest.mark.parametrize("content", [b"\0no audio at all" * 100, b"RIFF", b"fLaC" + bytes(50)])
-def test_a_file_that_is_not_audio_is_rejected_as_unreadable(tmp_path: Path, name: str, content: bytes) -> None:
-    path = tmp_path / name
-    path.write_bytes(content)
-    reason, detail = reject_of(entry_of(path))
-    assert reason == "unreadable"
-    assert str(path) in detail
-    assert "\n" not in detail
 
 
 def test_a_flac_stream_of_unknown_length_is_as_long_as_its_samples(tmp_path: Path) -> None:
@@ -148,21 +114,6 @@ def test_a_flac_stream_of_unknown_length_is_as_long_as_its_samples(tmp_path: Pat
     cut = cut_of(entry_of(path))
     np.testing.assert_array_equal(load_samples(cut), expected)
     np.testing.assert_array_equal(load_samples(cut, start=9000), expected[9000:])
-
-
-@pytest.mark.parametrize(("name", "subtype"), [("a.wav", "PCM_16"), ("a.wav", "FLOAT"), ("a.aiff", "PCM_16")])
-def test_a_file_that_ends_before_the_length_in_its_header_is_rejected_as_truncated(
-    tmp_path: Path, name: str, subtype: str
-) -> None:
-    path = write_audio(tmp_path / name, hiss(16000, 1), subtype=subtype)
-    assert cut_of(entry_of(path)).num_samples == 16000
-    path.write_bytes(path.read_bytes()[: -path.stat().st_size // 2])
-    assert reject_of(entry_of(path)) == (
-        "truncated",
-        f"the file ends after {soundfile.info(path).duration:.3f} s, before the length in its header",
-    )
-    assert reject_of(entry_of(path, duration=0.9))[0] == "truncated"
-    assert cut_of(entry_of(path, duration=0.25)).num_samples == 4000  # the file holds this span
 
 
 @pytest.mark.parametrize(
@@ -178,22 +129,6 @@ def test_a_span_beyond_the_end_is_rejected(tmp_path: Path, span: dict[str, float
     path = write_audio(tmp_path / "a.wav", hiss(16000, 1))
     detail = f"the span in the manifest {bound}, the audio lasts 1.000 s"
     assert reject_of(entry_of(path, **span)) == ("wrong_duration", detail)
-
-
-@pytest.mark.parametrize("limits", [LIMITS, TRUSTING])
-def test_a_lhotse_cut_beyond_its_recording_is_rejected(tmp_path: Path, limits: PrepareConfig) -> None:
-    path = write_audio(tmp_path / "a.wav", hiss(16000, 1))
-    reason, detail = reject_of(lhotse_entry(path, start=0.5, duration=0.75), limits)
-    assert (reason, detail) == ("wrong_duration", "the span in the manifest ends at 1.250 s, the audio lasts 1.000 s")
-
-
-def test_a_channel_that_does_not_exist_is_rejected(tmp_path: Path) -> None:
-    path = write_audio(tmp_path / "a.wav", hiss(16000, 1))
-    assert reject_of(entry_of(path), replace(LIMITS, channel=1)) == (
-        "no_such_channel",
-        "channel 1 was requested, and the number of channels is 1",
-    )
-    assert reject_of(lhotse_entry(path, channel=2))[0] == "no_such_channel"
 
 
 def test_a_file_of_a_low_rate_is_rejected(tmp_path: Path) -> None:
@@ -237,12 +172,6 @@ def test_a_lhotse_cut_whose_end_was_rounded_up_is_cut_to_the_file(tmp_path: Path
     recording = Recording.from_file(path)
     for limits in (LIMITS, TRUSTING, DECODING):
         assert cut_of(lhotse_entry(path, start=0.5, duration=0.5, recording=recording), limits).num_samples == 7600
-
-
-def test_the_length_of_a_lhotse_recording_with_another_speed_is_trusted(tmp_path: Path) -> None:
-    recording = Recording.from_file(write_audio(tmp_path / "a.wav", hiss(16000, 1))).perturb_speed(0.9)
-    entry = lhotse_entry(tmp_path / "a.wav", duration=recording.duration, recording=recording)
-    assert cut_of(entry, DECODING).num_samples == recording.num_samples > 17000
 
 
 def test_only_the_source_that_holds_the_channel_is_probed(tmp_path: Path) -> None:
@@ -305,23 +234,6 @@ def test_a_trusted_span_has_the_length_that_lhotse_gives_it(offset: float, durat
     assert cut.end <= cut.recording.duration + 1 / rate
 
 
-def test_audio_that_cannot_be_decoded_is_rejected_with_its_reason(tmp_path: Path) -> None:
-    path = write_audio(tmp_path / "a.flac", hiss(16000, 1))
-    whole = path.read_bytes()
-    path.write_bytes(whole[: len(whole) // 2])
-    assert cut_of(entry_of(path)).num_samples == 16000  # the header is valid
-    reason, detail = reject_of(entry_of(path), DECODING)
-    assert reason == "truncated"
-    assert str(path) in detail
-    assert reject_of(lhotse_entry(path), DECODING)[0] == "truncated"
-    for value in (np.nan, np.inf):
-        samples = hiss(16000, 1)
-        samples[-1] = value
-        write_audio(tmp_path / "a.wav", samples, subtype="FLOAT")
-        assert reject_of(entry_of(tmp_path / "a.wav"), DECODING)[0] == "not_finite"
-        assert cut_of(entry_of(tmp_path / "a.wav", duration=0.9), DECODING).num_samples == 14400
-
-
 def test_audio_below_minus_90_db_of_full_scale_is_rejected_as_silent(tmp_path: Path) -> None:
     path = tmp_path / "a.wav"
     detail = "the level of the whole cut is below -90 dB of full scale"
@@ -331,12 +243,6 @@ def test_audio_below_minus_90_db_of_full_scale_is_rejected_as_silent(tmp_path: P
         assert not is_silent or reject_of(entry_of(path), DECODING) == ("silent", detail)
         assert is_silent or cut_of(entry_of(path), DECODING).num_samples == 16000
         assert cut_of(entry_of(path)).num_samples == 16000
-
-
-def test_a_file_that_will_be_moved_is_decoded_at_its_current_path(tmp_path: Path) -> None:
-    path = write_audio(tmp_path / "now.wav", hiss(16000, 1))
-    entry = entry_of(path)._replace(audio=File(str(path), str(tmp_path / "then.wav")))
-    assert cut_of(entry, DECODING).recording.sources[0].source == str(tmp_path / "then.wav")
 
 
 WINDOW = replace(LIMITS, window_seconds=1.0, min_seconds=0.0)
@@ -415,7 +321,7 @@ def test_only_unusable_windows_are_rejected(tmp_path: Path) -> None:
     assert [cut.row["id"] for cut in (first, last) if isinstance(cut, Cut)] == ["a@0.000+1.000", "a@3.000+1.000"]
 
 
-@pytest.mark.parametrize(("name", "rate"), [("a.flac", 16000), ("a.wav", 44100), ("a.mp3", 16000)])
+@pytest.mark.parametrize(("name", "rate"), [("a.flac", 16000), ("a.wav", 44100)])
 def test_a_long_cut_is_decoded_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, rate: int) -> None:
     monkeypatch.setattr(nestdata.prepare.judge, "_MAX_DECODED", 30_000)
     lengths = []

@@ -41,16 +41,6 @@ def test_a_report_shows_hours_labels_and_rejects(tmp_path: Path, monkeypatch: py
     assert "://" not in page  # the page loads no other file
 
 
-def test_the_bars_of_durations_add_up_to_all_hours(tmp_path: Path) -> None:
-    lengths = np.random.default_rng(0).integers(4000, 90000, 60)
-    for i, length in enumerate(lengths):
-        write_audio(tmp_path / "speech" / f"{i}.wav", hiss(int(length), i))
-    prepare_corpus([tmp_path / "speech"], tmp_path / "speech.corpus")
-    hours = [float(value) for value in re.findall(r's: ([\d.]+) h"', report_of(tmp_path / "speech.corpus"))]
-    assert len(hours) > 20
-    assert abs(sum(hours) - lengths.sum() / 16000 / 3600) < 0.0005 * len(hours)
-
-
 @pytest.fixture(scope="module")
 def manifest(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Forty cuts of three languages, of 0.5 to 12.2 s, at two rates."""
@@ -94,15 +84,6 @@ def test_names_and_texts_are_escaped(corpus: Path) -> None:
     assert "&#34;&gt;&lt;script&gt;alert" in page
     assert " &amp; &lt;b&gt;more&lt;/b&gt;" in page
     assert re.findall(r'(?:src|href)="(?!report/\d+\.flac"|#)', page) == []
-
-
-@pytest.mark.multiprocess
-def test_the_page_and_its_audio_do_not_depend_on_the_number_of_processes(manifest: Path, corpus: Path) -> None:
-    other = manifest.parent / "jobs" / "speech.corpus"
-    prepare_corpus([manifest], other, PrepareConfig(sampling_rate=8000), jobs=2)
-    paths = [Path("report.html"), *(path.relative_to(corpus) for path in sorted((corpus / "report").iterdir()))]
-    assert len(paths) == 11
-    assert [path for path in paths if (corpus / path).read_bytes() != (other / path).read_bytes()] == []
 
 
 def test_members_of_tars_are_played(tmp_path: Path) -> None:

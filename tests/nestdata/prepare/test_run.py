@@ -1,6 +1,5 @@
 import gzip
 import json
-import os
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -67,16 +66,6 @@ def _cuts_as_json(corpus: Path, prefix: str) -> list[dict[str, Any]]:
 
 def _line(row: dict[str, Any]) -> str:
     return json.dumps(row) + "\n"
-
-
-def test_a_corpus_prepared_from_the_cuts_of_another_gives_the_same_audio(
-    messy_corpora: MessyCorpora, tmp_path: Path
-) -> None:
-    prepare_corpus([messy_corpora.speech / "cuts.jsonl"], tmp_path / "again.corpus")
-    first, again = Corpus.open(messy_corpora.speech), Corpus.open(tmp_path / "again.corpus")
-    assert again.fingerprint == first.fingerprint
-    for row in range(len(first)):
-        np.testing.assert_array_equal(again.load(row)[1], first.load(row)[1])
 
 
 def test_rejects_are_listed_with_position_reason_and_detail(tmp_path: Path) -> None:
@@ -164,16 +153,6 @@ def test_hours_count_only_cuts_that_are_kept(tmp_path: Path) -> None:
     seconds = {name: round(hours * 3600) for name, hours in report.hours_by_language.items()}
     assert list(seconds.items()) == [("de", 18), ("en", 7)]
     assert {name: round(hours * 3600) for name, hours in report.hours_by_speaker.items()} == {"s2": 20, "s1": 5}
-
-
-def test_files_with_names_that_are_not_unicode_are_rejected_and_listed(tmp_path: Path) -> None:
-    audio = tmp_path / "audio"
-    write_audio(audio / "good.wav", hiss(16000, 1))
-    os.rename(write_audio(audio / "bad.wav", hiss(16000, 2)), os.fsencode(audio) + b"/caf\xe9.wav")
-    report = prepare_corpus([audio], tmp_path / "speech.corpus")
-    assert (report.num_cuts, report.rejected) == (1, {"unreadable": 1})
-    (reject,) = rejects_of(tmp_path / "speech.corpus")
-    assert os.fsencode(reject["where"]) == os.fsencode(audio) + b"/caf\xe9.wav"
 
 
 @pytest.fixture

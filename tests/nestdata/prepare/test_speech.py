@@ -10,9 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nestdata import ConfigError, SegmentConfig
-from nestdata.prepare import speech
 from nestdata.prepare.speech import RATE, Span, Speech, detector_name, find_speech, join_speech
-from tests.nestdata.prepare.recordings import joined, needs_vad
+from tests.nestdata.prepare.recordings import needs_vad
 from tests.synthesis import Samples, hiss, tone, write_audio
 
 CONFIG = SegmentConfig(min_seconds=5.0, max_seconds=20.0, max_pause=2.0, padding_seconds=0.25)
@@ -63,26 +62,6 @@ def row_of(path: str, samples: Samples) -> dict[str, object]:
         "duration": len(samples) / RATE,
     }
     return {"id": "a", "start": 0.0, "duration": len(samples) / RATE, "channel": 0, "recording": recording}
-
-
-@needs_vad
-@pytest.mark.parametrize("block_seconds", [120.0, 4.0])
-def test_audio_before_damage_has_the_speech_that_it_has_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block_seconds: float
-) -> None:
-    monkeypatch.setattr(speech, "_BLOCK_SECONDS", block_seconds)
-    samples = joined([0.3, 2.0, 1.0, 0.5]).samples
-    damage = 7 * len(samples) // 10
-    damaged = samples.copy()
-    damaged[damage] = np.nan
-    found = find_speech(row_of(str(write_audio(tmp_path / "a.wav", damaged, subtype="FLOAT")), samples), None, 1.0)
-    assert found.error
-    assert found.error.reason == "not_finite"
-    assert 0 <= damage - found.num_samples <= RATE // 10
-    before = samples[: found.num_samples]
-    alone = find_speech(row_of(str(write_audio(tmp_path / "b.wav", before, subtype="FLOAT")), before), None, 1.0)
-    assert found.spans == alone.spans
-    assert found.spans[-1][1] > 5 * RATE
 
 
 @needs_vad

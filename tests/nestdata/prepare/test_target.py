@@ -49,14 +49,6 @@ prepare_corpus([sys.argv[1]], sys.argv[2], overwrite=True, on_progress=wait)
             process.kill()
 
 
-def test_an_existing_corpus_is_left_alone(manifest: Path, tmp_path: Path) -> None:
-    prepare_corpus([manifest], tmp_path / "speech.corpus")
-    before = tree(tmp_path)
-    with pytest.raises(OutputError, match=r"speech\.corpus: exists already\. .*--overwrite"):
-        prepare_corpus([manifest], tmp_path / "speech.corpus")
-    assert tree(tmp_path) == before
-
-
 def test_an_existing_corpus_is_replaced_on_request(manifest: Path, tmp_path: Path) -> None:
     write_audio(tmp_path / "other" / "x.wav", hiss(16000, 1))
     prepare_corpus([tmp_path / "other"], tmp_path / "speech.corpus")
@@ -103,17 +95,15 @@ def test_a_path_that_is_not_a_corpus_is_never_replaced(manifest: Path, tmp_path:
         ([], r"bad\.json: the manifest is empty"),
     ],
 )
-@pytest.mark.parametrize("overwrite", [False, True])
 def test_a_bad_manifest_is_an_error_that_names_the_line_and_leaves_nothing_behind(
-    manifest: Path, tmp_path: Path, lines: list[str], message: str, overwrite: bool
+    manifest: Path, tmp_path: Path, lines: list[str], message: str
 ) -> None:
     bad = manifest.with_name("bad.json")
     bad.write_text("".join(f"{line}\n" for line in lines))
-    if overwrite:
-        prepare_corpus([manifest], tmp_path / "speech.corpus")
+    prepare_corpus([manifest], tmp_path / "speech.corpus")
     before = tree(tmp_path)
     with pytest.raises(ManifestError, match=message):
-        prepare_corpus([bad], tmp_path / "speech.corpus", overwrite=overwrite)
+        prepare_corpus([bad], tmp_path / "speech.corpus", overwrite=True)
     assert tree(tmp_path) == before
 
 
@@ -228,23 +218,6 @@ def test_a_killed_replacement_leaves_the_old_corpus(manifest: Path, tmp_path: Pa
     prepare_corpus([manifest], output, PrepareConfig(sampling_rate=8000), overwrite=True)
     assert Corpus.open(output).sampling_rate == 8000
     assert sorted(path.name for path in tmp_path.iterdir()) == ["data", "speech.corpus"]
-
-
-@pytest.mark.multiprocess
-def test_a_second_prepare_into_the_same_target_is_refused_while_the_first_one_runs(
-    manifest: Path, tmp_path: Path
-) -> None:
-    output = tmp_path / "speech.corpus"
-    with paused_prepare(manifest, output) as process:
-        before = tree(tmp_path)
-        with pytest.raises(OutputError, match=r"speech\.corpus: another run is writing it"):
-            prepare_corpus([manifest], output)
-        assert tree(tmp_path) == before
-        prepare_corpus([manifest], tmp_path / "other.corpus")
-        process.communicate(timeout=300)  # closes its standard input, which ends its wait
-        assert process.returncode == 0
-    assert len(Corpus.open(output)) == 3
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["data", "other.corpus", "speech.corpus"]
 
 
 @pytest.mark.slow

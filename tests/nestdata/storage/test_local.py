@@ -1,8 +1,6 @@
 import io
 import os
 import pickle
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -114,35 +112,6 @@ def test_a_pickle_holds_the_configuration_only(file: str) -> None:
     assert copy.config == store.config
     assert (store.stats.bytes_read, copy.stats.bytes_read) == (10, 0)
     assert copy.read_range(file, 0, 10) == CONTENT[:10]
-
-
-FORKS = """
-import os, sys, threading
-from nestdata.storage import Storage
-
-path = sys.argv[1]
-store = Storage()
-stop = threading.Event()
-
-def read():
-    while not stop.is_set():
-        store.read_range(path, 0, 100)
-
-threads = [threading.Thread(target=read) for _ in range(4)]
-for thread in threads:
-    thread.start()
-for _ in range(50):
-    child = os.fork()
-    if child == 0:
-        os._exit(0 if store.read_range(path, 5, 3) == bytes([5, 6, 7]) else 1)
-    assert os.waitpid(child, 0)[1] == 0
-stop.set()
-"""
-
-
-def test_files_are_read_in_a_child_that_was_forked_while_locks_were_held(file: str) -> None:
-    # In a process of its own: the locks of beartype, which checks types in tests, would be held, too.
-    subprocess.run([sys.executable, "-W", "ignore", "-c", FORKS, file], check=True, timeout=120)
 
 
 def test_wrong_settings_are_refused() -> None:

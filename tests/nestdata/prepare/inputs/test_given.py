@@ -1,6 +1,5 @@
 """What `prepare_corpus` accepts as inputs: one or several paths, corpora, and Lhotse's cuts and recordings."""
 
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,6 @@ from lhotse import CutSet, MonoCut, Recording, RecordingSet
 
 from nestdata import Corpus, ManifestError, PrepareConfig, prepare_corpus
 from tests.nestdata.prepare.inputs.reading import some_audio
-from tests.shards import write_tar
 from tests.synthesis import write_jsonl
 
 
@@ -84,17 +82,6 @@ def test_a_corpus_is_an_input_by_path_or_object(audio: Path, tmp_path: Path) -> 
     for number, given in enumerate([first, Corpus.open(first), [str(first)]]):
         assert ids_of(given, tmp_path / f"again-{number}.corpus") == ["a", "b", "deep/c"]
         assert Corpus.open(tmp_path / f"again-{number}.corpus").fingerprint == Corpus.open(first).fingerprint
-
-
-def test_a_corpus_whose_audio_was_moved_is_read_where_it_is(audio: Path, tmp_path: Path) -> None:
-    (tmp_path / "old").mkdir()
-    write_tar(tmp_path / "old" / "0.tar", audio, ["b.wav"])
-    prepare_corpus(tmp_path / "old" / "0.tar", tmp_path / "first.corpus")
-    shutil.move(tmp_path / "old", tmp_path / "new")
-    moved = Corpus.open(tmp_path / "first.corpus", root=str(tmp_path / "new"))
-    assert ids_of(moved, tmp_path / "second.corpus") == ["b"]
-    second = Corpus.open(tmp_path / "second.corpus")
-    np.testing.assert_array_equal(second.load(0)[1], moved.load(0)[1])
 
 
 @pytest.mark.parametrize(

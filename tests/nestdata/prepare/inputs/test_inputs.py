@@ -5,8 +5,6 @@ import pytest
 
 from nestdata import InputFormat, ManifestError, prepare_corpus
 from nestdata.prepare.inputs.entry import Source
-from nestdata.prepare.inputs.format import GivenInput, InputOptions
-from nestdata.prepare.inputs.formats.detect import common_root, detect_format
 from tests.nestdata.prepare.inputs.reading import (
     entries_of,
     format_of,
@@ -118,29 +116,6 @@ def test_a_folder_is_an_error_if_a_manifest_format_is_forced(tmp_path: Path, for
         entries_of(tmp_path, form)
 
 
-def test_the_root_of_several_inputs_is_the_folder_that_holds_them_all(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in ("en/wavs", "fr/deep", "lists"):
-        (tmp_path / name).mkdir(parents=True)
-    (tmp_path / "lists" / "fr.tsv").write_text("../fr/deep\n")
-    write_jsonl(tmp_path / "en" / "m.json", [{"audio_filepath": "a.wav"}])
-    write_jsonl(tmp_path / "fr" / "cuts.jsonl", [lhotse_cut()])
-    monkeypatch.chdir(tmp_path)
-
-    def root_of(*paths: str | Path) -> Path:
-        inputs = [GivenInput(Path(path), InputOptions()) for path in paths]
-        return Path(common_root(detect_format(given).open(given)[0] for given in inputs))
-
-    assert root_of("en/m.json") == tmp_path / "en"
-    assert root_of("en/wavs") == tmp_path / "en" / "wavs"
-    assert root_of("en/m.json", tmp_path / "en" / "wavs") == tmp_path / "en"
-    assert root_of("en/m.json", "fr/deep") == tmp_path
-    assert root_of("lists/fr.tsv") == tmp_path / "fr" / "deep"
-    assert root_of("fr", "lists/fr.tsv") == tmp_path / "fr"
-    assert root_of("fr/cuts.jsonl") == tmp_path / "fr"
-
-
 def every_source(directory: Path) -> list[Source]:
     """Returns one source of each format except Hugging Face, each with 200 items."""
     names = [f"{i:03d}.wav" for i in range(200)]
@@ -155,10 +130,6 @@ def every_source(directory: Path) -> list[Source]:
     return [
         source_of(path) for path in (nemo, lhotse, directory / "train.tsv", directory / "kaldi", directory / "audio")
     ]
-
-
-def test_items_of_manifests_and_folders_are_counted(tmp_path: Path) -> None:
-    assert [source.count() for source in every_source(tmp_path)] == [200] * 5
 
 
 def test_relative_paths_do_not_depend_on_the_current_directory_of_the_worker(

@@ -117,15 +117,3 @@ def test_common_formats_come_before_others_of_the_same_name(tmp_path: Path) -> N
     assert files == ["a.wav", "c.flac", "a.mp3", "a.aac", "b.mp4", "c.caf"]
     objects = [ObjectInfo(f"s3://b/{name}", 1, None) for name in sorted(files)]
     assert [info.location.rpartition("/")[2] for info in sorted_as_files(objects)] == files
-
-
-def test_a_file_that_no_decoder_reads_is_a_reject(tmp_path: Path) -> None:
-    some_audio(tmp_path / "m" / "a.wav")
-    (tmp_path / "m" / "film.mkv").write_bytes(b"\x1a\x45\xdf\xa3" + bytes(100))
-    (tmp_path / "m" / "b.parquet").write_bytes(b"PAR1")
-    cuts, rejects = prepared(tmp_path / "m")
-    assert list(cuts) == ["a"]
-    assert sorted((reject["cut_id"], reject["reason"]) for reject in rejects) == [
-        ("b", "unreadable"),
-        ("film", "unreadable"),
-    ]

@@ -169,19 +169,6 @@ def test_a_data_set_without_audio_is_an_error_that_names_its_columns(tmp_path: P
         prepared(tmp_path / "train")
 
 
-@pytest.mark.parametrize(
-    ("file", "message"), [("state.json", "not one split"), ("data-00000-of-00001.arrow", "not a file of a data set")]
-)
-def test_a_damaged_data_set_is_an_error_with_a_message_of_one_line(tmp_path: Path, file: str, message: str) -> None:
-    data_set({"audio": [embedded()]}, "audio").save_to_disk(tmp_path / "train")
-    content = (tmp_path / "train" / file).read_bytes()
-    (tmp_path / "train" / file).unlink()
-    (tmp_path / "train" / file).write_bytes(content[: len(content) // 2])
-    with pytest.raises(ManifestError, match=message) as caught:
-        prepared(tmp_path / "train")
-    assert "\n" not in str(caught.value)
-
-
 def test_without_the_package_the_error_says_how_to_install_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data_set({"audio": [embedded()]}, "audio").save_to_disk(tmp_path / "train")
     monkeypatch.setitem(sys.modules, "pyarrow", None)

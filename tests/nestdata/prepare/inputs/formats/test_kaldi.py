@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from nestdata import Corpus, ManifestError
-from nestdata.prepare.inputs.audio import File, Unusable
+from nestdata.prepare.inputs.audio import File
 from nestdata.prepare.inputs.entry import Entry
 from tests.nestdata.prepare.inputs.reading import entries_of, prepared, some_audio
 from tests.synthesis import hiss, read_audio, write_audio
@@ -37,14 +37,6 @@ def test_without_segments_recordings_are_utterances(tmp_path: Path) -> None:
         Entry(where=f"{directory}/wav.scp:1", cut_id="u1", audio=File("/audio/a.wav"), labels=labels),
         Entry(where=f"{directory}/wav.scp:2", cut_id="u2", audio=File("/audio/b c.wav"), labels={"speaker": "s2"}),
     ]
-
-
-def test_positions_are_line_numbers_as_in_an_editor(tmp_path: Path) -> None:
-    wav = "u1 /a.wav\n\n \r\nu2 /a.wav\n"
-    directory = kaldi(tmp_path / "data", wav=wav)
-    assert [entry.where for entry in entries_of(directory)] == [f"{directory}/wav.scp:{line}" for line in (1, 4)]
-    kaldi(directory, segments="\ns1 u1 0 1\n\ns2 u2 0 1")
-    assert [entry.where for entry in entries_of(directory)] == [f"{directory}/segments:{line}" for line in (2, 4)]
 
 
 @pytest.mark.parametrize(
@@ -123,14 +115,6 @@ def test_the_channel_of_a_pipe_and_a_span_of_its_file_are_loaded(tmp_path: Path)
     prepared(kaldi(tmp_path / "data", wav=wav, segments="u1 r1 0.125 0.375\n"))
     expected = read_audio(path)[2000:6000, 1]
     np.testing.assert_array_equal(Corpus.open(tmp_path / "data.corpus").load(0)[1], expected)
-
-
-def test_a_channel_that_a_pipe_does_not_write_is_a_reject(tmp_path: Path) -> None:
-    wav, segments = "r1 sph2pipe -f wav -c 1 /a.wav |\n", "u1 r1 0 1 1\nu2 r1 0 1 0\n"
-    first, second = entries_of(kaldi(tmp_path / "data", wav=wav, segments=segments))
-    assert isinstance(first.audio, Unusable)
-    assert first.audio.reason == "no_such_channel"
-    assert (second.audio, second.channel) == (File("/a.wav"), 0)
 
 
 @pytest.mark.parametrize(

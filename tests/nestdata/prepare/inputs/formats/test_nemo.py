@@ -6,7 +6,7 @@ import pytest
 
 from nestdata import ManifestError
 from nestdata.prepare.inputs.entry import Entry
-from tests.nestdata.prepare.inputs.reading import content_or_reason, detail_of, entries_of, source_of
+from tests.nestdata.prepare.inputs.reading import content_or_reason, detail_of, entries_of
 from tests.nestdata.prepare.inputs.shards import write_tar
 from tests.synthesis import write_jsonl
 
@@ -108,23 +108,6 @@ def test_the_members_before_the_damage_of_a_shard_are_used(tmp_path: Path) -> No
     assert detail_of(entries[2]).startswith(f"{tmp_path}/audio_0.tar: ends at byte ")
     (tmp_path / "audio_0.tar").write_bytes(b"\x1f\x8b" + content)
     assert [found for _, found in problems_of(path)] == ["compressed_tar"] * 3
-
-
-@pytest.mark.parametrize(
-    ("shards", "expected"),
-    [((1, 1, 0), [(1, [1, 2]), (0, [3])]), ((2, 0, 2, 1, 0, 2), [(2, [1, 3, 6]), (0, [2, 5]), (1, [4])])],
-)
-def test_lines_are_grouped_by_shard_in_any_order(
-    tmp_path: Path, shards: tuple[int, ...], expected: list[tuple[int, list[int]]]
-) -> None:
-    rows = [row(f"{number}.wav", shard) for number, shard in enumerate(shards)]
-    path = tarred(tmp_path, rows, *({} for _ in set(shards)))
-    source = source_of(path)
-    items = list(source.items())
-    assert [(int(Path(files[-1]).stem[-1]), [number for number, _ in found]) for _, files, found in items] == expected
-    lines = path.read_bytes().splitlines(keepends=True)
-    assert all(line == lines[number - 1] for _, _, found in items for number, line in found)
-    assert source.count() == len(set(shards))
 
 
 def test_sharded_manifests_are_joined_with_the_tars_of_the_same_numbers(tmp_path: Path) -> None:

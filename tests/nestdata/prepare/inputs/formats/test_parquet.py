@@ -134,25 +134,6 @@ def test_files_that_cannot_be_read_are_errors(tmp_path: Path, name: str, message
     assert not list(tmp_path.glob("speech.corpus*"))
 
 
-@pytest.mark.parametrize(
-    ("field", "kind", "value", "expected"),
-    [
-        ("bytes", pyarrow.int64(), 5, "binary"),
-        ("path", pyarrow.int64(), 7, "string"),
-    ],
-)
-def test_an_audio_column_of_other_types_is_an_error_that_names_them(
-    tmp_path: Path, field: str, kind: pyarrow.DataType, value: Any, expected: str
-) -> None:
-    types = {"bytes": pyarrow.binary(), "path": pyarrow.string()} | {field: kind}
-    rows = pyarrow.array([{"bytes": b"x", "path": "a.wav"} | {field: value}], pyarrow.struct(list(types.items())))
-    parquet.write_table(pyarrow.table({"audio": rows}), tmp_path / "a.parquet")
-    message = rf"a\.parquet: the column 'audio' has a field '{field}' of type {kind}, where {expected} was expected"
-    with pytest.raises(ManifestError, match=message):
-        prepare_corpus([tmp_path / "a.parquet"], tmp_path / "speech.corpus")
-    assert not list(tmp_path.glob("speech.corpus*"))
-
-
 def write_splits(folder: Path, *names: str) -> Path:
     for number, name in enumerate(names):
         write_parquet(folder / name, [embedded(hiss(8000, number))])

@@ -110,12 +110,6 @@ def test_a_bad_row_is_an_error_that_names_its_line(tmp_path: Path, row: str, mes
         entries_of(path)
 
 
-def test_an_end_before_the_start_is_an_error(tmp_path: Path) -> None:
-    path = table(tmp_path / "m.csv", "path,start,end\na.wav,2,1\n")
-    with pytest.raises(ManifestError, match=r"m\.csv:2: ends at 1 s, before its start"):
-        entries_of(path)
-
-
 def test_nothing_in_a_table_is_run(tmp_path: Path) -> None:
     some_audio(tmp_path / "a.wav")
     command = f"touch {tmp_path}/ran |"

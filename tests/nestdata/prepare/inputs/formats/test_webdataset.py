@@ -15,7 +15,6 @@ from nestdata.prepare.inputs.formats.folder import AudioFolder
 from nestdata.prepare.inputs.formats.webdataset import WebDataset
 from tests.nestdata.prepare.inputs.reading import (
     content_or_reason,
-    detail_of,
     entries_of,
     format_of,
     some_audio,
@@ -113,20 +112,6 @@ def test_what_is_no_data_set_is_one_error(tmp_path: Path, name: str, form: str |
         format_of(tmp_path / name, form)  # type: ignore[arg-type]
 
 
-def test_samples_of_joined_tars_are_read_and_what_is_no_tar_behind_them_is_a_reject(tmp_path: Path) -> None:
-    first, second = (write_tar(tmp_path / f"{name}.tar", [(f"{name}.flac", name.encode())]) for name in "ab")
-    joined = tmp_path / "joined.tar"
-    joined.write_bytes(first.read_bytes() + second.read_bytes())
-    assert found_in(entries_of(joined)) == [("a", "a"), ("b", "b")]
-    joined.write_bytes(first.read_bytes() + b"garbage")
-    entries = entries_of(joined)
-    assert found_in(entries) == [("a", "a"), ("", "shard_unreadable")]
-    size = first.stat().st_size
-    assert detail_of(entries[1]) == (
-        f"{joined}: has an end mark, and behind it, at byte {size}, something that is not a tar"
-    )
-
-
 def latest(entries: list[Entry]) -> dict[int, Entry]:
     """Returns the entries by number, as `Collector` keeps them: a later one replaces an earlier one."""
     return {entry.number or 0: entry for entry in entries}
@@ -145,14 +130,3 @@ def test_members_of_a_sample_are_joined_in_any_order(names: list[str]) -> None:
         found = {entry.cut_id: (entry.labels, content_or_reason(entry)) for entry in entries.values()}
     expected = {key: ({"speaker": f"s{key}", "text": f"text of {key}"}, f"{key}.flac") for key in "abc"}
     assert (found, len(entries)) == (expected, 3)
-
-
-def test_a_sample_is_rejected_only_if_no_audio_comes_later(tmp_path: Path) -> None:
-    names = ["a.flac", "lost.txt", "b.txt", "a.txt", "c.flac", "b.flac"]
-    entries = latest(entries_of(write_tar(tmp_path / "a.tar", [(name, name.encode()) for name in names])))
-    assert {entry.cut_id: (entry.labels, content_or_reason(entry)) for entry in entries.values()} == {
-        "a": ({"text": "a.txt"}, "a.flac"),
-        "b": ({"text": "b.txt"}, "b.flac"),
-        "c": ({}, "c.flac"),
-        "lost": (None, "no_such_member"),
-    }
