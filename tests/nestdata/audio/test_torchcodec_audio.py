@@ -75,10 +75,3 @@ def test_a_long_file_is_decoded_in_blocks_to_the_same_samples(tmp_path: Path, mo
     path, expected = made(tmp_path, "a.m4a")
     monkeypatch.setattr(torchcodec_audio, "_BLOCK_SAMPLES", 16000)
     np.testing.assert_array_equal(load_audio(path), expected)
-
-
-@with_ffmpeg
-def test_joined_aac_has_the_samples_of_both(tmp_path: Path) -> None:
-    path, expected = made(tmp_path, "a.aac")
-    path.write_bytes(2 * path.read_bytes())
-    assert len(load_audio(path)) == 2 * len(expected)

@@ -64,18 +64,6 @@ def test_plain_files_are_read_as_by_libsndfile(
         np.testing.assert_array_equal(ours.read(num_samples, dtype="float32", always_2d=True), expected)
 
 
-def test_a_file_that_is_cut_off_while_it_is_open_gives_fewer_samples(tmp_path: Path) -> None:
-    path = tmp_path / "a.wav"
-    path.write_bytes(wav(2))
-    with EncodedAudio(str(path)).open() as file:
-        assert isinstance(file, PlainWav)
-        with path.open("r+b") as shorter:
-            shorter.truncate(path.stat().st_size - 1001)
-        expected = soundfile.read(BytesIO(wav(2)), dtype="float32")[0]
-        assert len(file.read(100)) == 100
-        np.testing.assert_array_equal(file.read(900), expected[100:749])
-
-
 @pytest.mark.parametrize("name", ["text behind the samples", "long text before the samples"])
 def test_files_on_disk_with_distant_chunks_are_left_to_libsndfile(tmp_path: Path, name: str) -> None:
     texts = b"INFO" + b"".join(chunk(b"ISFT", bytes(900)) for _ in range(5))

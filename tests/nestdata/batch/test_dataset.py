@@ -1,6 +1,7 @@
 import itertools
 import pickle
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -201,35 +202,20 @@ def test_clean_audio_of_a_batch_is_the_audio_of_its_cuts(
 def test_heartbeat_names_every_cut_that_is_loaded_and_none_at_the_end(
     messy: AudioNoiseDataset, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class Heartbeat:
-        def __init__(self) -> None:
-            self.noted: list[str | tuple[str, ...]] = []
-
-        def note_cut(self, cut_id: str) -> None:
-            self.noted.append(cut_id)
-
-        def note_cuts(self, cut_ids: tuple[str, ...]) -> None:
-            self.noted.append(cut_ids)
-
-    heartbeats: list[Heartbeat] = []
-
-    def current() -> Heartbeat:
-        heartbeats.append(Heartbeat())
-        return heartbeats[-1]
-
+    heartbeat = Mock()
     mixer = SpeakerNoiseMixer(MixConfig(prob=1.0, noise_ratio=1.0))
     dataset = AudioNoiseDataset(messy.corpus, messy.plan, messy.noise, mixer)
-    monkeypatch.setattr(nestguard, "current", current)
+    monkeypatch.setattr(nestguard, "current", lambda: heartbeat)
     batch = dataset[0, 0]
-    (heartbeat,) = heartbeats  # looked up once per batch
+    noted = [call.args[0] for call in heartbeat.method_calls]
     num_cuts = len(batch.sample_id)
-    assert heartbeat.noted[:num_cuts] == batch.sample_id
+    assert noted[:num_cuts] == batch.sample_id
     noise = [source for mix in batch.mixes for source in mix.sources]
     bad_noise = [bad.cut_id for mix in batch.mixes for bad in mix.bad_noise]
     silent = {"silent"} if "white noise" in noise else set()  # the fallback of a silent noise, which was read, too
-    assert set(heartbeat.noted[num_cuts:-1]) == {*noise, *bad_noise} - {"white noise"} | silent
+    assert set(noted[num_cuts:-1]) == {*noise, *bad_noise} - {"white noise"} | silent
     assert noise
-    assert heartbeat.noted[-1] == ()
+    assert noted[-1] == ()
 
 
 def test_short_audio_is_repeated_up_to_the_minimum(tmp_path: Path) -> None:

@@ -18,7 +18,6 @@ from nestdata import (
     ConfigError,
     Corpora,
     Corpus,
-    CorpusError,
     OutputError,
     PackConfig,
     PlanConfig,
@@ -30,7 +29,7 @@ from nestdata import (
 from tests.conftest import MessyCorpora
 from tests.nestdata.full_disk import files_up_to
 from tests.nestdata.pack.packing import DEMO, digests, pack, samples_by_id, shar_of
-from tests.synthesis import chirp, folder_corpus, hiss, tone, write_audio, write_jsonl
+from tests.synthesis import chirp, hiss, write_audio, write_jsonl
 
 
 def assert_holds(shar: Path, corpus: Path) -> None:
@@ -264,13 +263,6 @@ def test_absolute_ids_lose_their_slash_and_unusable_ones_are_left_out(tmp_path: 
     assert report.left_out == {"unusable_id": 2}
     assert sorted(shar_of(tmp_path / "packed")) == sorted(["data/a", "ä ö/ü 1.5", "e" * 300])
     assert all(cut.load_audio().shape == (1, 16000) for cut in shar_of(tmp_path / "packed").values())
-
-
-def test_a_corpus_without_usable_audio_is_an_error(tmp_path: Path) -> None:
-    corpus = folder_corpus(tmp_path / "in", {"a.wav": tone(300, 1.0)})
-    (tmp_path / "in/a.wav").unlink()
-    with pytest.raises(CorpusError, match=r"no cut can be packed; the first: 'a': missing"):
-        pack(corpus.path, tmp_path / "packed")
 
 
 def test_the_command_that_it_prints_accepts_every_cut(tmp_path: Path) -> None:

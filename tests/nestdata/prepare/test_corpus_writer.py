@@ -3,7 +3,6 @@ import zlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
@@ -113,17 +112,6 @@ def contents(written: CorpusStats | None) -> tuple[Any, ...] | None:
     )
 
 
-@given(lengths=st.lists(st.one_of(st.integers(1, 5), st.integers(1, 2**40)), min_size=1, max_size=50))
-def test_the_sort_by_length_is_stable_for_any_lengths(lengths: list[int]) -> None:
-    with TemporaryDirectory() as directory:
-        write(Path(directory), [Item(str(i), length) for i, length in enumerate(lengths)])
-        index = np.load(Path(directory, "index.npy"))
-        lines = Path(directory, "cuts.jsonl").read_bytes()
-    order = [int(json.loads(lines[offset:].split(b"\n", 1)[0])["id"]) for offset in index[1]]
-    assert order == sorted(range(len(lengths)), key=lengths.__getitem__)
-    assert index[0].tolist() == sorted(lengths)
-
-
 ITEMS = st.builds(
     Item,
     cut_id=st.sampled_from(["a", "b", "c", "d", "ü"]),
@@ -211,24 +199,6 @@ def test_shards_are_numbered_in_the_order_of_first_use_and_named_below_their_com
         -(1 << 32),
         2 << 32 | 9,
     ]
-
-
-def test_checksums_are_written_only_if_all_are_known(tmp_path: Path) -> None:
-    collector = Collector()
-    for number, checksum in enumerate((7, None)):
-        item = Item(str(number), shard="/data/1.tar")
-        member = member_of(item)
-        assert member is not None
-        cut = Cut(row_of(item), 16000, 16000, replace(member, crc32=checksum))
-        collector.add([cut], number, "m")
-    with closing(CorpusWriter(tmp_path)) as writer:
-        writer.add(collector.collected(), 0)
-        written = writer.finish([NamedSource("m")], 16000)
-    assert written is not None
-    assert written.shards is not None
-    assert not written.shards["has_checksums"]
-    assert (tmp_path / "addresses.npy").exists()
-    assert not (tmp_path / "checksums.npy").exists()
 
 
 OUTCOMES: list[Cut | Reject | Searched | Note] = [

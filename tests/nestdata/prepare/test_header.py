@@ -121,14 +121,6 @@ def test_only_the_sizes_that_programs_write_to_pipes_excuse_a_wav_file_that_ends
     assert read_header(member_of(content)) == AudioInfo(22050, 3000, num_channels, ends_early=ends_early)
 
 
-def test_a_truncated_rf64_file_ends_early() -> None:
-    content = encoded("RF64", "PCM_24")
-    assert read_header(member_of(content)) == AudioInfo(22050, 3000, 1)
-    found = read_header(member_of(content[:-1001]))
-    assert isinstance(found, AudioInfo)
-    assert (found.num_frames < 3000, found.ends_early) == (True, True)
-
-
 def test_a_wav_file_of_more_than_two_gigabytes_is_read(tmp_path: Path) -> None:
     num_bytes = 2_500_000_000
     content = with_wav_size(encoded("WAV", "PCM_16"), num_bytes)

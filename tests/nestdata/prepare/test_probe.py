@@ -166,23 +166,6 @@ def test_the_header_of_the_file_behind_a_lhotse_cut_is_read(tmp_path: Path) -> N
     assert reject_of(lhotse_entry(path))[0] == "not_audio"
 
 
-def test_a_lhotse_cut_whose_end_was_rounded_up_is_cut_to_the_file(tmp_path: Path) -> None:
-    path = write_audio(tmp_path / "a.wav", hiss(15600, 1))
-    assert cut_of(lhotse_entry(path)).num_samples == 15600
-    recording = Recording.from_file(path)
-    for limits in (LIMITS, TRUSTING, DECODING):
-        assert cut_of(lhotse_entry(path, start=0.5, duration=0.5, recording=recording), limits).num_samples == 7600
-
-
-def test_only_the_source_that_holds_the_channel_is_probed(tmp_path: Path) -> None:
-    sources = [AudioSource("file", [i], str(tmp_path / f"{i}.wav")) for i in range(2)]
-    write_audio(tmp_path / "1.wav", hiss(16000, 1))
-    recording = Recording("r", sources, 16000, 16000, 1.0)
-    cut = cut_of(lhotse_entry(tmp_path, channel=1, recording=recording), DECODING)
-    np.testing.assert_array_equal(load_samples(cut), read_audio(tmp_path / "1.wav"))
-    assert reject_of(lhotse_entry(tmp_path, channel=0, recording=recording))[0] == "missing"
-
-
 def test_nothing_is_opened_if_the_manifest_gives_the_duration(tmp_path: Path) -> None:
     gone = tmp_path / "gone.wav"
     cut = cut_of(entry_of(gone, offset=0.5, duration=1.25, labels={"lang": "de"}), TRUSTING)

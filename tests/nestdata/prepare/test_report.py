@@ -7,7 +7,6 @@ import pytest
 from nestdata import Corpus, PrepareConfig, prepare_corpus
 from nestdata.prepare import report
 from tests.nestdata.prepare.report_tables import rows_of
-from tests.shards import tar_corpus
 from tests.synthesis import chirp, hiss, read_audio, tone, write_audio, write_jsonl
 
 HOSTILE = '"><script>alert(1)</script>'
@@ -86,13 +85,6 @@ def test_names_and_texts_are_escaped(corpus: Path) -> None:
     assert re.findall(r'(?:src|href)="(?!report/\d+\.flac"|#)', page) == []
 
 
-def test_members_of_tars_are_played(tmp_path: Path) -> None:
-    write_audio(tmp_path / "speech" / "4.flac", hiss(8000, 4))
-    corpus = tar_corpus(tmp_path / "speech")
-    ((file, *_),) = rows_of(corpus.path / "report.html", "samples")
-    np.testing.assert_array_equal(read_audio(corpus.path / file), read_audio(tmp_path / "speech" / "4.flac"))
-
-
 def test_cuts_that_cannot_be_decoded_are_listed_with_the_error(tmp_path: Path) -> None:
     rows = [{"audio_filepath": f"{i}.wav", "duration": 1.0 + i} for i in range(3)]
     write_audio(tmp_path / "0.wav", tone(300, 1.0))
@@ -102,18 +94,3 @@ def test_cuts_that_cannot_be_decoded_are_listed_with_the_error(tmp_path: Path) -
     assert found["0"].endswith(".flac")
     assert found["1"].startswith("no player: cut '1': cannot read")
     assert found["2"].startswith("no player: cut '2': cannot read")
-
-
-def test_a_failure_of_the_page_does_not_fail_the_corpus(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    def fail(*_: object, **__: object) -> None:
-        raise ZeroDivisionError("a <bug>")
-
-    write_audio(tmp_path / "data" / "a.wav", hiss(16000, 1))
-    monkeypatch.setattr(report, "write_page", fail)
-    assert prepare_corpus([tmp_path / "data"], tmp_path / "b.corpus").num_cuts == 1
-    page = report_of(tmp_path / "b.corpus")
-    assert "b.corpus: the report cannot be written (ZeroDivisionError: a &lt;bug&gt;). The corpus is complete." in page
-    assert "b.corpus: the report cannot be written" in caplog.text
-    assert len(Corpus.open(tmp_path / "b.corpus")) == 1

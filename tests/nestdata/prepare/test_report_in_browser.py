@@ -58,17 +58,6 @@ def sort_of(page: Any, header: str) -> str | None:
     return table.get_by_role("columnheader", name=header).get_attribute("aria-sort")
 
 
-def wait_until_heard(player: Any) -> None:
-    # Not with `wait_for_function`, which the content security policy of the page does not allow.
-    player.evaluate(
-        """player => new Promise((done) => {
-            const check = () => player.currentTime > 0.1 && done();
-            player.addEventListener("timeupdate", check);
-            check();
-        })"""
-    )
-
-
 def test_a_click_on_a_header_sorts_by_number(page: Any) -> None:
     seconds = [float(text) for text in column(page, SAMPLES, 4)]
     button = page.get_by_role("table", name=SAMPLES).get_by_role("button", name="seconds")
@@ -91,24 +80,6 @@ def test_a_filter_shows_the_rows_with_all_words_and_their_number(page: Any) -> N
     assert status.inner_text() == f"0 of {total} rows"
     field.fill("")
     assert status.inner_text() == f"{total} of {total} rows"
-
-
-def test_the_skip_link_and_players_are_reached_and_used_by_keyboard(page: Any) -> None:
-    page.keyboard.press("Tab")
-    assert page.evaluate("document.activeElement.textContent") == "Skip to the content"
-    assert page.locator(":focus").bounding_box()["x"] >= 0  # visible once it has the focus
-    page.keyboard.press("Enter")
-    assert page.evaluate("document.activeElement.id || location.hash") in ("main", "#main")
-    page.evaluate("for (const player of document.querySelectorAll('audio')) player.muted = true")
-    for _ in range(40):
-        page.keyboard.press("Tab")
-        if page.evaluate("document.activeElement.tagName") == "AUDIO":
-            break
-    label = page.evaluate("document.activeElement.ariaLabel")
-    page.keyboard.press("Space")
-    wait_until_heard(page.locator(":focus"))
-    number = int(label.removeprefix("Play cut-"))
-    assert page.evaluate("document.activeElement.duration") == pytest.approx(1.0 + number / 4)
 
 
 def test_tables_are_complete_without_scripts(browser: Any, corpus: Path) -> None:

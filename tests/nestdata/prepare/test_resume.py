@@ -8,10 +8,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
-from nestdata import Corpus, OutputError, PrepareConfig, PrepareProgress, prepare_corpus
+from nestdata import OutputError, PrepareConfig, PrepareProgress, prepare_corpus
 from tests.nestdata.full_disk import files_up_to
 from tests.nestdata.prepare.inputs.formats.test_parquet import embedded, write_parquet
 from tests.nestdata.prepare.inputs.shards import shar_cut, write_tar
@@ -157,12 +156,3 @@ def test_finished_work_survives_a_full_disk_and_says_so(
 def meta_of(corpus: Path) -> dict[str, Any]:
     meta: dict[str, Any] = json.loads((corpus / "meta.json").read_text())
     return meta
-
-
-def test_replaced_inputs_are_read_anew_by_the_same_process(data: Path, tmp_path: Path) -> None:
-    source, output = data / "0.parquet", tmp_path / "speech.corpus"
-    for num_samples in (9000, 12000):
-        write_parquet(source, [embedded(hiss(num_samples, 1)), embedded(hiss(num_samples + 1, 2))])
-        report = prepare_corpus([source], output, overwrite=True)
-        assert (report.num_cuts, report.shortest_s, report.rejected) == (2, num_samples / 16000, {})
-        np.testing.assert_allclose(Corpus.open(output).load(0)[1], hiss(num_samples, 1), atol=1e-4)

@@ -128,15 +128,6 @@ def test_any_reject_is_an_error_with_strict(manifest: Path, tmp_path: Path) -> N
     assert tree(tmp_path) == before
 
 
-def test_all_rejects_are_listed_if_no_audio_can_be_used(tmp_path: Path) -> None:
-    for name in "abc":
-        write_audio(tmp_path / "audio" / f"{name}.wav", hiss(0 if name == "b" else 160, 1))
-    with pytest.raises(ManifestError, match=rf"; all: {tmp_path}/x\.corpus\.rejected\.jsonl\. "):
-        prepare_corpus([tmp_path / "audio"], tmp_path / "x.corpus", PrepareConfig(min_seconds=1.0))
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["audio", "x.corpus.rejected.jsonl"]
-    assert reasons_in(tmp_path / "x.corpus.rejected.jsonl") == ["too_short", "empty", "too_short"]
-
-
 def test_hours_count_only_cuts_that_are_kept(tmp_path: Path) -> None:
     labels = [
         ("a", 5, "de", "s1"),

@@ -2,7 +2,7 @@ import pytest
 
 from nestdata import redacted
 from nestdata.errors import StorageError
-from nestdata.storage import SCHEMES, has_scheme, is_url, join, name_of, parent
+from nestdata.storage import SCHEMES, is_url
 from nestdata.storage.location import ObjectAddress, parse_url
 
 
@@ -73,30 +73,3 @@ def test_urls_with_credentials_are_refused_and_never_shown(location: str) -> Non
 )
 def test_a_key_may_hold_what_a_bucket_may_not(location: str, bucket: str, key: str) -> None:
     assert parse_url(location)[1:] == (bucket, key)
-
-
-def test_text_with_any_scheme_is_no_path() -> None:
-    assert all(map(has_scheme, ("ftp://host", "oss://b/x", "abfss://c@account/x", " s3://bucket", "S3://b")))
-    assert not any(map(has_scheme, ("/data/s3://odd", "C:/Users/x", "s3:/bucket", "a", "")))
-
-
-def test_names_are_joined_to_folders() -> None:
-    assert join("s3://bucket", "a/b") == "s3://bucket/a/b"
-    assert join("s3://bucket/c/", "a") == "s3://bucket/c/a"
-    assert join("/data", "a/b") == "/data/a/b"
-    assert join("/", "a") == "/a"
-    assert join("/data", "/other/a") == "/other/a"
-    assert join("/data", "gs://b/a") == "gs://b/a"
-    assert join("s3://bucket/c", "/other/a") == "/other/a"
-
-
-def test_parents_and_names_end_at_the_bucket() -> None:
-    assert parent("s3://bucket/a/b.tar") == "s3://bucket/a"
-    assert parent("s3://bucket/b.tar") == "s3://bucket"
-    assert parent("s3://bucket") == "s3://bucket"
-    assert parent("s3://bucket/a/") == "s3://bucket"
-    assert parent("/data/a") == "/data"
-    assert parent("/a") == "/"
-    assert name_of("s3://bucket/a/b.tar") == "b.tar"
-    assert name_of("s3://bucket/") == "bucket"
-    assert name_of("/data/a/") == "a"

@@ -4,7 +4,6 @@ from pathlib import Path
 import pytest
 
 from nestdata import InputFormat, ManifestError, prepare_corpus
-from nestdata.prepare.inputs.entry import Source
 from tests.nestdata.prepare.inputs.reading import (
     entries_of,
     format_of,
@@ -12,7 +11,6 @@ from tests.nestdata.prepare.inputs.reading import (
     lhotse_recording,
     prepared,
     some_audio,
-    source_of,
 )
 from tests.synthesis import write_jsonl
 
@@ -114,35 +112,3 @@ def test_a_folder_is_an_error_if_a_manifest_format_is_forced(tmp_path: Path, for
     some_audio(tmp_path / "a.wav")
     with pytest.raises(ManifestError, match=message):
         entries_of(tmp_path, form)
-
-
-def every_source(directory: Path) -> list[Source]:
-    """Returns one source of each format except Hugging Face, each with 200 items."""
-    names = [f"{i:03d}.wav" for i in range(200)]
-    (directory / "kaldi").mkdir()
-    (directory / "audio").mkdir()
-    (directory / "kaldi" / "wav.scp").write_text("".join(f"u{name} {name}\n" for name in names))
-    (directory / "train.tsv").write_text("audio\n" + "".join(f"{name}\t100\n" for name in names))
-    for name in names:
-        (directory / "audio" / name).touch()
-    nemo = write_jsonl(directory / "nemo.json", [{"audio_filepath": name} for name in names])
-    lhotse = write_jsonl(directory / "cuts.jsonl", [lhotse_cut(name) for name in names])
-    return [
-        source_of(path) for path in (nemo, lhotse, directory / "train.tsv", directory / "kaldi", directory / "audio")
-    ]
-
-
-def test_relative_paths_do_not_depend_on_the_current_directory_of_the_worker(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A worker of Dask may run in another directory."""
-    sources = every_source(tmp_path)
-    monkeypatch.chdir(tmp_path)
-    relative = [source_of(Path(Path(source.path).name)) for source in sources]
-    items = [list(source.items())[:1] for source in relative]
-    (tmp_path / "elsewhere").mkdir()
-    monkeypatch.chdir(tmp_path / "elsewhere")
-    entries = [entry for source, (item,) in zip(relative, items, strict=True) for entry in source.entries(1, item)]
-    assert [entry.audio.location for entry in entries] == [
-        str(tmp_path / name) for name in ("000.wav", "a.wav", "audio/000.wav", "kaldi/000.wav", "audio/000.wav")
-    ]

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from nestdata import ManifestError
 from nestdata.prepare.inputs import lines as lines_module
 from nestdata.prepare.inputs.lines import spread_objects
-from tests.nestdata.prepare.inputs.reading import entries_of, format_of, lhotse_cut, lhotse_recording
+from tests.nestdata.prepare.inputs.reading import entries_of
 from tests.synthesis import write_jsonl
 
 ROWS = [
@@ -38,14 +38,6 @@ def test_all_forms_give_the_entries_of_one_object_per_line(tmp_path: Path, form:
     entries = entries_of(path)
     assert [entry._replace(where="") for entry in entries] == [entry._replace(where="") for entry in expected]
     assert [entry.where for entry in entries] == [f"{path}, object 1", f"{path}, object 2"]
-
-
-@pytest.mark.parametrize("rows", [[lhotse_cut("c1"), lhotse_cut("c2")], [lhotse_recording("a.wav", "r")]])
-@pytest.mark.parametrize("indent", [None, 2])
-def test_an_array_of_lhotse_is_read(tmp_path: Path, rows: list[dict[str, Any]], indent: int | None) -> None:
-    (tmp_path / "cuts.json").write_text(json.dumps(rows, indent=indent))
-    assert format_of(tmp_path / "cuts.json") == "lhotse"
-    assert [entry.cut_id for entry in entries_of(tmp_path / "cuts.json")] == [row["id"] for row in rows]
 
 
 _values = st.recursive(
@@ -83,14 +75,3 @@ def test_what_is_not_an_object_is_an_error_that_names_its_number(tmp_path: Path,
     (tmp_path / "m.json").write_text(content)
     with pytest.raises(ManifestError, match=rf"m\.json[,:] {message}"):
         entries_of(tmp_path / "m.json")
-
-
-def test_an_object_that_is_too_long_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lines_module, "MAX_LINE_BYTES", 1000)
-    monkeypatch.setattr(lines_module, "_CHUNK_BYTES", 100)
-    for content in ('[{"a": 1}, {"text": "' + "x" * 2000 + '"}]', '[{"a": 1}, {"text": "' + "x" * 2000):
-        (tmp_path / "m.json").write_text(content)
-        items = spread_objects(tmp_path / "m.json")
-        assert next(items) == b'{"a": 1}'
-        with pytest.raises(ManifestError, match=r"object 2: not JSON .*, or longer than"):
-            next(items)

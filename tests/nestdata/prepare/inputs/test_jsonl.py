@@ -1,4 +1,3 @@
-import gzip
 import json
 from pathlib import Path
 from typing import Any
@@ -7,7 +6,7 @@ import numpy as np
 import pytest
 
 from nestdata import Corpus, ManifestError, prepare_corpus
-from nestdata.prepare.inputs.audio import File, LhotseCut
+from nestdata.prepare.inputs.audio import File
 from nestdata.prepare.inputs.entry import Entry
 from tests.nestdata.prepare.inputs.reading import entries_of, lhotse_cut, lhotse_recording, prepared, some_audio
 from tests.synthesis import hiss, read_audio, write_audio, write_jsonl
@@ -82,13 +81,6 @@ def test_labels_of_a_nemo_line_are_kept_in_the_cut(tmp_path: Path) -> None:
     assert rejects == []
 
 
-def test_a_label_that_is_nan_is_stored_as_null(tmp_path: Path) -> None:
-    """Python writes NaN into JSON, which strict parsers such as orjson do not accept."""
-    some_audio(tmp_path / "a.wav")
-    (tmp_path / "m.json").write_text('{"audio_filepath": "a.wav", "wer": NaN}\n')
-    assert prepared(tmp_path / "m.json")[0]["a"]["custom"] == {"wer": None}
-
-
 def test_only_the_line_with_text_that_is_not_unicode_is_rejected(tmp_path: Path) -> None:
     some_audio(tmp_path / "a.wav")
     (tmp_path / "m.json").write_text('{"audio_filepath": "a.wav"}\n{"audio_filepath": "a.wav", "text": "\\ud800"}\n')
@@ -141,17 +133,6 @@ def test_ids_of_several_nemo_manifests_are_relative_to_their_common_folder(tmp_p
     prepare_corpus(manifests, tmp_path / "speech.corpus")
     corpus = Corpus.open(tmp_path / "speech.corpus")
     assert [corpus[row].id for row in range(2)] == ["en/wavs/0", "fr/wavs/0"]
-
-
-def test_plain_and_compressed_lhotse_manifests_give_the_same_entries(tmp_path: Path) -> None:
-    plain = write_jsonl(tmp_path / "cuts.jsonl", [lhotse_cut("c1", "/a.wav"), lhotse_cut("c2", "/a.wav")])
-    packed = tmp_path / "cuts.jsonl.gz"
-    packed.write_bytes(gzip.compress(plain.read_bytes()))
-    for manifest in (plain, packed):
-        entries = entries_of(manifest)
-        assert [entry.cut_id for entry in entries] == ["c1", "c2"]
-        assert [entry.where for entry in entries] == [f"{manifest}:1", f"{manifest}:2"]
-        assert [entry.audio for entry in entries] == [LhotseCut(lhotse_cut(name, "/a.wav")) for name in ("c1", "c2")]
 
 
 def test_paths_in_lhotse_manifests_are_relative_to_the_current_directory(

@@ -77,9 +77,3 @@ def test_gzip_that_expands_more_than_any_manifest_is_an_error(tmp_path: Path) ->
     with pytest.raises(ManifestError, match=message), open_lines(tmp_path / "m.json.gz") as lines:
         for _ in lines:
             pass
-
-
-def test_members_of_gzip_and_zeros_behind_them_are_read_as_gzip_does(tmp_path: Path) -> None:
-    (tmp_path / "m.json.gz").write_bytes(gzip.compress(b"1\n2") + gzip.compress(b"3\n") + bytes(100))
-    with open_lines(tmp_path / "m.json.gz") as lines:
-        assert list(lines) == [b"1\n", b"23\n"]

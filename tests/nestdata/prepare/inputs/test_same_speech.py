@@ -51,13 +51,6 @@ def test_nemo_tars_give_the_corpus_of_the_files(speech: Path, tmp_path: Path, pr
     assert [expected[index].id for index in range(len(expected))].count("audio/b@0.500+0.750") == 1
 
 
-def test_windows_of_tarred_files_are_windows_of_files(speech: Path, tmp_path: Path) -> None:
-    expected = corpus_of(speech / "speech.json", tmp_path / "files.corpus", window_seconds=0.6)
-    manifest = write_nemo_tarred(speech, tmp_path / "tarred")
-    assert_same(corpus_of(manifest, tmp_path / "tars.corpus", window_seconds=0.6), expected)
-    assert len(expected) == 13
-
-
 def test_webdataset_and_shar_give_the_corpus_of_a_folder(speech: Path, tmp_path: Path) -> None:
     """A folder lists files by name, the files of a folder before those of its subfolders."""
     names = ["audio/a.flac", "audio/b.flac", "audio/d.flac", "audio/deep/c.wav"]

@@ -6,9 +6,8 @@ from pathlib import Path
 import pytest
 
 from nestdata import ConfigError, OutputError, prepare_corpus
-from nestdata.prepare.inputs.entry import relative_id, resolve
+from nestdata.prepare.inputs.entry import resolve
 from nestdata.prepare.inputs.formats.detect import common_root
-from nestdata.prepare.inputs.formats.fairseq import fairseq_folder, is_fairseq
 from nestdata.storage.clients import import_obstore
 
 
@@ -26,20 +25,6 @@ def test_names_are_relative_to_the_folder_of_the_manifest(directory: str, name: 
     assert resolve(directory, name) == location
 
 
-@pytest.mark.parametrize(
-    ("cut_id", "root", "expected"),
-    [
-        ("/data/wavs/a", "/data/lists", "../wavs/a"),
-        ("s3://bucket/wavs/a", "s3://bucket/lists", "../wavs/a"),
-        ("s3://bucket/wavs/a", "s3://other/lists", "s3://bucket/wavs/a"),
-    ],
-)
-def test_ids_outside_of_the_root_are_relative_to_it_if_they_are_in_one_place(
-    cut_id: str, root: str, expected: str
-) -> None:
-    assert relative_id(cut_id, root) == expected
-
-
 def test_the_root_of_inputs_in_different_places_is_empty() -> None:
     def root_of(*folders: str) -> str:
         return common_root(folders)
@@ -48,19 +33,6 @@ def test_the_root_of_inputs_in_different_places_is_empty() -> None:
     assert root_of("s3://bucket/en", "s3://bucket/fr") == "s3://bucket"
     assert root_of("s3://bucket/en", "s3://other/en") == root_of("s3://bucket/en", "/data") == ""
     assert root_of("/data/en", "/data/fr") == "/data"
-
-
-@pytest.mark.parametrize(
-    ("manifest", "line", "folder"),
-    [
-        ("s3://bucket/lists/train.tsv", b"../wavs\n", "s3://bucket/wavs"),
-        ("s3://bucket/lists/train.tsv", b"gs://other/wavs/\n", "gs://other/wavs"),
-        (Path("/data/train.tsv"), b"s3://bucket/wavs\r\n", "s3://bucket/wavs"),
-    ],
-)
-def test_the_folder_of_a_fairseq_manifest_may_be_a_url(manifest: Path | str, line: bytes, folder: str) -> None:
-    assert is_fairseq(manifest, line)
-    assert fairseq_folder(manifest, line) == folder
 
 
 @pytest.mark.parametrize("output", ["s3://bucket/a.corpus", Path("s3://bucket/a.corpus")])

@@ -1,13 +1,11 @@
 from pathlib import Path
 
-import numpy as np
 import pytest
 
-from nestdata import Corpus, ManifestError
+from nestdata import ManifestError
 from nestdata.prepare.inputs.audio import File
 from nestdata.prepare.inputs.entry import Entry
-from tests.nestdata.prepare.inputs.reading import entries_of, prepared
-from tests.synthesis import hiss, read_audio, write_audio
+from tests.nestdata.prepare.inputs.reading import entries_of
 
 
 def test_a_line_is_a_path_relative_to_the_folder_on_the_first_line_and_a_number_of_samples(tmp_path: Path) -> None:
@@ -26,14 +24,6 @@ def test_positions_are_line_numbers_as_in_an_editor(tmp_path: Path) -> None:
         (f"{manifest}:3", "/data/a.wav"),
         (f"{manifest}:5", "/data/b.wav"),
     ]
-
-
-def test_the_number_of_samples_is_at_the_rate_of_the_file(tmp_path: Path) -> None:
-    path = write_audio(tmp_path / "wavs" / "a.wav", hiss(44100, 1), 44100)
-    (tmp_path / "train.tsv").write_text("wavs\na.wav\t22050\n")
-    cuts, _ = prepared(tmp_path / "train.tsv", sampling_rate=44100)
-    assert (cuts["a"]["duration"], cuts["a"]["recording"]["num_samples"]) == (0.5, 44100)
-    np.testing.assert_array_equal(Corpus.open(tmp_path / "train.tsv.corpus").load(0)[1], read_audio(path)[:22050])
 
 
 @pytest.mark.parametrize(

@@ -55,26 +55,6 @@ def test_durations_come_from_the_most_specific_file_that_has_them(
     assert spans_of(kaldi(tmp_path / "data", wav="r /a.wav\n", **files)) == [span]
 
 
-def test_segments_are_prepared_and_loaded(tmp_path: Path) -> None:
-    path = write_audio(tmp_path / "a.flac", hiss(32000, 1))
-    directory = kaldi(
-        tmp_path / "data",
-        wav=f"r1 {path}\n",
-        segments="u1 r1 0.25 1\nu2 r1 1.25 -1\n",
-        text="u1 grüße\n",
-        utt2spk="u1 s1\nu2 s2\n",
-        utt2lang="u1 de\n",
-    )
-    cuts, rejects = prepared(directory)
-    assert rejects == []
-    labels = [{key: cuts["u1"]["supervisions"][0][key] for key in ("text", "speaker", "language")}]
-    assert labels == [{"text": "grüße", "speaker": "s1", "language": "de"}]
-    corpus = Corpus.open(tmp_path / "data.corpus")
-    loaded = dict(corpus.load(row) for row in range(2))
-    np.testing.assert_array_equal(loaded["u1"], read_audio(path)[4000:16000])
-    np.testing.assert_array_equal(loaded["u2"], read_audio(path)[20000:])
-
-
 @pytest.mark.parametrize(
     ("value", "channel"),
     [

@@ -143,15 +143,7 @@ def write_splits(folder: Path, *names: str) -> Path:
 @pytest.mark.parametrize(
     ("names", "counts", "pattern"),
     [
-        (
-            (
-                "data/train-00000-of-00002.parquet",
-                "data/train-00001-of-00002.parquet",
-                "data/test-00000-of-00001.parquet",
-            ),
-            "1 of test, 2 of train",
-            "data/train-*-of-*.parquet",
-        ),
+        (("data/train-0-of-2.parquet", "data/test-0-of-1.parquet"), "1 of test, 1 of train", "train-*-of-*.parquet"),
         (("en/train/0000.parquet", "en/validation/0000.parquet"), "1 of train, 1 of validation", "en/train/*.parquet"),
     ],
 )

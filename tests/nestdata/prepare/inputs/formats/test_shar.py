@@ -1,7 +1,6 @@
 import gzip
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 from lhotse import CutSet
@@ -71,23 +70,6 @@ def test_features_and_fields_in_other_tars_are_left_out(tmp_path: Path) -> None:
     assert isinstance(entry.audio, LhotseCut)
     assert entry.audio.row["custom"] == {"dataset": "x"}
     assert "features" not in entry.audio.row
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"type": "MultiCut"}, r"cuts\.000000\.jsonl\.gz:1: a MultiCut where a MonoCut was expected"),
-        ({"duration": None}, r"cuts\.000000\.jsonl\.gz:1: the cut has no duration"),
-    ],
-)
-def test_a_cut_that_cannot_be_parsed_is_an_error_with_its_line(
-    tmp_path: Path, change: dict[str, Any], message: str
-) -> None:
-    folder = shar(tmp_path, "a")
-    line = json.dumps({**shar_cut("a", 8000)[0], **change}).encode()
-    (folder / "cuts.000000.jsonl.gz").write_bytes(gzip.compress(line))
-    with pytest.raises(ManifestError, match=message):
-        entries_of(folder)
 
 
 def test_a_manifest_without_a_tar_is_an_error(tmp_path: Path) -> None:

@@ -83,15 +83,6 @@ def test_quoted_fields_hold_delimiters_and_lines(tmp_path: Path) -> None:
     assert entries[0].labels == {"text": 'one\ntwo "three"'}
 
 
-def test_a_text_that_is_not_unicode_is_rejected(tmp_path: Path) -> None:
-    some_audio(tmp_path / "a.wav")
-    some_audio(tmp_path / "b.wav")
-    (tmp_path / "m.csv").write_bytes("path,text\na.wav,größer\nb.wav,x\n".encode("latin-1"))
-    cuts, (reject,) = prepared(tmp_path / "m.csv")
-    assert list(cuts) == ["b"]
-    assert (reject["where"], reject["reason"]) == (f"{tmp_path}/m.csv:2", "unreadable")
-
-
 @pytest.mark.parametrize(
     ("row", "message"),
     [
