@@ -1,5 +1,6 @@
 """No name, URL, transform or corpus starts a process, unless commands are allowed."""
 
+import ast
 import json
 import sys
 from collections.abc import Iterator
@@ -24,6 +25,7 @@ from nestdata.audio.torchcodec_audio import TorchcodecAudio
 from tests.nestdata.prepare.inputs.reading import lhotse_cut, lhotse_recording
 from tests.synthesis import folder_corpus, hiss, read_audio, write_audio, write_jsonl
 
+REPOSITORY = Path(__file__).parents[2]
 # A SPHERE file with shorten, which libsndfile does not read.
 SHORTEN = (
     b"NIST_1A\n   1024\nsample_count -i 8000\nsample_rate -i 16000\nchannel_count -i 1\nsample_n_bytes -i 2\n"
@@ -238,3 +240,20 @@ def test_a_command_of_a_corpus_is_a_reject_wherever_audio_is_read(tmp_path: Path
     for given in (path, path / "cuts.jsonl"):
         with pytest.raises(ManifestError, match=r"cuts\.jsonl:1: command, .*'touch PWNED'.*Write the audio to files"):
             prepare_corpus([given], tmp_path / "again")
+
+
+def test_no_module_starts_a_shell_or_loads_audio_by_lhotse() -> None:
+    shells, loads = [], []
+    for folder in ("nestdata", "nestmodel", "nestguard", "cli"):
+        for path in sorted((REPOSITORY / folder).rglob("*.py")):
+            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+                if isinstance(node, ast.keyword) and node.arg == "shell":
+                    shells.append(path.relative_to(REPOSITORY).as_posix())
+                if isinstance(node, ast.Attribute | ast.Name | ast.alias):
+                    name = getattr(node, "attr", None) or getattr(node, "id", None) or getattr(node, "name", None)
+                    if name == "load_audio" and not isinstance(node, ast.Attribute):
+                        continue  # our function of this name; that of Lhotse is a method
+                    if name in ("load_audio", "open_best", "read_sph", "getstatusoutput", "getoutput", "popen"):
+                        loads.append((path.name, name))
+    assert shells == []
+    assert loads == []

@@ -54,7 +54,7 @@ def test_permutation_is_the_same_in_every_version() -> None:
 
 
 def test_permutation_maps_every_position_to_every_image_equally_often() -> None:
-    size, num_keys, num_bins = 97, 4000, 10
+    size, num_keys, num_bins = 97, 1000, 10
     orders = np.array([Permutation(size, derive_key(seed, "places"))(np.arange(size)) for seed in range(num_keys)])
     bins = orders * num_bins // size
     expected = np.array([(np.arange(size) * num_bins // size == i).mean() for i in range(num_bins)]) * num_keys
@@ -65,7 +65,7 @@ def test_permutation_maps_every_position_to_every_image_equally_often() -> None:
 
 
 def test_permutation_separates_neighbours() -> None:
-    size, num_keys = 97, 2000
+    size, num_keys = 97, 1000
     orders = np.array([Permutation(size, derive_key(seed, "neighbours"))(np.arange(size)) for seed in range(num_keys)])
     steps = np.diff(orders, axis=1) % size
     # In a random order, two neighbours have any given distance with a probability of 1 / (size - 1).

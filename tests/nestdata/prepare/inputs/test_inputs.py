@@ -1,9 +1,11 @@
 import gzip
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
 from nestdata import InputFormat, ManifestError, prepare_corpus
+from nestdata.prepare.inputs.formats.detect import FORMATS
 from tests.nestdata.prepare.inputs.reading import (
     entries_of,
     format_of,
@@ -112,3 +114,7 @@ def test_a_folder_is_an_error_if_a_manifest_format_is_forced(tmp_path: Path, for
     some_audio(tmp_path / "a.wav")
     with pytest.raises(ManifestError, match=message):
         entries_of(tmp_path, form)
+
+
+def test_every_format_can_be_named_and_detected() -> None:
+    assert sorted(one.name for one in FORMATS) == sorted(get_args(InputFormat))

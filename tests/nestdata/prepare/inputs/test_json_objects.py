@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nestdata import ManifestError
@@ -50,6 +50,7 @@ _values = st.recursive(
 @given(
     st.lists(st.dictionaries(st.text(), _values, max_size=4), max_size=5), st.sampled_from([None, 0, 3]), st.booleans()
 )
+@settings(max_examples=30)
 def test_what_json_dump_writes_is_read(
     tmp_path_factory: pytest.TempPathFactory, rows: list[dict[str, Any]], indent: int | None, is_array: bool
 ) -> None:
