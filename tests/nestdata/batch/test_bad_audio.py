@@ -1,4 +1,5 @@
 import logging
+from typing import Any
 
 import pytest
 
@@ -38,6 +39,8 @@ def test_share_within_its_limit_never_ends_a_run() -> None:
         counter.add(0, [GONE] * 11)
 
 
-def test_settings_out_of_range_are_rejected_by_name() -> None:
-    with pytest.raises(ConfigError, match=r"bad_audio\.max_share is 1\.5: expected a share"):
-        BadAudioConfig(max_share=1.5)
+@pytest.mark.parametrize("changes", [{"max_share": 1.5}, {"max_noise_share": -0.5}, {"min_count": -1}])
+def test_settings_out_of_range_are_rejected_by_name(changes: dict[str, Any]) -> None:
+    ((name, value),) = changes.items()
+    with pytest.raises(ConfigError, match=rf"bad_audio\.{name} is {value}"):
+        BadAudioConfig(**changes)

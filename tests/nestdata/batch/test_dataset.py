@@ -1,5 +1,9 @@
 import itertools
+import multiprocessing
+import os
 import pickle
+import signal
+import time
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -28,6 +32,7 @@ from nestdata import (
     microbatches,
 )
 from nestdata.audio.decode import load_samples
+from nestdata.batch.worker import StartWorker
 from tests.batches import STEPS_WITH_ALL_SHAPES, digest, full_dataset, messy_dataset
 from tests.conftest import MessyCorpora
 from tests.synthesis import folder_corpus, hiss, read_audio, tone
@@ -216,6 +221,27 @@ def test_heartbeat_names_every_cut_that_is_loaded_and_none_at_the_end(
     assert set(noted[num_cuts:-1]) == {*noise, *bad_noise} - {"white noise"} | silent
     assert noise
     assert noted[-1] == ()
+
+
+def receive_sigterm_as_a_worker() -> None:
+    StartWorker(1, None)(0)
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(60)
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork")
+def test_worker_ends_after_sigterm_even_if_its_rank_handles_sigalrm(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nestdata.batch.worker._SECONDS_TO_FINISH", 1)
+    before = signal.signal(signal.SIGALRM, lambda *_: None)
+    try:
+        worker = multiprocessing.get_context("fork").Process(target=receive_sigterm_as_a_worker)
+        worker.start()
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    worker.join(30)
+    worker.kill()
+    worker.join()
+    assert worker.exitcode == -signal.SIGALRM
 
 
 def test_short_audio_is_repeated_up_to_the_minimum(tmp_path: Path) -> None:

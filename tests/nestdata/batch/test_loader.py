@@ -119,6 +119,14 @@ def test_memory_is_used_again_only_if_no_worker_may_still_write_to_it(
     assert loader._ring is None
 
 
+def test_two_iterations_of_one_loader_do_not_share_slots(
+    messy: AudioNoiseDataset, batch_indices: list[BatchIndex], digests: list[dict[str, str]]
+) -> None:
+    loader = messy.loader(batch_indices, num_workers=1)
+    for first, second, expected in zip(loader, loader, digests, strict=True):
+        assert digest(first) == digest(second) == expected
+
+
 @pytest.mark.slow
 def test_the_largest_batch_fills_its_slot(messy_corpora: MessyCorpora) -> None:
     full = full_dataset(messy_corpora.speech, messy_corpora.windows, messy_corpora.banked)

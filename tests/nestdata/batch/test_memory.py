@@ -1,6 +1,8 @@
 import gc
+import os
 
 import numpy as np
+import pytest
 import torch
 
 from nestdata.batch.memory import SlotRing, batch_arrays, bytes_of_batch
@@ -47,3 +49,13 @@ def test_a_slot_is_free_only_when_nothing_refers_to_its_memory() -> None:
         kept.pop(0)
     gc.collect()
     assert ring.acquire() == 0
+
+
+def test_a_ring_closes_its_file() -> None:
+    ring = SlotRing(1, 4096)
+    file = ring._file
+    assert os.fstat(file).st_size == 4096
+    del ring
+    gc.collect()
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(file)

@@ -167,6 +167,12 @@ def test_drawn_ratios_shares_and_counts_fill_their_ranges() -> None:
     assert {len(record.sources) for record in records if record.mode == "speech"} == {1, 2}
 
 
+def test_segments_are_spread_over_the_whole_cut() -> None:
+    starts = [mix(ALWAYS_NOISE, speech_of(1000), key=key)[1].segments[0][0] for key in range(300)]
+    assert min(starts) < 20
+    assert 480 < max(starts) <= 500
+
+
 def test_noise_is_changed_only_in_its_level() -> None:
     added, record = mix(ALWAYS_NOISE, speech_of(16000))
     assert added is not None
@@ -281,6 +287,10 @@ def test_interference_depends_only_on_the_key() -> None:
     ("changes", "message"),
     [
         ({"prob": 1.1}, r"mix\.prob is 1\.1: expected a share"),
+        ({"noise_ratio": -0.1}, r"mix\.noise_ratio is -0\.1"),
+        ({"speech_snr_db": (5.0, -5.0)}, r"mix\.speech_snr_db"),
+        ({"mix_rate": (0.5, 1.5)}, r"mix\.mix_rate"),
+        ({"num_speakers": (2, 1)}, r"mix\.num_speakers is \(2, 1\): expected the lower bound first"),
         ({"noise_snr_db": (20.0, -5.0)}, r"mix\.noise_snr_db is \(20\.0, -5\.0\): expected the lower bound first"),
         ({"mix_rate": (0.0, 0.5)}, r"mix\.mix_rate is \(0\.0, 0\.5\): expected shares"),
         ({"num_segments": (0, 1)}, r"mix\.num_segments is \(0, 1\): expected 1 or more"),

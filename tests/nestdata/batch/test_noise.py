@@ -49,6 +49,11 @@ def test_first_and_last_position_of_a_noise_are_both_drawn(tmp_path: Path) -> No
     assert {span.samples[0] for span in spans} == set(whole[:3])
 
 
+def test_every_noise_of_a_corpus_is_drawn(tmp_path: Path) -> None:
+    corpus = folder_corpus(tmp_path / "noise", {f"{i}.wav": hiss(8000, i) for i in range(4)})
+    assert {span.cut_id for span in draw_many(NoiseSampler(corpus), 4000)} == {"0", "1", "2", "3"}
+
+
 def test_span_depends_only_on_its_key(tmp_path: Path) -> None:
     corpus = folder_corpus(tmp_path / "noise", {f"{i}.wav": hiss(9000, i) for i in range(3)})
     first, again = NoiseSampler(corpus), NoiseSampler(Corpus.open(corpus.path))
@@ -157,6 +162,13 @@ def test_silence_is_defined_by_power_and_not_by_the_sum_of_samples() -> None:
     assert not sampler.is_silent(quiet * np.float32(10 ** (2 / 20)))
 
 
+def test_silence_threshold_is_configurable(tmp_path: Path) -> None:
+    corpus = folder_corpus(tmp_path / "noise", {"a.wav": hiss(16000, 1, level=0.01)})
+    assert NoiseSampler(corpus).draw(4000, StatelessRng(0, "noise")).kind == "noise"
+    config = NoiseConfig(silence_db=-30.0)
+    assert NoiseSampler(corpus, config).draw(4000, StatelessRng(0, "noise")).kind == "white"
+
+
 def test_on_cut_is_called_with_every_noise_that_is_read(tmp_path: Path) -> None:
     corpus = folder_corpus(tmp_path / "noise", {"a.wav": hiss(8000, 1), "b.wav": hiss(8000, 2)})
     (tmp_path / "noise" / "a.wav").unlink()
@@ -176,6 +188,7 @@ def test_noise_without_a_corpus_is_zero() -> None:
     ("changes", "message"),
     [
         ({"max_reads": 0}, r"noise\.max_reads is 0"),
+        ({"max_crops": 0}, r"noise\.max_crops is 0"),
         ({"white_db": (-46.0, -90.0)}, r"noise\.white_db is \(-46\.0, -90\.0\): expected the lower bound first"),
     ],
 )

@@ -4,6 +4,7 @@ from pathlib import Path
 import pytest
 
 from nestdata import OutputError, write_preview
+from nestdata.batch.preview import PreviewRow, _title
 from tests.batches import messy_dataset
 from tests.conftest import MessyCorpora
 
@@ -33,6 +34,13 @@ def test_a_preview_replaces_only_an_empty_folder_or_another_preview(
     monkeypatch.chdir(tmp_path / "here")
     assert write_preview(dataset[0], rate, ".", max_cuts=1) == Path("index.html")
     assert (tmp_path / "here" / "index.html").is_file()
+
+
+def test_the_title_of_a_picture_fits_and_shows_no_secret() -> None:
+    row = PreviewRow(cut="a" + 200 * "/folder" + "/z", seconds=1.0, mode="none", noise="", snr_db=None, padding=0.0)
+    cut, mode = _title(row).splitlines()
+    assert (len(cut) <= 100, cut[:8], cut[-9:], mode) == (True, "a/folder", "/folder/z", "none")
+    assert "secret" not in _title(replace(row, cut="s3://bucket/a.wav?key=secret"))
 
 
 def test_dollar_signs_in_ids_are_drawn_as_they_are(messy_corpora: MessyCorpora, tmp_path: Path) -> None:

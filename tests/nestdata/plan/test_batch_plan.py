@@ -200,6 +200,16 @@ def test_indices_of_a_plan_with_every_setting_are_the_same_in_every_version() ->
     assert plan.fingerprint == "90ee7df6b3402744414aec1ccb383367"
 
 
+@pytest.mark.parametrize(("num_shapes", "percent"), [(None, 2.3), (16, 7.5)])
+def test_fewer_shapes_pad_more(num_shapes: int | None, percent: float) -> None:
+    durations = np.random.default_rng(0).lognormal(np.log(9), 0.6, 300_000).clip(1, 40)
+    lengths = np.sort(durations * 16000).astype(np.int64)
+    config = PlanConfig(max_batch_seconds=2000.0, microbatches_per_step=8, num_shapes=num_shapes)
+    plan = BatchPlan(lengths, 16000, config)
+    padded = sum(bucket.padded_samples * bucket.cuts_per_microbatch * bucket.num_groups * 8 for bucket in plan.buckets)
+    assert round(100 * (1 - int(lengths.sum()) / padded), 1) == percent
+
+
 def test_step_far_beyond_the_first_epochs_is_computed_directly() -> None:
     plan = plan_of(list(range(100, 300)), PlanConfig(max_batch_seconds=10.0))
     step = 10**12 * plan.steps_per_epoch + 3
@@ -482,6 +492,13 @@ def test_cut_above_the_budget_due_to_the_quadratic_cost_is_an_error_that_mention
     ("changes", "message"),
     [
         ({"quadratic_seconds": 0.0}, r"plan\.quadratic_seconds is 0\.0"),
+        ({"max_cuts": 0}, r"plan\.max_cuts is 0"),
+        ({"bucket_width": 0.0}, r"plan\.bucket_width is 0\.0"),
+        ({"num_shapes": 0}, r"plan\.num_shapes is 0"),
+        ({"weights": ()}, r"plan\.weights is \(\)"),
+        ({"temperature": 0.0}, r"plan\.temperature is 0\.0"),
+        ({"max_batch_seconds": 0.0}, r"plan\.max_batch_seconds is 0\.0"),
+        ({"min_audio_seconds": 0.0}, r"plan\.min_audio_seconds is 0\.0"),
         ({"bucket_width": 0.2}, r"plan\.bucket_width is 0\.2: expected more than 0 and at most 1/8"),
         ({"weights": (1.0, 0.0)}, r"plan\.weights is \(1\.0, 0\.0\)"),
         ({"microbatches_per_step": 0}, r"plan\.microbatches_per_step is 0"),

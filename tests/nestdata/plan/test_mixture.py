@@ -58,6 +58,11 @@ def stage(from_step: int, **mixture: Any) -> MixtureStage:
     ("changes", "message"),
     [
         ({"stages": (stage(-1),)}, r"plan\.stages\[0\]\.from_step is -1: expected 0 or more"),
+        ({"stages": (stage(5), stage(5))}, r"plan\.stages\[1\]\.from_step is 5: expected more than 5"),
+        ({"weights": (1.0, float("nan"))}, r"plan\.weights is \(1\.0, nan\)"),
+        ({"weights": (float("inf"), 1.0)}, r"plan\.weights is \(inf, 1\.0\)"),
+        ({"stages": (stage(0), stage(9, temperature=0.0))}, r"plan\.stages\[1\]\.temperature is 0\.0"),
+        ({"stages": (stage(0, language_temperature=3.0),)}, r"plan\.stages\[0\]\.language_temperature is 3\.0"),
         (r"plan\.stages\[1\]\.from_step is 5: expected more than 5, the first step of the stage before",),
         ({"stages": (stage(5), stage(3))}, r"plan\.stages\[1\]\.from_step is 3: expected more than 5"),
         ({"stages": (stage(0, weights=(1.0, 0.0)),)}, r"plan\.stages\[0\]\.weights is \(1\.0, 0\.0\): .* positive"),
