@@ -185,17 +185,6 @@ def test_existing_file_is_replaced_only_with_overwrite(tmp_path: Path) -> None:
     assert path.read_text() == "new"
 
 
-def test_error_in_the_block_leaves_no_file(tmp_path: Path) -> None:
-    def write_partly() -> None:
-        with output_file(tmp_path / "model.nemo", overwrite=False) as path:
-            path.write_text("half")
-            raise KeyboardInterrupt("of this test")
-
-    with pytest.raises(KeyboardInterrupt, match="of this test"):
-        write_partly()
-    assert names(tmp_path) == []
-
-
 @pytest.mark.parametrize(
     ("content", "expected"),
     [('{"kind": "probe"}', True), ('{"kind": "features"}', False), ("{", False), (None, False)],

@@ -244,20 +244,13 @@ def test_worker_ends_after_sigterm_even_if_its_rank_handles_sigalrm(monkeypatch:
     assert worker.exitcode == -signal.SIGALRM
 
 
-def test_short_audio_is_repeated_up_to_the_minimum(tmp_path: Path) -> None:
+def test_short_audio_is_repeated_up_to_the_minimum_or_padded_with_zeros(tmp_path: Path) -> None:
     corpus = folder_corpus(tmp_path / "speech", {"a.wav": hiss(7000, 1)})
-    batch = dataset_of(corpus)[0, 0]
     samples = torch.from_numpy(read_audio(tmp_path / "speech" / "a.wav"))
-    assert batch.audio_len.tolist() == [16000]
-    assert torch.equal(batch.audio[0], torch.cat([samples, samples, samples[:2000]]))
-
-
-def test_short_audio_is_padded_with_zeros_if_configured(tmp_path: Path) -> None:
-    corpus = folder_corpus(tmp_path / "speech", {"a.wav": hiss(7000, 1)})
-    batch = dataset_of(corpus, short_audio="pad")[0, 0]
-    samples = torch.from_numpy(read_audio(tmp_path / "speech" / "a.wav"))
-    assert batch.audio_len.tolist() == [16000]
-    assert torch.equal(batch.audio[0], torch.cat([samples, torch.zeros(9000)]))
+    repeated, padded = dataset_of(corpus)[0, 0], dataset_of(corpus, short_audio="pad")[0, 0]
+    assert repeated.audio_len.tolist() == padded.audio_len.tolist() == [16000]
+    assert torch.equal(repeated.audio[0], torch.cat([samples, samples, samples[:2000]]))
+    assert torch.equal(padded.audio[0], torch.cat([samples, torch.zeros(9000)]))
 
 
 def test_without_a_mixer_the_noisy_audio_is_the_clean_audio(messy: AudioNoiseDataset) -> None:

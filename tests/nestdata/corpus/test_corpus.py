@@ -23,14 +23,12 @@ def corpus(tmp_path: Path) -> Corpus:
 def test_cuts_are_ordered_by_length(corpus: Corpus) -> None:
     assert len(corpus) == 3
     assert [corpus[index].id for index in range(3)] == ["b", "a", "c"]
+    assert [corpus[index].id for index in (-1, -2, -3)] == ["c", "a", "b"]
+    assert [cut.id for cut in corpus] == ["b", "a", "c"]  # type: ignore[attr-defined]
     np.testing.assert_array_equal(corpus.num_samples, [4000, 9000, 16000])
     assert corpus.num_samples.dtype == np.int64
     assert corpus.sampling_rate == 16000
     assert corpus.hours == 29000 / 16000 / 3600
-
-
-def test_negative_indices_count_from_the_end(corpus: Corpus) -> None:
-    assert [corpus[index].id for index in (-1, -2, -3)] == ["c", "a", "b"]
 
 
 @pytest.mark.parametrize("index", [3, -4])
@@ -38,10 +36,6 @@ def test_indices_outside_the_corpus_are_rejected(corpus: Corpus, index: int) -> 
     for ask in (corpus.__getitem__, corpus.line, corpus.load):
         with pytest.raises(IndexError, match=f"index {index} of a corpus of 3 cuts"):
             ask(index)
-
-
-def test_corpus_is_iterated_to_its_end(corpus: Corpus) -> None:
-    assert [cut.id for cut in corpus] == ["b", "a", "c"]  # type: ignore[attr-defined]
 
 
 def test_index_agrees_with_every_cut_and_its_loaded_samples(messy_corpora: MessyCorpora) -> None:

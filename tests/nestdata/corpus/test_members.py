@@ -208,19 +208,6 @@ def test_content_that_the_caller_has_checked_is_not_checked_again(folder: Path) 
     assert not np.array_equal(corpus.load(0, content=bytes(content), is_checked=True)[1], expected)
 
 
-@pytest.mark.parametrize("config", [PrepareConfig(), DECODED])
-@pytest.mark.parametrize("damage", [lambda content: b"?" + content[1:], lambda content: content[:-1]])
-def test_damaged_bytes_are_read_once_more(
-    folder: Path, config: PrepareConfig, damage: Callable[[bytes], bytes]
-) -> None:
-    corpus = tar_corpus(folder, config)
-    expected = corpus.load(0)[1].copy()
-    address = corpus.address(0)
-    assert address is not None
-    content = folder.with_suffix(".tar").read_bytes()[address.offset : address.offset + address.length]
-    np.testing.assert_array_equal(corpus.load(0, content=damage(content))[1], expected)
-
-
 def test_shard_with_another_byte_is_corrupt(folder: Path) -> None:
     corpus, tar = tar_corpus(folder, DECODED), folder.with_suffix(".tar")
     address = corpus.address(0)

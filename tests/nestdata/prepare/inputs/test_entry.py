@@ -28,12 +28,6 @@ def test_lines_of_plain_and_compressed_files_are_read_without_the_byte_order_mar
     assert lines_of(tmp_path / name) == [b"one\r\n", b"\n", b"two\n"]
 
 
-def test_count_lines_counts_plain_and_compressed_lines(tmp_path: Path) -> None:
-    (tmp_path / "m.json").write_bytes(_LINES)
-    (tmp_path / "m.json.gz").write_bytes(gzip.compress(_LINES))
-    assert [count_lines(tmp_path / name) for name in ("m.json", "m.json.gz")] == [500, 500]
-
-
 @pytest.mark.parametrize("damage", ["truncated", "not compressed"])
 def test_a_damaged_compressed_file_is_an_error(tmp_path: Path, damage: str) -> None:
     (tmp_path / "m.json.gz").write_bytes(gzip.compress(_LINES)[:-20] if damage == "truncated" else _LINES)

@@ -4,7 +4,7 @@ from typing import get_args
 
 import pytest
 
-from nestdata import InputFormat, ManifestError, prepare_corpus
+from nestdata import InputFormat, ManifestError
 from nestdata.prepare.inputs.formats.detect import FORMATS
 from tests.nestdata.prepare.inputs.reading import (
     entries_of,
@@ -99,13 +99,6 @@ def test_an_unknown_format_is_an_error_that_says_what_was_found(
     (tmp_path / name).write_bytes(content)
     with pytest.raises(ManifestError, match=message):
         format_of(tmp_path / name)
-
-
-def test_an_input_that_does_not_exist_is_an_error(tmp_path: Path) -> None:
-    for name in ("gone.json", "gone", "gone.wav"):
-        with pytest.raises(ManifestError, match=rf"{name}: no such file or folder"):
-            prepare_corpus([tmp_path / name], tmp_path / "speech.corpus")
-    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("form", ["nemo", "kaldi"])

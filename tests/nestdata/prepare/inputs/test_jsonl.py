@@ -212,13 +212,3 @@ def test_a_bad_line_of_a_lhotse_manifest_is_an_error_that_names_the_line(
     manifest = write_jsonl(tmp_path / "cuts.jsonl", [lhotse_cut("c1"), cut])
     with pytest.raises(ManifestError, match=rf"cuts\.jsonl:2: {message}"):
         entries_of(manifest)
-
-
-def test_only_the_cut_whose_audio_is_the_output_of_a_command_is_rejected(tmp_path: Path) -> None:
-    some_audio(tmp_path / "a.wav")
-    cut = lhotse_cut("c2")
-    cut["recording"]["sources"] = [{"type": "command", "channels": [0], "source": f"touch '{tmp_path}/was-run'"}]
-    manifest = write_jsonl(tmp_path / "cuts.jsonl", [lhotse_cut("c1", str(tmp_path / "a.wav")), cut])
-    cuts, (reject,) = prepared(manifest, probe="decode")
-    assert (list(cuts), reject["cut_id"], reject["reason"]) == (["c1"], "c2", "command")
-    assert not (tmp_path / "was-run").exists()

@@ -96,22 +96,6 @@ def test_the_format_is_detected_by_what_is_in_a_folder(tmp_path: Path) -> None:
     assert [type(source) for source in open_sources([tmp_path], InputOptions())] == [AudioFolder, WebDataset]
 
 
-@pytest.mark.parametrize(
-    ("name", "form", "message"),
-    [
-        ("gone_{0..3}.tar", None, r"gone_\{0\.\.3\}\.tar: 4 of 4 shards do not exist, .* quote it"),
-        ("a.tar", "nemo", "a tar, which --format nemo does not read"),
-        ("empty", "webdataset", "no tars in this folder"),
-    ],
-)
-def test_what_is_no_data_set_is_one_error(tmp_path: Path, name: str, form: str | None, message: str) -> None:
-    write_tar(tmp_path / "a.tar", [("a.flac", b"")])
-    (tmp_path / "words.txt").write_text("a.tar\nno tar\n")
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(ManifestError, match=message):
-        format_of(tmp_path / name, form)  # type: ignore[arg-type]
-
-
 def latest(entries: list[Entry]) -> dict[int, Entry]:
     """Returns the entries by number, as `Collector` keeps them: a later one replaces an earlier one."""
     return {entry.number or 0: entry for entry in entries}
