@@ -27,10 +27,6 @@ def test_every_error_survives_pickling_and_is_caught_by_the_base_class(error: ty
     assert isinstance(again, NestError)
 
 
-def test_all_errors_of_the_module_are_tested() -> None:
-    assert {value for value in vars(errors).values() if isinstance(value, type)} == set(ALL)
-
-
 class BrokenDataset:
     """Raises an error for its only element."""
 
@@ -41,19 +37,11 @@ class BrokenDataset:
         raise AudioError(f"cut 'a: {index}': 3 of 5 samples")
 
 
-def test_the_last_line_of_a_plain_error_is_its_message() -> None:
-    assert last_error_line(ValueError("step 0: bad")) == "step 0: bad"
+def test_the_last_line_of_an_error_is_that_of_its_message_or_its_type() -> None:
     assert last_error_line(AudioError("AudioError: kept, since there is no traceback")) == (
         "AudioError: kept, since there is no traceback"
     )
-
-
-def test_the_last_line_of_a_message_of_several_lines_is_the_last_that_is_not_empty() -> None:
     assert last_error_line(RuntimeError("first\n  second: third \n\n \n")) == "second: third"
-
-
-def test_an_error_with_an_empty_message_is_described_by_its_type() -> None:
-    assert last_error_line(MemoryError()) == "MemoryError"
     assert last_error_line(CorpusError(" \n")) == "CorpusError"
 
 
@@ -72,18 +60,13 @@ def test_the_type_is_removed_from_a_traceback_whether_built_in_or_not(error: Bas
     assert last_error_line(rebuilt) == "a: b"
 
 
-def test_a_storage_error_has_a_kind_beside_its_message() -> None:
-    error = StorageError.because("missing", "s3://bucket/name: no such object.")
-    assert (error.kind, str(error)) == ("missing", "s3://bucket/name: no such object.")
-
-
 def test_a_message_with_a_huge_name_is_shortened_in_the_middle() -> None:
-    message = f"m.json:7: {'a' * 10**7!r} is not a number. Fix this line."
+    message = f"m.json:7: {'a' * 10**5!r} is not a number. Fix this line."
     shown = str(ManifestError(message))
     assert len(shown) <= 2000
     assert shown.startswith("m.json:7: 'aaaa")
     assert shown.endswith("aaaa' is not a number. Fix this line.")
-    assert len(str(ManifestError("name\n" * 10**6))) <= 20_000
+    assert len(str(ManifestError("name\n" * 10**4))) <= 20_000
     assert str(pickle.loads(pickle.dumps(ManifestError(message)))) == shown
 
 

@@ -1,4 +1,3 @@
-import gc
 import json
 import multiprocessing
 import os
@@ -6,17 +5,13 @@ import signal
 import subprocess
 import sys
 import time
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing.process import BaseProcess
 from multiprocessing.synchronize import SemLock
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
 
 import pytest
 
-from nestdata import StorageError, microbatches, start_fork_server
-from nestdata.batch.worker import check_workers
+from nestdata import StorageError, microbatches
 from nestdata.fork_server import UnnamedContext
 from tests.batches import messy_dataset
 from tests.conftest import MessyCorpora
@@ -50,18 +45,6 @@ def main(speech: str, noise: str) -> None:
     sys.stdin.readline()  # the whole group was signalled
     say({"num_batches": sum(1 for _ in zip(range(12), batches, strict=False))})
     signal.pause()
-
-
-def objects() -> tuple[int, int]:
-    """Returns how many objects the garbage collector excludes, and how many it looks at."""
-    return gc.get_freeze_count(), len(gc.get_objects())
-
-
-def say_objects_of_a_worker() -> None:
-    """Says how many objects a worker shares with the fork server without a collection, and how many others it has."""
-    start_fork_server()
-    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("forkserver")) as pool:
-        say(dict(zip(("excluded", "others"), pool.submit(objects).result(), strict=True)))
 
 
 def say(what: dict[str, Any]) -> None:
@@ -115,26 +98,9 @@ def test_workers_survive_sigterm_end_with_a_killed_owner_and_leave_nothing_in_sh
     assert left == set()
 
 
-@pytest.mark.slow
-@pytest.mark.multiprocess
-def test_a_collection_in_a_worker_leaves_out_what_the_fork_server_has_imported() -> None:
-    code = f"from {__name__} import say_objects_of_a_worker; say_objects_of_a_worker()"
-    found = json.loads(subprocess.check_output([sys.executable, "-c", code], cwd=REPOSITORY))
-    assert found["excluded"] > 5 * found["others"]
-
-
 def test_full_shared_memory_is_an_error_with_its_size() -> None:
     with files_up_to(0), pytest.raises(StorageError, match=r"^/dev/shm: no semaphore .*; \d+ of \d+ KiB are free"):
         UnnamedContext().Lock()
-
-
-def test_a_worker_that_a_real_time_signal_killed_is_named() -> None:
-    context = UnnamedContext()
-    worker = Mock(spec=BaseProcess, pid=7, exitcode=-44)
-    worker.name = "loader-1"
-    context._processes.append(worker)
-    with pytest.raises(RuntimeError, match=r"worker loader-1 \(pid 7\) was killed by SIGRTMIN\+10\. What it printed"):
-        check_workers(context)
 
 
 @pytest.mark.slow

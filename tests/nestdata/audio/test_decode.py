@@ -2,9 +2,6 @@ import copy
 import gc
 import math
 import os
-import shutil
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -18,7 +15,7 @@ from lhotse.utils import compute_num_samples
 
 from nestdata import AudioError, Corpus, PrepareConfig, prepare_corpus
 from nestdata.audio.decode import energy, load_samples, samples_in
-from tests.synthesis import Samples, chirp, folder_corpus, hiss, read_audio, tone, write_audio, write_jsonl
+from tests.synthesis import Samples, chirp, folder_corpus, hiss, read_audio, write_audio, write_jsonl
 
 
 @pytest.fixture
@@ -51,7 +48,7 @@ def test_cut_of_a_whole_file_is_the_file_bit_for_bit(tmp_path: Path, speech: Sam
 
 
 @pytest.mark.parametrize("name", ["a.wav", "a.flac"])
-@pytest.mark.parametrize(("first", "number"), [(0, 4800), (1, 9999), (7777, 4001), (12000, 12000), (22399, 1601)])
+@pytest.mark.parametrize(("first", "number"), [(0, 4800), (7777, 4001), (22399, 1601)])
 def test_cut_that_starts_inside_a_file_is_its_slice_bit_for_bit(
     tmp_path: Path, speech: Samples, name: str, first: int, number: int
 ) -> None:
@@ -69,28 +66,14 @@ def test_span_of_a_cut_is_its_slice_bit_for_bit(tmp_path: Path, speech: Samples,
     np.testing.assert_array_equal(part, load_samples(cut)[start : start + number])
 
 
-def test_span_without_a_length_ends_with_the_cut(tmp_path: Path, speech: Samples) -> None:
-    cut = span_cut(tmp_path, write_audio(tmp_path / "a.flac", speech), 0.25, 1.0)
-    np.testing.assert_array_equal(load_samples(cut, start=15000), load_samples(cut)[15000:])
-
-
-@pytest.mark.parametrize("rate", [8000, 11025, 22050, 44100, 48000])
-def test_file_of_another_rate_is_resampled_to_the_same_tone(tmp_path: Path, rate: int) -> None:
-    corpus = folder_corpus(tmp_path / "speech", {"a.wav": (tone(440, 1.2, rate), rate)})
-    samples = load_samples(corpus[0])
-    assert len(samples) == 19200
-    # Without the ends, where the filter has no samples on one side.
-    np.testing.assert_allclose(samples[400:-400], tone(440, 1.2)[400:-400], atol=2e-3)
-
-
-@pytest.mark.parametrize("rate", [8000, 44100, 48000])
+@pytest.mark.parametrize("rate", [8000, 44100])
 def test_span_of_a_resampled_cut_is_aligned_with_the_cut(tmp_path: Path, rate: int) -> None:
     corpus = folder_corpus(tmp_path / "speech", {"a.wav": (chirp(100, 2000, 1.5, rate), rate)})
     part = load_samples(corpus[0], start=8000, num_samples=4000)
     np.testing.assert_allclose(part[100:-100], load_samples(corpus[0])[8100:11900], atol=2e-3)
 
 
-@pytest.mark.parametrize("rate", [8000, 11025, 44100, 48000])
+@pytest.mark.parametrize("rate", [8000, 44100])
 @pytest.mark.usefixtures("torch_threads")
 def test_resampling_gives_the_same_bits_on_any_number_of_threads(tmp_path: Path, rate: int) -> None:
     lengths = [5003, 7001, 8000, 30011]
@@ -109,21 +92,6 @@ def test_channel_of_the_cut_is_read(tmp_path: Path, channel: int) -> None:
     channels = np.stack([hiss(16000, seed) for seed in range(3)], axis=1)
     corpus = folder_corpus(tmp_path / "speech", {"a.wav": channels}, PrepareConfig(channel=channel))
     np.testing.assert_array_equal(load_samples(corpus[0]), read_audio(tmp_path / "speech" / "a.wav")[:, channel])
-
-
-def test_file_that_became_shorter_is_an_error_that_names_the_cut(tmp_path: Path, speech: Samples) -> None:
-    corpus = folder_corpus(tmp_path / "speech", {"a.wav": speech})
-    write_audio(tmp_path / "speech" / "a.wav", speech[:20000])
-    with pytest.raises(AudioError, match=r"cut 'a': .*a\.wav ends 0\.250 s before the cut does"):
-        load_samples(corpus[0])
-
-
-def test_truncated_flac_is_an_error_that_names_the_cut(tmp_path: Path, speech: Samples) -> None:
-    corpus = folder_corpus(tmp_path / "speech", {"a.flac": speech})
-    path = tmp_path / "speech" / "a.flac"
-    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
-    with pytest.raises(AudioError, match=r"cut 'a': .*a\.flac"):
-        load_samples(corpus[0])
 
 
 def test_file_that_ends_before_the_cut_starts_is_an_error(tmp_path: Path, speech: Samples) -> None:
@@ -148,7 +116,7 @@ def test_file_that_lacks_at_most_a_hundredth_of_a_second_is_completed_with_zeros
         load_samples(corpus[0])
 
 
-@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("value", [np.nan, -np.inf])
 def test_audio_that_is_not_finite_is_an_error_that_names_the_cut(tmp_path: Path, speech: Samples, value: float) -> None:
     corpus = folder_corpus(tmp_path / "speech", {"a.wav": speech})
     broken = speech.copy()
@@ -161,12 +129,6 @@ def test_audio_that_is_not_finite_is_an_error_that_names_the_cut(tmp_path: Path,
     load_samples(corpus[0], num_samples=12345)
 
 
-def test_huge_finite_samples_are_accepted(tmp_path: Path, speech: Samples) -> None:
-    loud = speech * np.float32(1e30)
-    path = write_audio(tmp_path / "a.wav", loud, subtype="FLOAT")
-    np.testing.assert_array_equal(load_samples(span_cut(tmp_path, path, 0.0, 1.5)), loud)
-
-
 def half(whole: bytes) -> bytes:
     return whole[: len(whole) // 2]
 
@@ -176,11 +138,8 @@ def half(whole: bytes) -> bytes:
     [
         ("a.wav", None, "missing", r"cannot read .*a\.wav: FileNotFoundError"),
         ("a.wav", lambda whole: whole[:0], "empty", r"cannot read .*a\.wav"),
-        ("a.wav", lambda whole: whole[:44], "empty", r"cannot read .*a\.wav: .* it holds no samples"),
-        ("a.wav", lambda whole: whole[100:], "unreadable", r"cannot read .*a\.wav: .*Format not recognised"),
         ("a.flac", lambda whole: whole[:30], "unreadable", r"cannot read .*a\.flac"),
         ("a.flac", half, "truncated", r"cannot read .*a\.flac: .*lost sync"),
-        ("a.wav", half, "truncated", r"a\.wav ends 0\.7.. s before the cut does"),
         ("a.mp3", half, "truncated", r"a\.mp3 ends 0\.8.. s before the cut does"),
     ],
 )
@@ -196,9 +155,6 @@ def test_damaged_file_is_an_error_that_names_the_cut_and_has_a_reason(
     with pytest.raises(AudioError, match=f"cut 'a': .*{message}") as caught:
         load_samples(corpus[0])
     assert caught.value.reason == reason
-    with path.with_suffix(".other").open("w"), pytest.raises(AudioError) as again:
-        load_samples(corpus[0])
-    assert str(again.value) == str(caught.value)  # the text does not depend on the open files of the process
 
 
 def test_no_file_stays_open_when_audio_cannot_be_read(tmp_path: Path, speech: Samples) -> None:
@@ -218,25 +174,6 @@ def test_no_file_stays_open_when_audio_cannot_be_read(tmp_path: Path, speech: Sa
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-@pytest.mark.parametrize("rates", [(16000, 16000), (8000, 16000)])
-def test_channel_that_the_file_no_longer_has_is_an_error_that_names_the_cut(
-    tmp_path: Path, rates: tuple[int, int]
-) -> None:
-    stereo = np.stack([hiss(16000, 1), hiss(16000, 2)], axis=1)
-    corpus = folder_corpus(tmp_path / "speech", {"a.wav": (stereo, rates[0])}, PrepareConfig(channel=1))
-    write_audio(tmp_path / "speech" / "a.wav", stereo[:, 0], rates[0])
-    with pytest.raises(AudioError, match="cut 'a': ") as caught:
-        load_samples(corpus[0])
-    assert caught.value.reason == "unreadable"
-
-
-def test_channel_that_no_source_has_is_an_error_that_names_the_cut(tmp_path: Path, speech: Samples) -> None:
-    cut = span_cut(tmp_path, write_audio(tmp_path / "a.wav", speech), 0.0, 1.5)
-    cut.channel = 7
-    with pytest.raises(AudioError, match=r"cut '.*a@0\.000\+1\.500': .*a\.wav"):
-        load_samples(cut)
-
-
 def test_given_array_is_filled(tmp_path: Path, speech: Samples) -> None:
     cut = span_cut(tmp_path, write_audio(tmp_path / "a.wav", speech), 0.25, 1.0)
     batch = np.full((3, 16000), np.nan, np.float32)
@@ -245,19 +182,11 @@ def test_given_array_is_filled(tmp_path: Path, speech: Samples) -> None:
     assert np.isnan(batch[[0, 2]]).all()
 
 
-@pytest.mark.parametrize("suffix", ["wav", "flac", "ogg"])
-@pytest.mark.parametrize("rate", [4000, 8000, 11025, 22050, 44100, 48000])
+@pytest.mark.parametrize(("rate", "suffix"), [(4000, "wav"), (8000, "ogg"), (11025, "flac"), (44100, "wav")])
 def test_spans_of_a_file_of_another_rate_equal_those_of_lhotse(tmp_path: Path, rate: int, suffix: str) -> None:
     path = write_audio(tmp_path / f"a.{suffix}", hiss(2 * rate - 7, 1), rate)
     # Odd ends, positions between two samples of the file, rounded manifests, and almost the whole file.
-    spans = [
-        (0.0, 0.7301),
-        (80 / 16000, 4001 / 16000),
-        (240 / 16000, 0.5),
-        (0.333, 1.25),
-        (0.0, 1.998),
-        (0.0004, 1.997),
-    ]
+    spans = [(80 / 16000, 4001 / 16000), (240 / 16000, 0.5), (0.333, 1.25), (0.0004, 1.997)]
     for start, duration in spans:
         cut = span_cut(tmp_path, path, start, duration)
         expected = cut.load_audio()[0]
@@ -283,60 +212,10 @@ def test_other_transforms_equal_those_of_lhotse(
     assert fields == before
 
 
-@pytest.mark.skipif(shutil.which("ffmpeg") is None, reason="needs ffmpeg")
-@pytest.mark.parametrize(("name", "codec"), [("a.m4a", "aac"), ("a.wav", "wmav2")])
-def test_format_that_libsndfile_does_not_know_is_decoded_by_another_library(
-    tmp_path: Path, name: str, codec: str
-) -> None:
-    pytest.importorskip("torchcodec")
-    source = write_audio(tmp_path / "source.flac", chirp(100, 3000, 1.5))
-    (tmp_path / "audio").mkdir()
-    path = tmp_path / "audio" / name
-    subprocess.run(["ffmpeg", "-v", "error", "-i", source, "-c:a", codec, path], check=True)
-    prepare_corpus([path.parent], tmp_path / "speech.corpus")
-    samples = Corpus.open(tmp_path / "speech.corpus").load(0)[1]
-    assert abs(len(samples) - 24000) < 3000  # the codec pads its last frame
-    expected = read_audio(source)[4000:16000]
-    lag = int(np.correlate(samples, expected, "valid").argmax())
-    assert np.abs(samples[lag : lag + 12000] - expected).mean() < 0.02
-
-
 @given(num_samples=st.integers(0, 10**9), rate=st.sampled_from([8000, 11025, 16000, 22050, 44100, 48000]))
 def test_durations_are_rounded_to_samples_as_in_lhotse(num_samples: int, rate: int) -> None:
     for duration in (num_samples / rate, (num_samples + 0.5) / rate, round(num_samples / rate, 3)):
         assert samples_in(duration, rate) == compute_num_samples(duration, rate)
-
-
-def test_loading_and_energies_take_no_time_of_other_threads(tmp_path: Path) -> None:
-    path = tmp_path / "a.wav"
-    write_audio(path, hiss(160_000, 1))
-    program = """
-import sys
-import time
-from pathlib import Path
-import numpy as np
-from nestdata.audio.decode import energy, load_samples
-
-def ticks():
-    stats = [task.joinpath("stat").read_text().rpartition(")")[2].split() for task in Path("/proc/self/task").iterdir()]
-    return sorted(int(fields[11]) + int(fields[12]) for fields in stats)
-
-source = {"type": "file", "channels": [0], "source": sys.argv[1]}
-recording = {"id": "a", "sources": [source], "sampling_rate": 16000, "num_samples": 160000, "duration": 10.0}
-cut = {"id": "a", "start": 0.0, "duration": 10.0, "channel": 0, "recording": recording}
-energy(load_samples(cut))
-time.sleep(1)  # the threads of BLAS wait actively for a while when they are started
-before = ticks()
-for _ in range(3000):
-    energy(load_samples(cut))
-print(ticks()[-1] - before[-1], sum(ticks()[:-1]) - sum(before[:-1]))
-"""
-    environment = {name: value for name, value in os.environ.items() if not name.endswith("_NUM_THREADS")}
-    done = subprocess.run(
-        [sys.executable, "-c", program, str(path)], env=environment, capture_output=True, text=True, check=True
-    )
-    in_main, in_others = map(int, done.stdout.split())
-    assert in_others < in_main / 4  # with longer products, they take as much as the main thread
 
 
 def test_energy_is_the_sum_of_squares() -> None:

@@ -128,25 +128,17 @@ def test_the_file_behind_an_mp3_file_with_a_tag_is_not_lost(tmp_path: Path) -> N
     check_all_ways(tmp_path, "a.mp3", MP3 + SECOND_MP3, joined)
 
 
-@pytest.mark.parametrize("between", [ID3, b"TAG" + bytes(125), bytes(5000), b"\xff\xfb\xff" * 900, ID3 * 3])
-@pytest.mark.parametrize("tag", [b"", ID3])
-def test_what_is_between_and_before_mp3_frames_is_left_out(between: bytes, tag: bytes) -> None:
+@pytest.mark.parametrize("between", [b"TAG" + bytes(125), bytes(5000), b"\xff\xfb\xff" * 900, ID3 * 3])
+def test_what_is_between_and_before_mp3_frames_is_left_out(between: bytes) -> None:
     end = 0
     for _ in range(5):
         header = mpeg.parse_frame(UNTAGGED[end : end + 4])
         assert header is not None
         end += header.num_bytes
-    damaged = tag + UNTAGGED[:end] + between + UNTAGGED[end:] + between
+    damaged = ID3 + UNTAGGED[:end] + between + UNTAGGED[end:] + between
     with EncodedAudio("a", UNTAGGED).open() as plain, EncodedAudio("a", damaged).open() as file:
         assert isinstance(file, JoinedAudio)
         np.testing.assert_array_equal(file.read(10**6), plain.read(10**6))
-
-
-def test_the_start_of_a_recording_inside_an_mp3_frame_is_left_out(tmp_path: Path) -> None:
-    cut = UNTAGGED[100:]
-    found = header_of(tmp_path / "a.mp3", cut)
-    assert isinstance(found, AudioInfo)
-    assert found.num_frames == 576 * (num_frames_of(UNTAGGED) - 1)
 
 
 def test_an_mp3_file_that_is_shorter_than_its_tag_says_ends_early(tmp_path: Path) -> None:
@@ -154,57 +146,6 @@ def test_an_mp3_file_that_is_shorter_than_its_tag_says_ends_early(tmp_path: Path
     assert isinstance(found, AudioInfo)
     assert found.ends_early
     assert 0 < found.num_frames < 60_000
-
-
-def test_a_single_frame_behind_an_mp3_file_with_a_tag_is_not_lost(tmp_path: Path) -> None:
-    num_samples = 576 * num_frames_of(MP3)  # with the frame of the tag, in the place of the further one
-    frame = mpeg.parse_frame(UNTAGGED)
-    assert frame is not None
-    content = MP3 + UNTAGGED[: frame.num_bytes]
-    check_all_ways(tmp_path, "a.mp3", content, EncodedAudio("a", content).open().read(num_samples)[:, 0])
-
-
-class _CountedRanges(ByteRanges):
-    """Counts the bytes that are read."""
-
-    def __init__(self, content: bytes) -> None:
-        super().__init__(len(content), lambda start, length: content[start : start + length])
-        self.num_read = 0
-
-    def at(self, start: int, length: int) -> bytes:
-        found = super().at(start, length)
-        self.num_read += len(found)
-        return found
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "hostile",
-    [
-        b"ID3\x03" + bytes(6),
-        b"\xff\xf3\x14\xc4" + bytes(22) + b"\xff\xf3\x14\xc4" + bytes(22) + b"x",  # two frames, and one byte
-        b"\xff",
-    ],
-)
-def test_the_bytes_of_a_hostile_mp3_file_are_not_read_over_and_over(hostile: bytes) -> None:
-    ranges = _CountedRanges(MP3 + hostile * (2_000_000 // len(hostile)))
-    mpeg.layout_of(ranges, 0)
-    assert ranges.num_read < 4 * ranges.size
-
-
-def test_a_file_that_becomes_shorter_ends_the_search() -> None:
-    content = _CountedRanges(UNTAGGED)
-    content.size = 1 << 40
-    assert mpeg.layout_of(content, 0) is not None
-    ogg_file = _CountedRanges(LONG_OGG)
-    ogg_file.size = 1 << 40
-    assert len(ogg.links_of(ogg_file)) == 1
-
-
-def test_ogg_cut_off_in_its_first_page_is_rejected(tmp_path: Path) -> None:
-    found = header_of(tmp_path / "a.ogg", OGG[:40])
-    assert isinstance(found, Unusable)
-    assert "zip()" not in found.detail
 
 
 def test_more_streams_than_memory_should_hold_are_rejected() -> None:
@@ -219,12 +160,9 @@ def test_bytes_behind_the_last_frame_of_flac_are_left_out(tmp_path: Path) -> Non
     check_all_ways(tmp_path, "a.flac", content, decoded(FLAC))
 
 
-@pytest.mark.parametrize(
-    "second", [encoded(speech(20_000), "MP3", rate=22050), encoded(np.stack([hiss(20_000, 1)] * 2, axis=1), "MP3")]
-)
 @pytest.mark.parametrize("first", [MP3, UNTAGGED])
-def test_mp3_streams_of_different_form_are_rejected_with_the_place(tmp_path: Path, first: bytes, second: bytes) -> None:
-    found = header_of(tmp_path / "a.mp3", first + second)
+def test_mp3_streams_of_different_form_are_rejected_with_the_place(tmp_path: Path, first: bytes) -> None:
+    found = header_of(tmp_path / "a.mp3", first + encoded(speech(20_000), "MP3", rate=22050))
     assert isinstance(found, Unusable)
     assert f"byte {len(first)} begins" in found.detail
     assert "divide the file" in found.detail
@@ -240,11 +178,8 @@ def test_an_mp3_file_whose_tag_accounts_for_it_is_decoded_as_one_stream(content:
 @pytest.mark.parametrize(
     ("name", "parts"),
     [
-        ("a.ogg", [OGG, SECOND_OGG]),
-        ("a.ogg", [OGG, OGG]),
         ("a.ogg", [OGG, SECOND_OGG, OGG]),
         ("a.opus", [OPUS, SECOND_OPUS]),
-        ("a.flac", [FLAC, SECOND_FLAC]),
         ("a.flac", [SECOND_FLAC, SECOND_FLAC, FLAC]),
         ("a.flac", [without_length(FLAC), without_length(SECOND_FLAC)]),
         ("a.wav", [WAV, SECOND_WAV]),
@@ -256,31 +191,14 @@ def test_joined_files_have_the_samples_of_all_of_them(tmp_path: Path, name: str,
     check_all_ways(tmp_path, name, b"".join(parts), expected)
 
 
-def test_two_flac_files_of_one_length_are_told_apart_where_samples_are_decoded(tmp_path: Path) -> None:
-    (tmp_path / "a.flac").write_bytes(FLAC + FLAC)
-    found = read_header(File(str(tmp_path / "a.flac")), searches=True)
-    assert isinstance(found, AudioInfo)
-    assert found.num_frames == 60_000
-
-
-@pytest.mark.parametrize(
-    "parts", [[OGG, encoded(hiss(9000, 1), "OGG", "VORBIS", 8000)], [FLAC, encoded(hiss(9000, 1), "FLAC", None, 8000)]]
-)
-def test_joined_files_of_different_rates_are_rejected(tmp_path: Path, parts: list[bytes]) -> None:
-    found = header_of(tmp_path / "a", b"".join(parts))
+def test_joined_files_of_different_rates_are_rejected(tmp_path: Path) -> None:
+    found = header_of(tmp_path / "a", OGG + encoded(hiss(9000, 1), "OGG", "VORBIS", 8000))
     assert isinstance(found, Unusable)
     assert "stream 2 of the file has 8000 Hz and 1 channels, the first one 16000 Hz and 1" in found.detail
 
 
 def test_flac_in_ogg_is_decoded_as_the_flac_file_in_it(tmp_path: Path) -> None:
     check_all_ways(tmp_path, "a.ogg", flac_in_ogg(FLAC), decoded(FLAC))
-
-
-def test_flac_in_ogg_that_was_cut_off_inside_a_frame_is_rejected(tmp_path: Path) -> None:
-    whole = flac_in_ogg(FLAC)
-    found = header_of(tmp_path / "a.ogg", whole[: whole.rindex(b"OggS")])
-    assert isinstance(found, Unusable)
-    assert found.reason == "unreadable"
 
 
 def test_chained_flac_in_ogg_without_lengths_is_decoded_to_the_end(tmp_path: Path) -> None:
@@ -292,14 +210,6 @@ def test_ogg_with_bytes_between_its_pages_is_as_long_as_what_is_decoded(tmp_path
     middle = LONG_OGG.index(b"OggS", len(LONG_OGG) // 2)
     damaged = LONG_OGG[:middle] + hiss(3000, 5).tobytes() + LONG_OGG[middle:]
     check_all_ways(tmp_path, "a.ogg", damaged, decoded(damaged))
-
-
-def test_ogg_without_one_of_its_pages_is_as_long_as_what_is_decoded(tmp_path: Path) -> None:
-    starts = [i for i in range(len(LONG_OGG)) if LONG_OGG.startswith(b"OggS", i)]
-    damaged = LONG_OGG[: starts[-4]] + LONG_OGG[starts[-3] :]
-    samples = decoded(damaged)
-    assert len(samples) < 300_000
-    check_all_ways(tmp_path, "a.ogg", damaged, samples)
 
 
 def test_ogg_that_was_cut_off_has_the_samples_of_its_whole_pages(tmp_path: Path) -> None:
@@ -318,9 +228,7 @@ def test_the_links_of_a_chain_are_its_files(parts: list[tuple[bytes, bool]]) -> 
     assert ogg.links_of(ByteRanges.of_bytes(content)) == expected
 
 
-@pytest.mark.parametrize(
-    "change", [lambda c: c[:-1], lambda c: c + b"x", lambda c: c[:5000] + bytes(40) + c[5000:], lambda c: c * 2]
-)
+@pytest.mark.parametrize("change", [lambda c: c[:-1], lambda c: c[:5000] + bytes(40) + c[5000:]])
 def test_damaged_and_joined_mp3_files_decode_to_what_the_header_says(
     tmp_path: Path, change: Callable[[bytes], bytes]
 ) -> None:
@@ -329,14 +237,3 @@ def test_damaged_and_joined_mp3_files_decode_to_what_the_header_says(
         assert isinstance(found, AudioInfo)
         with EncodedAudio("a", content).open() as file:
             assert len(file.read(10**6)) == found.num_frames
-
-
-def test_the_whole_of_a_recording_is_cut_into_windows(tmp_path: Path) -> None:
-    (tmp_path / "audio").mkdir()
-    (tmp_path / "audio" / "a.mp3").write_bytes(UNTAGGED)
-    config = PrepareConfig(window_seconds=0.8)
-    prepare_corpus([tmp_path / "audio"], tmp_path / "corpus", config)
-    corpus = Corpus.open(tmp_path / "corpus")
-    windows = np.concatenate([corpus.load(index)[1] for index in range(len(corpus))])
-    np.testing.assert_allclose(windows, load_audio(tmp_path / "audio" / "a.mp3")[: len(windows)], rtol=0, atol=1e-6)
-    assert not (tmp_path / "corpus" / "rejected.jsonl").read_text()

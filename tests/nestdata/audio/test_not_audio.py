@@ -2,10 +2,8 @@ import gzip
 import io
 import json
 import tarfile
-import zipfile
 from pathlib import Path
 
-import numpy as np
 import pytest
 import soundfile
 
@@ -20,13 +18,6 @@ from tests.synthesis import hiss, write_audio
 POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:" + b"0" * 63 + b"7\nsize 72862\n"
 
 
-def zipped() -> bytes:
-    stream = io.BytesIO()
-    with zipfile.ZipFile(stream, "w") as file:
-        file.writestr("a.wav", b"RIFF")
-    return stream.getvalue()
-
-
 def tarred() -> bytes:
     stream = io.BytesIO()
     with tarfile.open(fileobj=stream, mode="w") as file:
@@ -39,14 +30,10 @@ def tarred() -> bytes:
     [
         (POINTER, "git-lfs pointer", "git lfs pull"),
         (b"<!DOCTYPE html><title>403</title>", "HTML page", "download it again"),
-        (b"\xef\xbb\xbf\n <HTML><body>" + b"a" * 2000, "HTML page", "download it again"),
         (b"<?xml version='1.0'?><Error><Code>AccessDenied</Code></Error>", "XML", "download it again"),
-        (b'{"message": "Not Found"}\n', "JSON", "download it again"),
         ("nicht gefunden: Größe\n".encode() * 100, "plain text", "download it again"),
-        (zipped(), "zip archive", "unpack it"),
         (gzip.compress(b"RIFF", mtime=0), "gzip", "unpack it"),
         (tarred(), "tar archive", "as an input"),
-        (b"%PDF-1.7\n%\xe2\xe3", "PDF", "remove it"),
         (bytes(5000), "zeros only", "download it again"),
         (b"#EXTM3U\nhttp://localhost/a.mp3\n", "playlist", "download the audio"),
     ],
@@ -74,21 +61,9 @@ def test_ffmpeg_gets_no_list_of_files(content: bytes) -> None:
     assert may_name_files(content)
 
 
-def test_what_decoders_read_is_no_list_of_files() -> None:
-    for form in ("WAV", "FLAC", "OGG", "MP3", "AIFF", "AU", "CAF", "W64", "VOC", "RF64"):
-        stream = io.BytesIO()
-        soundfile.write(stream, hiss(4000, 1), 16000, format=form)
-        assert not may_name_files(stream.getvalue())
-
-
 def test_audio_behind_zeros_is_not_taken_for_zeros() -> None:
     assert EncodedAudio("a", bytes(5000)).kind_if_not_audio()
     assert not EncodedAudio("a", bytes(5000) + b"\xff\xfb\x90\xc4" * 100).kind_if_not_audio()
-
-
-@pytest.mark.parametrize("text", ["ä" * HEAD_BYTES, "a" + "ä" * HEAD_BYTES])
-def test_a_text_whose_last_character_is_cut_off_is_text(text: str) -> None:
-    assert kind_of(text.encode()[:HEAD_BYTES])
 
 
 @pytest.mark.parametrize("form", ["WAV", "FLAC", "OGG", "MP3", "AIFF", "AU", "CAF", "W64", "NIST", "VOC", "RF64"])
@@ -97,11 +72,7 @@ def test_audio_is_not_taken_for_something_else(form: str) -> None:
     soundfile.write(stream, hiss(4000, 1), 16000, format=form)
     head = stream.getvalue()[:HEAD_BYTES]
     assert not kind_of(head) or form == "NIST"  # whose header is text; it is recognised before
-
-
-@pytest.mark.parametrize("seed", range(20))
-def test_random_bytes_are_not_recognised(seed: int) -> None:
-    assert not kind_of(np.random.default_rng(seed).bytes(HEAD_BYTES))
+    assert not may_name_files(stream.getvalue())
 
 
 def test_prepare_says_what_the_files_are(tmp_path: Path) -> None:

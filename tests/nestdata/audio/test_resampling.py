@@ -1,5 +1,4 @@
 import tracemalloc
-from itertools import permutations
 from pathlib import Path
 
 import numpy as np
@@ -7,10 +6,10 @@ import pytest
 import torch
 import torchaudio
 
-from nestdata import Corpus, PrepareConfig, prepare_corpus
+from nestdata import prepare_corpus
 from nestdata.audio import resampling
 from nestdata.audio.resampling import one_torch_thread, resample
-from tests.synthesis import Samples, chirp, folder_corpus, hiss, tone, write_audio
+from tests.synthesis import Samples, folder_corpus, hiss, tone, write_audio
 
 AUDIO_RATES = (8000, 11025, 12000, 16000, 22050, 24000, 32000, 37800, 44100, 48000, 88200, 96000, 176400, 192000)
 
@@ -21,31 +20,15 @@ def by_torchaudio(samples: Samples, source_rate: int, rate: int) -> Samples:
     return resampled
 
 
-@pytest.mark.parametrize("rate", [8000, 16000, 22050, 24000, 44100, 48000])
+@pytest.mark.parametrize("rate", [8000, 16000, 44100])
 def test_common_rates_have_the_bits_of_torchaudio(rate: int) -> None:
     for source_rate in (*AUDIO_RATES, 64000):
         samples = hiss(source_rate // 10 + 3, source_rate)
         np.testing.assert_array_equal(resample(samples, source_rate, rate), by_torchaudio(samples, source_rate, rate))
 
 
-def test_kernels_of_common_rates_are_small_and_those_of_odd_rates_are_not_computed() -> None:
-    for pair in permutations(AUDIO_RATES, 2):
-        assert resampling.has_small_kernel(*pair), pair
-    resampling._resampler.cache_clear()
-    for source_rate in (15999, 11127, 22255, 44056, 47952, 4001):
-        assert not resampling.has_small_kernel(source_rate, 16000)
-        resample(hiss(source_rate // 10, 1), source_rate, 16000)
-    assert resampling._resampler.cache_info().currsize == 0
-    resample(hiss(4410, 1), 44100, 16000)
-    kernel = resampling._resampler(44100, 16000).kernel
-    assert kernel.numel() <= resampling._MAX_KERNEL
-
-
-@pytest.mark.parametrize(
-    ("source_rate", "rate"),
-    [(16000, 8000), (8000, 16000), (44100, 16000), (11025, 16000), (48000, 44100), (3, 7), (96000, 11025)],
-)
-@pytest.mark.parametrize("num_samples", [1, 2, 17, 5003])
+@pytest.mark.parametrize(("source_rate", "rate"), [(16000, 8000), (11025, 16000), (3, 7), (96000, 11025)])
+@pytest.mark.parametrize("num_samples", [1, 17, 5003])
 def test_interpolation_without_a_kernel_equals_torchaudio_in_double_precision(
     monkeypatch: pytest.MonkeyPatch, source_rate: int, rate: int, num_samples: int
 ) -> None:
@@ -60,7 +43,7 @@ def test_interpolation_without_a_kernel_equals_torchaudio_in_double_precision(
         np.testing.assert_allclose(resampled, expected, rtol=0, atol=2**-24)
 
 
-@pytest.mark.parametrize("rate", [15999, 11127, 44101, 4001])
+@pytest.mark.parametrize("rate", [15999, 4001])
 def test_odd_rates_are_resampled_to_the_same_tone(tmp_path: Path, rate: int) -> None:
     corpus = folder_corpus(tmp_path / "speech", {"a.wav": (tone(440, 1.0, rate), rate)})
     samples = corpus.load(0)[1]
@@ -79,17 +62,6 @@ def test_resampling_takes_memory_for_the_audio_and_not_for_the_rates(source_rate
     # The samples with silence around them, the result, and blocks of at most a few weights for each sample of a filter.
     taps = 2 * 6 * source_rate / 16000
     assert peak < 2 * samples.nbytes + resampled.nbytes + 100 * max(resampling._BLOCK, taps)
-
-
-def test_windows_of_an_odd_rate_are_parts_of_the_whole_recording(tmp_path: Path) -> None:
-    whole = folder_corpus(tmp_path / "speech", {"a.wav": (chirp(100, 3000, 4.0, 15999), 15999)})
-    prepare_corpus([tmp_path / "speech"], tmp_path / "windows", PrepareConfig(window_seconds=2.0))
-    windows = Corpus.open(tmp_path / "windows")
-    expected = whole.load(0)[1]
-    for index, start in ((0, 0), (1, 32000)):
-        samples = windows.load(int(windows.input_order()[index]))[1]
-        # At its ends, a window is resampled as if there were silence around it.
-        np.testing.assert_allclose(samples[10:-10], expected[start + 10 : start + 31990], rtol=0, atol=1e-6)
 
 
 def test_a_file_of_a_tiny_rate_does_not_become_hours_of_audio(tmp_path: Path) -> None:

@@ -2,8 +2,6 @@
 
 import shutil
 import subprocess
-import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +11,7 @@ from nestdata import Corpus, PrepareConfig, load_audio, prepare_corpus
 from nestdata.audio import torchcodec_audio
 from nestdata.audio.decode import load_samples
 from nestdata.prepare.header import AudioInfo, read_header
-from nestdata.prepare.inputs.audio import File, Member, Unusable
+from nestdata.prepare.inputs.audio import File, Member
 from nestdata.storage import ObjectInfo
 from tests.synthesis import Samples, chirp, hiss, write_audio
 
@@ -77,80 +75,3 @@ def test_a_long_file_is_decoded_in_blocks_to_the_same_samples(tmp_path: Path, mo
     path, expected = made(tmp_path, "a.m4a")
     monkeypatch.setattr(torchcodec_audio, "_BLOCK_SAMPLES", 16000)
     np.testing.assert_array_equal(load_audio(path), expected)
-
-
-@with_ffmpeg
-def test_blocks_of_a_container_with_rounded_times_lose_next_to_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path, expected = made(tmp_path, "a.mka")
-    monkeypatch.setattr(torchcodec_audio, "_BLOCK_SAMPLES", 16000)
-    # Times of Matroska are in ms: up to 16 samples at each of four ends of blocks.
-    assert 0 <= len(expected) - len(load_audio(path)) <= 4 * 16
-
-
-@with_ffmpeg
-def test_audio_whose_times_begin_late_is_decoded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    source = write_audio(tmp_path / "source.wav", chirp(100, 3000, 3.3))
-    ffmpeg("-i", source, "-c:a", "aac", "-output_ts_offset", "100", tmp_path / "a.mka")
-    expected = np.frombuffer(ffmpeg("-i", tmp_path / "a.mka", "-f", "f32le", "-"), np.float32)
-    monkeypatch.setattr(torchcodec_audio, "_BLOCK_SAMPLES", 32000)
-    np.testing.assert_array_equal(load_audio(tmp_path / "a.mka"), expected)
-
-
-@with_ffmpeg
-def test_joined_aac_has_the_samples_of_both(tmp_path: Path) -> None:
-    path, expected = made(tmp_path, "a.aac")
-    path.write_bytes(2 * path.read_bytes())
-    assert len(load_audio(path)) == 2 * len(expected)
-
-
-@pytest.mark.slow
-@with_ffmpeg
-def test_processes_that_were_forked_decode_too(tmp_path: Path) -> None:
-    path, expected = made(tmp_path, "a.m4a")
-    program = """
-import multiprocessing, sys
-from nestdata import load_audio
-def length(path):
-    return len(load_audio(path))
-if __name__ == "__main__":
-    assert length(sys.argv[1]) == int(sys.argv[2])
-    with multiprocessing.get_context("fork").Pool(2) as pool:
-        assert pool.map(length, 4 * sys.argv[1:2]) == 4 * [int(sys.argv[2])]
-"""
-    subprocess.run([sys.executable, "-c", program, str(path), str(len(expected))], check=True, timeout=120)
-
-
-@pytest.mark.parametrize(
-    ("found", "importing", "advice"),
-    [
-        (None, None, "install torchcodec and FFmpeg's libraries"),
-        (object(), RuntimeError("Could not load libtorchcodec"), "FFmpeg's libraries are not: install them"),
-    ],
-)
-def test_what_is_missing_is_named(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    found: object,
-    importing: Exception | None,
-    advice: str,
-) -> None:
-    class Finder:
-        def find_spec(self, name: str, *_: object) -> None:
-            if name.startswith("torchcodec") and importing:
-                raise importing
-
-    clear: Callable[[], None] = torchcodec_audio.problem.cache_clear
-    monkeypatch.setattr(torchcodec_audio, "find_spec", lambda _: found)
-    for name in [name for name in sys.modules if name.partition(".")[0] == "torchcodec"]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setattr(sys, "meta_path", [Finder(), *sys.meta_path])
-    clear()
-    try:
-        (tmp_path / "a.m4a").write_bytes(b"\0\0\0\x20ftypM4A " + bytes(64))
-        reject = read_header(File(str(tmp_path / "a.m4a")))
-        assert isinstance(reject, Unusable)
-        assert advice in reject.detail
-    finally:
-        clear()

@@ -6,12 +6,11 @@ import sys
 from collections.abc import Callable
 from operator import methodcaller
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from lhotse import CutSet, Recording, RecordingSet
+from lhotse import CutSet, Recording
 from lhotse.augmentation import AudioTransform
 
 from nestdata import ConfigError, Corpus, ManifestError, PrepareConfig, prepare_corpus
@@ -57,11 +56,6 @@ NEEDED = {"LoudnessNormalization": "pyloudnorm", "DereverbWPE": "nara_wpe", "Tem
 @pytest.fixture
 def recording(tmp_path: Path) -> Recording:
     return Recording.from_file(write_audio(tmp_path / "a.wav", chirp(100, 3000, 1.5) + hiss(24000, 1)))
-
-
-def with_transform(recording: Recording, name: str, **arguments: Any) -> dict[str, Any]:
-    """Returns the line of a manifest, also for a transform that Lhotse cannot build here."""
-    return {**recording.to_dict(), "transforms": [{"name": name, "kwargs": arguments}]}
 
 
 def test_every_transform_that_lhotse_knows_is_examined_here() -> None:
@@ -133,15 +127,13 @@ def test_a_simulated_room_depends_on_its_seeds_and_without_seeds_on_the_recordin
     assert all(not np.array_equal(a, b) for number, a in enumerate(others) for b in others[:number])
 
 
-@pytest.mark.parametrize("name", NEEDED)
 def test_a_transform_whose_package_is_missing_is_refused_in_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recording: Recording, name: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recording: Recording
 ) -> None:
     monkeypatch.setattr(lhotse_audio, "_has_module", lambda _: False)
-    arguments = {"LoudnessNormalization": {"target": -25.0}, "Tempo": {"factor": 1.1}}.get(name, {})
-    row = with_transform(recording, name, **arguments)
+    row = {**recording.to_dict(), "transforms": [{"name": "Tempo", "kwargs": {"factor": 1.1}}]}
     manifest = write_jsonl(tmp_path / "many.jsonl", [{**row, "id": f"{number}"} for number in range(3)])
-    message = rf"transform '{name}' needs {NEEDED[name]}, which is not installed\. .*(pip install|up to 2\.8)"
+    message = r"transform 'Tempo' needs torchaudio\.sox_effects, which is not installed\. .*up to 2\.8"
     with pytest.raises(ManifestError, match=rf"many\.jsonl:1: the {message}"):
         prepare_corpus(manifest, tmp_path / "a.corpus")
     cut = {**recording.to_cut().to_dict(), "recording": row}
@@ -150,22 +142,9 @@ def test_a_transform_whose_package_is_missing_is_refused_in_one_line(
 
 
 @pytest.mark.skipif("Compress" not in REGISTERED, reason="Lhotse has no Compress before 1.32")
-@pytest.mark.parametrize("codec", ["mp3", "vorbis"])
-def test_a_codec_before_a_resampling_encodes_at_the_rate_of_the_samples(tmp_path: Path, codec: str) -> None:
+def test_a_codec_before_a_resampling_encodes_at_the_rate_of_the_samples(tmp_path: Path) -> None:
     audio = write_audio(tmp_path / "a.wav", chirp(100, 9000, 1.0, 32000), 32000)
-    changed = Recording.from_file(audio).compress(codec).to_cut().to_dict()
+    changed = Recording.from_file(audio).compress("mp3").to_cut().to_dict()
     resampled = {**changed, "recording": at_rate(changed["recording"], 16000)}
     expected = resample(load_samples(changed), 32000, 16000)
     np.testing.assert_array_equal(load_samples(resampled), expected)
-
-
-def test_only_cuts_whose_rate_changes_are_called_resampled(tmp_path: Path, recording: Recording) -> None:
-    def num_resampled(*changed: Recording) -> int:
-        RecordingSet.from_recordings(changed).to_file(tmp_path / "a.jsonl")
-        return prepare_corpus(tmp_path / "a.jsonl", tmp_path / "a.corpus", overwrite=True).num_resampled
-
-    wide = Recording.from_file(write_audio(tmp_path / "wide.wav", chirp(100, 3000, 1.0, 44100), 44100))
-    assert num_resampled(recording.perturb_volume(0.5), recording.perturb_speed(1.1), recording.clip_amplitude()) == 0
-    assert num_resampled(recording.reverb_rir(), wide.perturb_volume(0.5)) == 1
-    # From 16 to 8 kHz, and back to the rate of the corpus.
-    assert num_resampled(wide.resample(16000), recording.narrowband("mulaw", restore_orig_sr=False)) == 1

@@ -1,4 +1,3 @@
-import os
 import struct
 from collections.abc import Callable
 from io import BytesIO
@@ -65,67 +64,6 @@ def test_plain_files_are_read_as_by_libsndfile(
         np.testing.assert_array_equal(ours.read(num_samples, dtype="float32", always_2d=True), expected)
 
 
-def test_a_file_that_is_cut_off_while_it_is_open_gives_fewer_samples(tmp_path: Path) -> None:
-    path = tmp_path / "a.wav"
-    path.write_bytes(wav(2))
-    with EncodedAudio(str(path)).open() as file:
-        assert isinstance(file, PlainWav)
-        with path.open("r+b") as shorter:
-            shorter.truncate(path.stat().st_size - 1001)
-        expected = soundfile.read(BytesIO(wav(2)), dtype="float32")[0]
-        assert len(file.read(100)) == 100
-        np.testing.assert_array_equal(file.read(900), expected[100:749])
-
-
-def test_a_file_is_read_to_its_end_by_a_file_system_that_returns_less_at_a_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "a.wav"
-    path.write_bytes(wav(2))
-    pread = os.pread
-    monkeypatch.setattr(os, "pread", lambda file, length, offset: pread(file, min(length, 150), offset))
-    with EncodedAudio(str(path)).open() as file:
-        assert isinstance(file, PlainWav)
-        np.testing.assert_array_equal(file.read(2000), soundfile.read(BytesIO(wav(2)), dtype="float32")[0])
-
-
-def test_descriptors_are_closed_after_a_plain_file_and_after_an_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "a.wav"
-    path.write_bytes(wav())
-    (tmp_path / "text.wav").write_text("no audio")
-    with EncodedAudio(str(path)).open() as file:
-        file.read(10)
-        assert num_open(tmp_path) == 1
-    with pytest.raises(soundfile.LibsndfileError):
-        EncodedAudio(str(tmp_path / "text.wav")).open()
-
-    def fail(*_: object) -> bytes:
-        raise OSError("Input/output error")
-
-    monkeypatch.setattr(os, "pread", fail)
-    with pytest.raises(OSError, match="Input/output error"):
-        EncodedAudio(str(path)).open()
-    assert num_open(tmp_path) == 0
-
-
-def num_open(folder: Path) -> int:
-    """Returns the number of files below a folder that this process has open."""
-    links = [link.readlink() for link in Path("/proc/self/fd").iterdir() if link.is_symlink()]
-    return sum(link.is_relative_to(folder) for link in links)
-
-
-@pytest.mark.parametrize("position", [-500, -5, -1, 1001])
-def test_positions_outside_of_a_file_are_refused(tmp_path: Path, position: int) -> None:
-    (tmp_path / "a.wav").write_bytes(wav())
-    for content in (None, wav()):
-        with EncodedAudio(str(tmp_path / "a.wav"), content).open() as file:
-            assert isinstance(file, PlainWav)
-            with pytest.raises(ValueError, match=f"position {position} lies outside of 1000 samples"):
-                file.seek(position)
-
-
 @pytest.mark.parametrize("name", ["text behind the samples", "long text before the samples"])
 def test_files_on_disk_with_distant_chunks_are_left_to_libsndfile(tmp_path: Path, name: str) -> None:
     texts = b"INFO" + b"".join(chunk(b"ISFT", bytes(900)) for _ in range(5))
@@ -152,15 +90,9 @@ def test_arrays_are_filled_from_their_start() -> None:
     assert (out[800:] == 7).all()
 
 
-def test_a_list_after_the_samples_is_skipped() -> None:
-    file = parse_wav(wav() + chunk(b"LIST", TEXTS))
-    assert file is not None
-    assert file.frames == 1000
-
-
 @pytest.mark.parametrize(
     ("kind", "content"),
-    [(b"LIST", TEXTS), (b"LIST", b"INFO"), (b"fact", bytes(4)), (b"JUNK", bytes(28)), (b"bext", bytes(602))],
+    [(b"LIST", TEXTS), (b"LIST", b"INFO"), (b"fact", bytes(4)), (b"bext", bytes(602))],
 )
 def test_chunks_before_the_samples_are_skipped(kind: bytes, content: bytes) -> None:
     content = with_chunk(kind, content)
@@ -172,25 +104,18 @@ def test_chunks_before_the_samples_are_skipped(kind: bytes, content: bytes) -> N
 # Not parameters of the test: libsndfile writes the time into some of them, and ids of tests must not change.
 OTHER_FILES = {
     "empty": b"",
-    "RIFF alone": b"RIFF",
     "header cut off": wav()[:40],
     "last byte missing": wav()[:-1],
     "24 bits": wav(subtype="PCM_24"),
     "float": wav(subtype="FLOAT"),
-    "mu-law": wav(subtype="ULAW"),
     "no samples": wav(num_samples=0),
     "odd length without padding": with_chunk(b"LIST", b"INFOodd"),
-    "text cut off": with_chunk(b"LIST", TEXTS[:-2]),
     "data inside of a list, which libsndfile takes for the samples": with_chunk(
         b"LIST", TEXTS.replace(b"ISFT", b"data")
     ),
-    "other kind of list": with_chunk(b"LIST", TEXTS.replace(b"INFO", b"adtl")),
     "short fact, which libsndfile refuses": with_chunk(b"fact", bytes(2)),
     "unknown chunk": with_chunk(b"odd?", bytes(8)),
-    "big-endian": wav().replace(b"RIFF", b"RIFX"),
     "two files in one, which libsndfile refuses": wav() + wav(),
-    "second data": wav() + chunk(b"data", bytes(10)),
-    "bytes after the end": wav() + b"rest",
 }
 
 
@@ -211,24 +136,3 @@ def test_other_files_are_left_to_libsndfile(name: str) -> None:
 def test_unusual_headers_are_left_to_libsndfile(change: Callable[[bytes], bytes]) -> None:
     content = wav()
     assert parse_wav(content[:20] + change(content[20:36]) + content[36:]) is None
-
-
-def with_form(num_channels: int, extension: bytes) -> bytes:
-    """Returns a WAV file of one sample of each channel."""
-    form = struct.pack("<HHIIHH", 1, num_channels, 8000, 16000 * num_channels, 2 * num_channels, 16) + extension
-    chunks = b"WAVE" + chunk(b"fmt ", form) + chunk(b"data", bytes(2 * num_channels))
-    return chunk(b"RIFF", chunks)
-
-
-@pytest.mark.parametrize(
-    ("num_channels", "extension", "is_valid"),
-    [(1, b"", True), (1, b"\0\0", True), (1, b"\0", False), (1024, b"", True), (1025, b"", False)],
-)
-def test_headers_that_libsndfile_refuses_are_refused(num_channels: int, extension: bytes, is_valid: bool) -> None:
-    content = with_form(num_channels, extension)
-    assert (parse_wav(content) is not None) == is_valid
-    if is_valid:
-        assert soundfile.info(BytesIO(content)).channels == num_channels
-    else:
-        with pytest.raises(soundfile.LibsndfileError):
-            soundfile.info(BytesIO(content))

@@ -1,9 +1,5 @@
 import hashlib
-import pickle
 import random
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -76,10 +72,8 @@ def test_result_has_the_length_of_the_argument_which_is_not_modified() -> None:
 
 
 def test_global_random_states_are_restored_even_after_an_error() -> None:
-    varied, failing = (
-        chain(VARIED),
-        chain([{"Gain": {"p": 1.0}}, {"AdjustDuration": {"duration_samples": 5, "p": 1.0}}]),
-    )
+    varied = chain(VARIED)
+    failing = chain([{"Gain": {"p": 1.0}}, {"AdjustDuration": {"duration_samples": 5, "p": 1.0}}])
     random.seed(7)
     np.random.seed(7)
     states = random.getstate(), str(np.random.get_state())
@@ -90,53 +84,18 @@ def test_global_random_states_are_restored_even_after_an_error() -> None:
     assert (random.getstate(), str(np.random.get_state())) == states
 
 
-@pytest.mark.multiprocess
-def test_other_processes_get_the_same_bytes_from_a_pickled_chain(tmp_path: Path) -> None:
-    varied = chain(VARIED)
-    np.save(tmp_path / "speech.npy", SPEECH)
-    (tmp_path / "chain").write_bytes(pickle.dumps(varied))
-    program = """
-import hashlib, pickle, sys, numpy
-chain = pickle.load(open(sys.argv[1] + "/chain", "rb"))
-speech = numpy.load(sys.argv[1] + "/speech.npy")
-print([hashlib.sha256(chain(speech, 5, step).tobytes()).hexdigest() for step in range(6)])
-"""
-    run = subprocess.run([sys.executable, "-c", program, str(tmp_path)], capture_output=True, check=True, timeout=300)
-    assert run.stdout.decode().strip() == str([digest(varied(SPEECH, 5, step)) for step in range(6)])
-
-
-def test_audiomentations_is_imported_only_for_a_chain_with_transforms() -> None:
-    program = """
-import sys
-from nestdata.batch.augment import Chain
-Chain([], 16000, name="augment.noise")
-assert "audiomentations" not in sys.modules
-Chain(["Gain"], 16000, name="augment.noise")
-assert "audiomentations" in sys.modules
-"""
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=300)
-
-
 @pytest.mark.parametrize(
     ("specs", "message"),
     [
         (["Gian"], r"augment\.speech\[0\]: audiomentations has no transform 'Gian'; the nearest is 'Gain'\."),
-        (["Gain", {"HighPass": {}}], r"augment\.speech\[1\]: .*'HighPass'; the nearest is 'HighPassFilter'"),
         ([{"Gain": {"min_gain": 3}}], r"Gain has no parameter 'min_gain'; the nearest is 'min_gain_db'"),
         ([{"Gain": {"p": 3.0}}], r"augment\.speech\[0\]: Gain rejects \{'p': 3\.0\}: AssertionError"),
         (
             [{"OneOf": {"transforms": ["Gain", {"TimeMusk": {}}]}}],
             r"augment\.speech\[0\]\.OneOf\.transforms\[1\]: .*'TimeMusk'; the nearest is 'TimeMask'",
         ),
-        (["Lambda"], r"no transform 'Lambda'"),
-        ([{"Gain": {}, "Shift": {}}], r"neither the name of a transform nor one name with its parameters"),
         ([{"Gain": 3}], r"neither the name of a transform nor one name with its parameters"),
         (["RoomSimulator"], r"augment\.speech\[0\]: the ray tracing of RoomSimulator .* Set use_ray_tracing: false\."),
-        (
-            [{"OneOf": {"transforms": ["Gain", {"RoomSimulator": {"use_ray_tracing": True}}]}}],
-            r"augment\.speech\[0\]\.OneOf\.transforms\[1\]: the ray tracing of RoomSimulator",
-        ),
-        ([{"OneOf": {}}], r"OneOf rejects \{\}: TypeError"),
     ],
 )
 def test_mistakes_are_found_when_a_chain_is_built(specs: list[Any], message: str) -> None:
@@ -144,19 +103,10 @@ def test_mistakes_are_found_when_a_chain_is_built(specs: list[Any], message: str
         chain(specs)
 
 
-@pytest.mark.parametrize(
-    "spec",
-    [
-        {"AdjustDuration": {"duration_samples": 5000, "p": 1.0}},
-        {"TimeStretch": {"min_rate": 1.3, "max_rate": 1.4, "leave_length_unchanged": False, "p": 1.0}},
-    ],
-)
-def test_transform_that_changes_the_length_is_rejected_with_advice(spec: dict[str, Any]) -> None:
-    (name,) = spec
-    with pytest.raises(
-        ConfigError, match=rf"augment\.speech: {name} returns samples of shape .* Set leave_length_unchanged: true"
-    ):
-        chain([spec])(SPEECH, 0)
+def test_transform_that_changes_the_length_is_rejected_with_advice() -> None:
+    longer = chain([{"AdjustDuration": {"duration_samples": 5000, "p": 1.0}}])
+    with pytest.raises(ConfigError, match=r"AdjustDuration returns samples of shape .* Set leave_length_unchanged"):
+        longer(SPEECH, 0)
 
 
 def test_transform_that_returns_nonfinite_samples_is_a_configuration_error() -> None:

@@ -1,4 +1,5 @@
 import logging
+from typing import Any
 
 import pytest
 
@@ -38,21 +39,8 @@ def test_share_within_its_limit_never_ends_a_run() -> None:
         counter.add(0, [GONE] * 11)
 
 
-def test_error_lists_at_most_twenty_cuts() -> None:
-    counter = BadAudioCounter("noise", 0.0, 0)
-    cuts = [BadCut(str(number), "missing", "gone") for number in range(25)]
-    with pytest.raises(AudioError, match=r"0 \(missing\), 1 \(missing\).*19 \(missing\) and 5 more\. Check that"):
-        counter.add(25, cuts)
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"max_share": 1.5}, r"bad_audio\.max_share is 1\.5: expected a share"),
-        ({"max_noise_share": -0.5}, r"bad_audio\.max_noise_share is -0\.5"),
-        ({"min_count": -1}, r"bad_audio\.min_count is -1"),
-    ],
-)
-def test_settings_out_of_range_are_rejected_by_name(changes: dict[str, float], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        BadAudioConfig(**changes)  # type: ignore[arg-type]
+@pytest.mark.parametrize("changes", [{"max_share": 1.5}, {"max_noise_share": -0.5}, {"min_count": -1}])
+def test_settings_out_of_range_are_rejected_by_name(changes: dict[str, Any]) -> None:
+    ((name, value),) = changes.items()
+    with pytest.raises(ConfigError, match=rf"bad_audio\.{name} is {value}"):
+        BadAudioConfig(**changes)

@@ -34,11 +34,6 @@ def test_moving_a_batch_moves_every_tensor_and_keeps_the_rest(batch: AudioNoiseB
     assert {tensor.device.type for tensor in batch.tensors().values()} == {"cpu"}
 
 
-def test_moving_a_batch_to_its_own_device_keeps_every_value(batch: AudioNoiseBatch) -> None:
-    moved = batch.to(torch.device("cpu"))
-    assert all(torch.equal(moved.tensors()[name], tensor) for name, tensor in batch.tensors().items())
-
-
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="page-locked memory needs a GPU")
 def test_pinned_batch_is_page_locked_and_reaches_the_gpu_unchanged(batch: AudioNoiseBatch) -> None:

@@ -5,6 +5,7 @@ import pickle
 import signal
 import time
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -34,7 +35,7 @@ from nestdata.audio.decode import load_samples
 from nestdata.batch.worker import StartWorker
 from tests.batches import STEPS_WITH_ALL_SHAPES, digest, full_dataset, messy_dataset
 from tests.conftest import MessyCorpora
-from tests.synthesis import chirp, folder_corpus, hiss, read_audio, tone
+from tests.synthesis import folder_corpus, hiss, read_audio, tone
 
 # Three workers are started on any machine. PyTorch warns on machines with fewer cores; newer Pythons warn of forks.
 many_workers = pytest.mark.filterwarnings("ignore:This DataLoader will create", "ignore:.*multi-threaded.*fork")
@@ -104,24 +105,9 @@ def test_the_noise_that_is_read_ahead_is_the_noise_that_is_read_first(messy: Aud
     assert num_reads > 0
 
 
-def test_messy_corpora_need_every_kind_of_loading(
-    messy: AudioNoiseDataset, messy_batches: list[AudioNoiseBatch]
-) -> None:
-    (corpus,) = messy.corpus.corpora
-    cuts = [corpus[index] for index in range(len(corpus))]
-    seen = {cut_id for batch in messy_batches for cut_id in batch.sample_id}
-    assert seen == {cut.id for cut in cuts}
-    assert len(seen) == 44
-    rates = {t.source_sampling_rate for cut in cuts for t in cut.recording.transforms or []}
-    assert rates == {8000, 44100, 48000}
-    assert {cut.channel for cut in cuts} == {0, 1}
-    assert {cut.start for cut in cuts} == {0.0, 0.25, 0.3125}
-    assert sum(cut.num_samples < messy.plan.min_samples for cut in cuts) > 5
-
-
 @many_workers
 @pytest.mark.multiprocess
-@pytest.mark.parametrize("num_workers", [0, 1, 3])
+@pytest.mark.parametrize("num_workers", [0, 3])
 def test_batches_are_the_same_byte_for_byte_with_any_number_of_workers(
     messy: AudioNoiseDataset, messy_batches: list[AudioNoiseBatch], num_workers: int
 ) -> None:
@@ -138,11 +124,10 @@ def test_batches_with_every_feature_enabled_are_the_same_byte_for_byte_with_any_
 ) -> None:
     full = full_dataset(messy_corpora.speech, messy_corpora.windows, messy_corpora.banked)
     batch_indices = microbatches(full.plan, num_steps=STEPS_WITH_ALL_SHAPES)
-    expected = {batch_index: digest(full[batch_index]) for batch_index in reversed(batch_indices)}
-    for num_workers in (0, 1, 2, 4):
-        loaded = list(full.loader(batch_indices, num_workers=num_workers))
-        assert [digest(batch) for batch in loaded] == [expected[batch_index] for batch_index in batch_indices]
-    batches = [full[batch_index] for batch_index in batch_indices]
+    batches = [full[batch_index] for batch_index in reversed(batch_indices)][::-1]
+    expected = [digest(batch) for batch in batches]
+    for num_workers in (0, 2):
+        assert [digest(batch) for batch in full.loader(batch_indices, num_workers=num_workers)] == expected
     assert {mix.mode for batch in batches for mix in batch.mixes} == {"noise", "speech", "none"}
     assert {bad.reason for batch in batches for bad in batch.bad_cuts} == {"changed"}
     assert any((batch.noisy_audio != batch.audio + batch.noise).any() for batch in batches)
@@ -166,24 +151,6 @@ def test_loader_that_starts_at_a_later_step_continues_like_an_uninterrupted_one(
 def test_pickled_dataset_gives_the_same_batches(messy: AudioNoiseDataset, messy_batches: list[AudioNoiseBatch]) -> None:
     again = pickle.loads(pickle.dumps(messy))
     assert digest(again[0, 1]) == digest(again[BatchIndex(0, 1)]) == digest(messy_batches[1])
-
-
-@pytest.mark.multiprocess
-def test_dataset_works_in_spawned_workers(messy: AudioNoiseDataset, messy_batches: list[AudioNoiseBatch]) -> None:
-    loader = messy.loader([(0, 0), (0, 1)], num_workers=1, start_method="spawn")
-    assert [digest(batch) for batch in loader] == [digest(batch) for batch in messy_batches[:2]]
-
-
-def test_interference_of_a_cut_differs_between_epochs(messy_batches: list[AudioNoiseBatch]) -> None:
-    half = len(messy_batches) // 2
-    epochs = [
-        {cut_id: mix for batch in part for cut_id, mix in zip(batch.sample_id, batch.mixes, strict=True)}
-        for part in (messy_batches[:half], messy_batches[half:])
-    ]
-    assert epochs[0].keys() == epochs[1].keys()
-    mixed = [cut_id for cut_id in epochs[0] if "none" not in (epochs[0][cut_id].mode, epochs[1][cut_id].mode)]
-    assert len(mixed) > 10
-    assert all(epochs[0][cut_id] != epochs[1][cut_id] for cut_id in mixed)
 
 
 def test_every_cut_gets_different_noise_in_every_epoch(tmp_path: Path) -> None:
@@ -240,35 +207,20 @@ def test_clean_audio_of_a_batch_is_the_audio_of_its_cuts(
 def test_heartbeat_names_every_cut_that_is_loaded_and_none_at_the_end(
     messy: AudioNoiseDataset, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class Heartbeat:
-        def __init__(self) -> None:
-            self.noted: list[str | tuple[str, ...]] = []
-
-        def note_cut(self, cut_id: str) -> None:
-            self.noted.append(cut_id)
-
-        def note_cuts(self, cut_ids: tuple[str, ...]) -> None:
-            self.noted.append(cut_ids)
-
-    heartbeats: list[Heartbeat] = []
-
-    def current() -> Heartbeat:
-        heartbeats.append(Heartbeat())
-        return heartbeats[-1]
-
+    heartbeat = Mock()
     mixer = SpeakerNoiseMixer(MixConfig(prob=1.0, noise_ratio=1.0))
     dataset = AudioNoiseDataset(messy.corpus, messy.plan, messy.noise, mixer)
-    monkeypatch.setattr(nestguard, "current", current)
+    monkeypatch.setattr(nestguard, "current", lambda: heartbeat)
     batch = dataset[0, 0]
-    (heartbeat,) = heartbeats  # looked up once per batch
+    noted = [call.args[0] for call in heartbeat.method_calls]
     num_cuts = len(batch.sample_id)
-    assert heartbeat.noted[:num_cuts] == batch.sample_id
+    assert noted[:num_cuts] == batch.sample_id
     noise = [source for mix in batch.mixes for source in mix.sources]
     bad_noise = [bad.cut_id for mix in batch.mixes for bad in mix.bad_noise]
     silent = {"silent"} if "white noise" in noise else set()  # the fallback of a silent noise, which was read, too
-    assert set(heartbeat.noted[num_cuts:-1]) == {*noise, *bad_noise} - {"white noise"} | silent
+    assert set(noted[num_cuts:-1]) == {*noise, *bad_noise} - {"white noise"} | silent
     assert noise
-    assert heartbeat.noted[-1] == ()
+    assert noted[-1] == ()
 
 
 def receive_sigterm_as_a_worker() -> None:
@@ -292,26 +244,13 @@ def test_worker_ends_after_sigterm_even_if_its_rank_handles_sigalrm(monkeypatch:
     assert worker.exitcode == -signal.SIGALRM
 
 
-def test_short_audio_is_repeated_up_to_the_minimum(tmp_path: Path) -> None:
+def test_short_audio_is_repeated_up_to_the_minimum_or_padded_with_zeros(tmp_path: Path) -> None:
     corpus = folder_corpus(tmp_path / "speech", {"a.wav": hiss(7000, 1)})
-    batch = dataset_of(corpus)[0, 0]
     samples = torch.from_numpy(read_audio(tmp_path / "speech" / "a.wav"))
-    assert batch.audio_len.tolist() == [16000]
-    assert torch.equal(batch.audio[0], torch.cat([samples, samples, samples[:2000]]))
-
-
-def test_short_audio_is_padded_with_zeros_if_configured(tmp_path: Path) -> None:
-    corpus = folder_corpus(tmp_path / "speech", {"a.wav": hiss(7000, 1)})
-    batch = dataset_of(corpus, short_audio="pad")[0, 0]
-    samples = torch.from_numpy(read_audio(tmp_path / "speech" / "a.wav"))
-    assert batch.audio_len.tolist() == [16000]
-    assert torch.equal(batch.audio[0], torch.cat([samples, torch.zeros(9000)]))
-
-
-def test_audio_of_the_minimum_length_is_not_changed(tmp_path: Path) -> None:
-    corpus = folder_corpus(tmp_path / "speech", {"a.wav": hiss(16000, 1)})
-    batch = dataset_of(corpus)[0, 0]
-    np.testing.assert_array_equal(batch.audio[0].numpy(), read_audio(tmp_path / "speech" / "a.wav"))
+    repeated, padded = dataset_of(corpus)[0, 0], dataset_of(corpus, short_audio="pad")[0, 0]
+    assert repeated.audio_len.tolist() == padded.audio_len.tolist() == [16000]
+    assert torch.equal(repeated.audio[0], torch.cat([samples, samples, samples[:2000]]))
+    assert torch.equal(padded.audio[0], torch.cat([samples, torch.zeros(9000)]))
 
 
 def test_without_a_mixer_the_noisy_audio_is_the_clean_audio(messy: AudioNoiseDataset) -> None:
@@ -445,14 +384,6 @@ def test_noise_that_becomes_unreadable_is_replaced_counted_and_limited(
     strict = BadAudioConfig(max_noise_share=0.1, min_count=1)
     with pytest.raises(AudioError, match=r"reads of noise failed \(2 missing\).*c \(missing\)"):
         list(AudioNoiseDataset(corpus, plan, NoiseSampler(noise), mixer, bad_audio=strict).loader(batch_indices))
-
-
-def test_corpus_at_eight_kilohertz_is_batched_at_that_rate(tmp_path: Path) -> None:
-    config = PrepareConfig(sampling_rate=8000)
-    corpus = folder_corpus(tmp_path / "speech", {"a.wav": (chirp(100, 900, 2.0, 44100), 44100)}, config)
-    batch = dataset_of(corpus)[0, 0]
-    assert batch.audio.shape == (1, 16000)
-    np.testing.assert_allclose(batch.audio[0, 200:-200], chirp(100, 900, 2.0, 8000)[200:-200], atol=2e-3)
 
 
 def test_batch_indices_of_one_rank_are_its_share_of_each_step_in_order() -> None:

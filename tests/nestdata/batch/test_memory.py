@@ -1,9 +1,5 @@
 import gc
 import os
-import subprocess
-import sys
-import textwrap
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -25,13 +21,6 @@ def test_arrays_lie_one_after_the_other_in_the_slot_at_cache_lines() -> None:
     assert not slot[64 : 64 + 60].any()
     assert (np.delete(slot, np.r_[64:124]) == 255).all()
     assert {array.dtype for name, array in arrays.items() if name.endswith("_len")} == {np.dtype(np.int64)}
-
-
-def test_without_a_slot_every_array_is_new() -> None:
-    arrays = batch_arrays(2, 1000)
-    assert not arrays["noise"].any()
-    assert [array.shape for array in arrays.values()] == [(2, 1000)] * 3 + [(2,)] * 3
-    assert all(array.base is None for array in arrays.values())
 
 
 def test_every_slot_has_memory_of_its_own() -> None:
@@ -62,15 +51,6 @@ def test_a_slot_is_free_only_when_nothing_refers_to_its_memory() -> None:
     assert ring.acquire() == 0
 
 
-def test_memory_outlives_its_ring() -> None:
-    ring = SlotRing(1, 4096)
-    tensor = ring.tensor(0)
-    del ring
-    gc.collect()
-    tensor.fill_(3)
-    assert int(tensor.sum()) == 3 * 4096
-
-
 def test_a_ring_closes_its_file() -> None:
     ring = SlotRing(1, 4096)
     file = ring._file
@@ -79,16 +59,3 @@ def test_a_ring_closes_its_file() -> None:
     gc.collect()
     with pytest.raises(OSError, match="Bad file descriptor"):
         os.fstat(file)
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="reads the memory map of a process from /proc")
-def test_the_memory_has_no_name_that_could_be_left_behind() -> None:
-    program = """
-        from nestdata.batch.memory import SlotRing
-        ring = SlotRing(2, 4096)
-        print([line.split(maxsplit=5)[5] for line in open("/proc/self/maps") if "nestdata-batches" in line])
-    """
-    command = [sys.executable, "-c", textwrap.dedent(program)]
-    found = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    assert found == "['/memfd:nestdata-batches (deleted)\\n']\n"

@@ -142,12 +142,6 @@ def test_measured_ratio_over_the_mixed_samples_is_the_requested_one(
     assert not added[~is_mixed].any()
 
 
-def test_cut_that_is_not_selected_gets_no_interference() -> None:
-    added, record = mix(MixConfig(prob=0.0), speech_of(16000, 16000))
-    assert added is None
-    assert (record.mode, record.sources, record.segments) == ("none", (), ())
-
-
 def test_cuts_are_selected_with_the_configured_probabilities() -> None:
     config = MixConfig(prob=0.3, noise_ratio=0.25)
     modes = [mix(config, speech_of(100, 100), key=key)[1].mode for key in range(2000)]
@@ -203,19 +197,6 @@ def test_white_noise_is_recorded_as_white_noise() -> None:
     assert (record.mode, record.sources, record.bad_noise) == ("noise", ("white noise",), (GONE,))
 
 
-def test_noise_is_drawn_in_the_mixed_length_and_only_for_mode_noise() -> None:
-    asked: list[int] = []
-
-    def draw_noise(needed: int) -> NoiseSpan:
-        asked.append(needed)
-        return NoiseSpan(samples=hiss(needed, 1), kind="noise", cut_id="street")
-
-    mix(ALWAYS_SPEECH, speech_of(16000, 16000), noise=draw_noise)
-    assert asked == []
-    mix(ALWAYS_NOISE, speech_of(16000, 16000), noise=draw_noise)
-    assert asked == [8000]
-
-
 def test_interfering_speech_is_a_crop_of_another_cut() -> None:
     microbatch = speech_of(1000, 1500)
     starts = []
@@ -248,15 +229,6 @@ def test_several_speakers_are_different_cuts_and_are_summed() -> None:
         assert find_part(added, np.asarray(total, np.float32)) == 0
 
 
-def test_all_other_cuts_are_used_if_there_are_fewer_than_speakers() -> None:
-    config = MixConfig(prob=1.0, noise_ratio=0.0, num_speakers=(4, 4))
-    assert set(mix(config, speech_of(2000, 2000, 2000))[1].sources) == {"cut-1", "cut-2"}
-
-
-def test_cut_alone_in_its_microbatch_is_mixed_with_noise() -> None:
-    assert mix(ALWAYS_SPEECH, speech_of(16000))[1].mode == "noise"
-
-
 def test_cut_is_never_mixed_with_a_copy_of_itself() -> None:
     twice = speech_of(4000, 4000, 4000)
     microbatch = [twice[0], twice[1], twice[0], twice[2], twice[0]]
@@ -287,9 +259,8 @@ def test_silent_interference_adds_nothing() -> None:
     assert mix(ALWAYS_SPEECH, [speech_of(4000)[0], silent])[1].mode == "none"
 
 
-@pytest.mark.parametrize("level", [1e-30, 1e-42])
-def test_interference_near_the_smallest_numbers_is_scaled_without_overflow(level: float) -> None:
-    dust = np.tile(np.array([level, -level], np.float32), 2000)
+def test_interference_near_the_smallest_numbers_is_scaled_without_overflow() -> None:
+    dust = np.tile(np.array([1e-42, -1e-42], np.float32), 2000)
     added, record = mix(ALWAYS_NOISE, speech_of(4000), noise=noise_of(dust))
     assert added is not None
     assert measured_snr_db(speech_of(4000)[0].samples, added, record.segments) == pytest.approx(record.snr_db, abs=0.01)
@@ -317,12 +288,12 @@ def test_interference_depends_only_on_the_key() -> None:
     [
         ({"prob": 1.1}, r"mix\.prob is 1\.1: expected a share"),
         ({"noise_ratio": -0.1}, r"mix\.noise_ratio is -0\.1"),
-        ({"noise_snr_db": (20.0, -5.0)}, r"mix\.noise_snr_db is \(20\.0, -5\.0\): expected the lower bound first"),
         ({"speech_snr_db": (5.0, -5.0)}, r"mix\.speech_snr_db"),
-        ({"mix_rate": (0.0, 0.5)}, r"mix\.mix_rate is \(0\.0, 0\.5\): expected shares"),
         ({"mix_rate": (0.5, 1.5)}, r"mix\.mix_rate"),
-        ({"num_segments": (0, 1)}, r"mix\.num_segments is \(0, 1\): expected 1 or more"),
         ({"num_speakers": (2, 1)}, r"mix\.num_speakers is \(2, 1\): expected the lower bound first"),
+        ({"noise_snr_db": (20.0, -5.0)}, r"mix\.noise_snr_db is \(20\.0, -5\.0\): expected the lower bound first"),
+        ({"mix_rate": (0.0, 0.5)}, r"mix\.mix_rate is \(0\.0, 0\.5\): expected shares"),
+        ({"num_segments": (0, 1)}, r"mix\.num_segments is \(0, 1\): expected 1 or more"),
     ],
 )
 def test_settings_out_of_range_are_rejected_by_name(changes: dict[str, object], message: str) -> None:

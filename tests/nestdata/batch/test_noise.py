@@ -1,12 +1,11 @@
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from nestdata import ConfigError, Corpus, NoiseConfig, NoiseSampler, NoiseSpan, prepare_corpus
+from nestdata import ConfigError, Corpus, NoiseConfig, NoiseSampler, NoiseSpan
 from nestdata.stateless_rng import StatelessRng
-from tests.synthesis import Samples, chirp, folder_corpus, hiss, read_audio, write_audio, write_jsonl
+from tests.synthesis import Samples, chirp, folder_corpus, hiss, read_audio
 
 SILENCE = np.zeros(16000, np.float32)
 
@@ -24,13 +23,6 @@ def positions_of(part: Samples, whole: Samples) -> list[int]:
     peak = int(np.abs(part).argmax())
     starts = np.flatnonzero(whole == part[peak]) - peak
     return [int(start) for start in starts if start >= 0 and np.array_equal(whole[start : start + len(part)], part)]
-
-
-def test_noise_of_the_requested_length_is_returned_whole(tmp_path: Path) -> None:
-    corpus = folder_corpus(tmp_path / "noise", {"a.wav": hiss(16000, 1)})
-    span = NoiseSampler(corpus).draw(16000, StatelessRng(0, "noise"))
-    np.testing.assert_array_equal(span.samples, read_audio(tmp_path / "noise" / "a.wav"))
-    assert (span.kind, span.cut_id, len(span.bad), span.num_silent_crops) == ("noise", "a", 0, 0)
 
 
 def test_shorter_noise_is_returned_whole(tmp_path: Path) -> None:
@@ -57,26 +49,9 @@ def test_first_and_last_position_of_a_noise_are_both_drawn(tmp_path: Path) -> No
     assert {span.samples[0] for span in spans} == set(whole[:3])
 
 
-def test_noise_that_starts_inside_a_file_excludes_the_samples_before_it(tmp_path: Path) -> None:
-    loud_before = np.concatenate([np.ones(16000, np.float32), hiss(16000, 1, level=0.02)])
-    write_audio(tmp_path / "a.wav", loud_before)
-    manifest = write_jsonl(tmp_path / "noise.json", [{"audio_filepath": "a.wav", "offset": 1.0, "duration": 1.0}])
-    prepare_corpus([manifest], tmp_path / "noise.corpus")
-    for span in draw_many(NoiseSampler(Corpus.open(tmp_path / "noise.corpus")), 2000):
-        assert float(np.abs(span.samples).max()) < 0.2
-
-
 def test_every_noise_of_a_corpus_is_drawn(tmp_path: Path) -> None:
     corpus = folder_corpus(tmp_path / "noise", {f"{i}.wav": hiss(8000, i) for i in range(4)})
     assert {span.cut_id for span in draw_many(NoiseSampler(corpus), 4000)} == {"0", "1", "2", "3"}
-
-
-@pytest.mark.parametrize("rate", [8000, 44100])
-def test_noise_at_another_rate_is_resampled_and_has_the_requested_length(tmp_path: Path, rate: int) -> None:
-    corpus = folder_corpus(tmp_path / "noise", {"a.wav": (hiss(2 * rate, 1), rate)})
-    for span in draw_many(NoiseSampler(corpus), 5001, number=10):
-        assert (span.kind, len(span.samples)) == ("noise", 5001)
-        assert span.samples.dtype == np.float32
 
 
 def test_span_depends_only_on_its_key(tmp_path: Path) -> None:
@@ -91,19 +66,19 @@ def test_span_depends_only_on_its_key(tmp_path: Path) -> None:
     assert not np.array_equal(other.samples, expected[0].samples)
 
 
-@pytest.mark.parametrize("max_reads", [1, 3, 20])
-def test_white_noise_is_used_after_max_reads_failures(tmp_path: Path, max_reads: int) -> None:
+def test_white_noise_is_used_after_max_reads_failures(tmp_path: Path) -> None:
     corpus = folder_corpus(tmp_path / "noise", {f"{i}.wav": hiss(8000, i) for i in range(3)})
     for path in (tmp_path / "noise").iterdir():
         path.unlink()
-    for span in draw_many(NoiseSampler(corpus, NoiseConfig(max_reads=max_reads)), 4000, number=5):
+    for span in draw_many(NoiseSampler(corpus, NoiseConfig(max_reads=3)), 4000, number=5):
         assert (span.kind, span.cut_id) == ("white", "")
-        assert (len(span.bad), span.num_silent_crops) == (max_reads, 0)
+        assert (len(span.bad), span.num_silent_crops) == (3, 0)
         assert len(span.samples) == 4000
 
 
-def test_twenty_reads_are_tried_by_default(tmp_path: Path) -> None:
-    corpus = folder_corpus(tmp_path / "noise", {"a.wav": hiss(8000, 1)})
+def test_twenty_reads_and_a_hundred_crops_are_tried_by_default(tmp_path: Path) -> None:
+    corpus = folder_corpus(tmp_path / "noise", {"a.wav": SILENCE})
+    assert NoiseSampler(corpus).draw(4000, StatelessRng(0, "noise")).num_silent_crops == 100
     (tmp_path / "noise" / "a.wav").unlink()
     assert NoiseSampler(corpus).draw(4000, StatelessRng(0, "noise")).num_reads == 20
 
@@ -126,9 +101,8 @@ def test_white_noise_is_between_minus_ninety_and_minus_forty_six_decibels(tmp_pa
     spans = draw_many(NoiseSampler(corpus), 16000, number=60)
     assert {span.kind for span in spans} == {"white"}
     levels = [level_db(span.samples) for span in spans]
-    tolerance = (
-        5 * 10 / np.log(10) * np.sqrt(2 / 16000)
-    )  # five standard deviations of a level measured over 16000 samples
+    # Five standard deviations of a level measured over 16000 samples.
+    tolerance = 5 * 10 / np.log(10) * np.sqrt(2 / 16000)
     assert -90 - tolerance < min(levels) < -84
     assert -52 < max(levels) < -46 + tolerance
     assert np.mean(levels) == pytest.approx(-68, abs=5)
@@ -143,17 +117,11 @@ def test_white_noise_has_a_flat_spectrum_and_differs_by_key(tmp_path: Path) -> N
     assert bands.max() / bands.min() < 1.3
 
 
-@pytest.mark.parametrize("number", [1, 7])
-def test_white_noise_is_used_after_max_crops_silent_crops(tmp_path: Path, number: int) -> None:
+def test_white_noise_is_used_after_max_crops_silent_crops(tmp_path: Path) -> None:
     corpus = folder_corpus(tmp_path / "noise", {"a.wav": SILENCE})
-    span = NoiseSampler(corpus, NoiseConfig(max_crops=number)).draw(4000, StatelessRng(0, "noise"))
-    assert (span.kind, span.num_silent_crops, len(span.bad)) == ("white", number, 0)
+    span = NoiseSampler(corpus, NoiseConfig(max_crops=7)).draw(4000, StatelessRng(0, "noise"))
+    assert (span.kind, span.num_silent_crops, len(span.bad)) == ("white", 7, 0)
     assert len(span.samples) == 4000
-
-
-def test_a_hundred_crops_are_tried_by_default(tmp_path: Path) -> None:
-    corpus = folder_corpus(tmp_path / "noise", {"a.wav": SILENCE})
-    assert NoiseSampler(corpus).draw(4000, StatelessRng(0, "noise")).num_silent_crops == 100
 
 
 def test_at_most_max_crops_crops_are_tried(tmp_path: Path) -> None:
@@ -163,12 +131,10 @@ def test_at_most_max_crops_crops_are_tried(tmp_path: Path) -> None:
     assert outcomes == {("noise", 0), ("noise", 1), ("white", 2)}
 
 
-@pytest.mark.parametrize("num_samples", [16000, 20000])
-def test_silent_noise_with_one_possible_crop_is_tried_once(tmp_path: Path, num_samples: int) -> None:
+def test_silent_noise_with_one_possible_crop_is_tried_once(tmp_path: Path) -> None:
     corpus = folder_corpus(tmp_path / "noise", {"a.wav": SILENCE})
-    span = NoiseSampler(corpus).draw(num_samples, StatelessRng(0, "noise"))
-    assert (span.kind, span.num_silent_crops) == ("white", 1)
-    assert len(span.samples) == num_samples
+    span = NoiseSampler(corpus).draw(16000, StatelessRng(0, "noise"))
+    assert (span.kind, span.num_silent_crops, len(span.samples)) == ("white", 1, 16000)
 
 
 def test_crop_of_a_partly_silent_noise_is_never_silent(tmp_path: Path) -> None:
@@ -199,7 +165,7 @@ def test_silence_is_defined_by_power_and_not_by_the_sum_of_samples() -> None:
 def test_silence_threshold_is_configurable(tmp_path: Path) -> None:
     corpus = folder_corpus(tmp_path / "noise", {"a.wav": hiss(16000, 1, level=0.01)})
     assert NoiseSampler(corpus).draw(4000, StatelessRng(0, "noise")).kind == "noise"
-    config = replace(NoiseConfig(), silence_db=-30.0)
+    config = NoiseConfig(silence_db=-30.0)
     assert NoiseSampler(corpus, config).draw(4000, StatelessRng(0, "noise")).kind == "white"
 
 

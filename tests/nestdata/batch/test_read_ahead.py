@@ -1,5 +1,4 @@
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -8,7 +7,6 @@ import pytest
 from nestdata.batch.read_ahead import ReadAhead, Request
 from nestdata.corpus.addresses import Address
 from nestdata.errors import StorageError
-from nestdata.storage import DaemonPool
 
 PATIENCE_S = 60.0
 
@@ -106,19 +104,6 @@ def test_bytes_that_are_held_or_requested_stay_within_the_limit() -> None:
     assert ahead.held_bytes == 30
 
 
-def test_a_microbatch_of_many_bytes_is_fetched_in_portions_that_overlap_with_their_use() -> None:
-    store = Store()
-    ahead = reader(store, num_threads=8, max_bytes=250)
-    members = [request(number, 100) for number in range(6)]
-    ahead.begin(members, [[request(7)]])
-    store.wait_for(0, 1)
-    for number, member in enumerate(members):
-        assert ahead.take(member) == bytes([number]) * 100
-        store.wait_for(*range(min(6, number + 3)), *([7] if number > 2 else []))
-        assert ahead.held_bytes <= 250
-    assert sorted(store.asked) == [0, 1, 2, 3, 4, 5, 7]
-
-
 def test_members_above_the_limit_are_fetched_one_by_one_each_while_the_last_one_is_used() -> None:
     store = Store()
     ahead = reader(store, max_bytes=50)
@@ -128,20 +113,6 @@ def test_members_above_the_limit_are_fetched_one_by_one_each_while_the_last_one_
         store.wait_for(*range(number + 1))
         assert ahead.held_bytes == 100
         assert ahead.take(member) == bytes([number]) * 100
-    assert ahead.held_bytes == 0
-
-
-@pytest.mark.parametrize("is_announced_at_once", [True, False])
-def test_members_that_are_used_again_do_not_add_up_above_the_limit(is_announced_at_once: bool) -> None:
-    store = Store()
-    ahead = reader(store, max_bytes=50)
-    members = [request(number, 40) for number in range(5)] * 2
-    ahead.begin(members, []) if is_announced_at_once else ahead.begin(members[:5], [members[5:]])
-    for number, member in enumerate(members):
-        if number == 5 and not is_announced_at_once:
-            ahead.begin(members[5:], [])
-        assert ahead.take(member) == bytes([number % 5]) * 40
-        assert ahead.held_bytes <= 50 + 40
     assert ahead.held_bytes == 0
 
 
@@ -164,30 +135,6 @@ def test_bytes_that_were_not_announced_are_fetched_when_they_are_taken() -> None
     waits = []
     assert ahead.take(request(7), lambda: waits.append(7)) == b"\7" * 10
     assert (store.asked, waits) == ([7], [7])
-
-
-def test_waiting_is_noted_only_while_bytes_are_missing() -> None:
-    store = Store()
-    ahead = reader(store)
-    waits = []
-    ahead.begin([request(1)], [])
-    with store.closed():
-        ahead.begin([request(1), request(2)], [])
-        store.wait_for(1, 2)
-        release = threading.Timer(0.05, store.release)
-        release.start()
-        ahead.take(request(2), lambda: waits.append(2))
-    assert waits == [2]
-    assert ahead.waited_s > 0.01
-    ahead.begin([request(3)], [[request(4)]])
-    ahead.take(request(3))
-    store.wait_for(1, 2, 3, 4)
-    ahead.begin([request(4)], [])
-    while not ahead._held[request(4)].done():
-        time.sleep(0.001)
-    before = ahead.waited_s
-    ahead.take(request(4), lambda: waits.append(4))
-    assert (waits, ahead.waited_s) == ([2], before)
 
 
 def test_an_error_is_raised_where_its_bytes_are_taken() -> None:
@@ -223,47 +170,3 @@ def test_bytes_that_could_not_be_fetched_ahead_are_requested_again_when_they_are
     assert ahead.take(request(2)) == b"\2" * 10
     assert ahead.take(request(3)) == b"\3" * 10
     assert ahead.held_bytes == 0
-
-
-class Panic(BaseException):
-    """As a failed assertion in a client that is not written in Python."""
-
-
-def test_no_kind_of_error_leaves_the_caller_waiting() -> None:
-    def fail(_: Request) -> bytes:
-        raise Panic("called `Option::unwrap()` on a `None` value")
-
-    ahead = ReadAhead(fail, num_threads=1, max_bytes=1000)
-    ahead.begin([request(1), request(2)], [])
-    for number in (1, 2):
-        with pytest.raises(Panic, match="unwrap"):
-            ahead.take(request(number))
-
-
-def test_bytes_are_waited_for_after_the_warning_that_says_so(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr("nestdata.batch.read_ahead._WARN_AFTER_S", 0.01)
-    store = Store()
-    ahead = reader(store, num_threads=1)
-    with store.closed():
-        ahead.begin([request(1)], [])
-        store.wait_for(1)
-        ahead.begin([request(2)], [])  # waits for the only thread, which is busy with bytes that nobody needs now
-
-        def release_when_warned() -> None:
-            while "waiting for" not in caplog.text:
-                time.sleep(0.01)
-            store.release()
-
-        threading.Thread(target=release_when_warned, daemon=True).start()
-        assert ahead.take(request(2)) == bytes([2]) * 10
-    assert ahead.waited_s > 0.01
-
-
-def test_a_forked_process_is_told_that_threads_are_not_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    pool = DaemonPool(1, "test")
-    assert pool.submit(lambda: 7).result(PATIENCE_S) == 7
-    monkeypatch.setattr("nestdata.storage.threads.os.getpid", lambda: -1)
-    with pytest.raises(RuntimeError, match="the threads test belong to the process that this one was forked from"):
-        pool.submit(lambda: 7)

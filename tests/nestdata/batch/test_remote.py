@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-import nestdata.corpus.members
 import nestguard
 from nestdata import (
     AudioNoiseBatch,
@@ -23,7 +22,6 @@ from nestdata import (
     NoiseSampler,
     RemoteConfig,
     RemoteStats,
-    StartMethod,
     StorageError,
     last_error_line,
     microbatches,
@@ -92,29 +90,15 @@ def total(batches: list[AudioNoiseBatch]) -> RemoteStats:
     return sum((batch.remote for batch in batches if batch.remote is not None), RemoteStats())
 
 
-@pytest.mark.parametrize(
-    ("num_workers", "start_method"),
-    [
-        (0, None),
-        (1, None),
-        pytest.param(4, None, marks=pytest.mark.slow),
-        pytest.param(1, "spawn", marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.parametrize("num_workers", [0, pytest.param(2, marks=pytest.mark.slow)])
 def test_batches_are_those_of_the_same_audio_in_files(
-    corpora: tuple[Path, Path], expected: list[dict[str, Any]], num_workers: int, start_method: StartMethod | None
+    corpora: tuple[Path, Path], expected: list[dict[str, Any]], num_workers: int
 ) -> None:
-    batches = loaded(remote(corpora), num_workers=num_workers, start_method=start_method)
+    batches = loaded(remote(corpora), num_workers=num_workers)
     assert [content(batch) for batch in batches] == expected
     counted = total(batches)
     assert counted.bytes_fetched > 100_000
     assert counted.cache_hits == 0
-
-
-def test_local_batches_have_no_remote_statistics(messy_corpora: MessyCorpora) -> None:
-    dataset = messy_dataset(messy_corpora.speech, messy_corpora.noise)
-    assert dataset.remote is None
-    assert dataset[0, 0].remote is None
 
 
 def test_the_bytes_of_the_next_batches_arrive_before_they_are_loaded(
@@ -196,7 +180,7 @@ def test_a_server_that_is_away_for_a_while_changes_nothing_and_is_named_in_the_h
     assert (reading.cuts, reading.waits_for) == ((), None)
 
 
-@pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.parametrize("num_workers", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_server_that_is_away_for_longer_than_the_patience_ends_the_run_with_one_line(
     corpora: tuple[Path, Path], web: WebServer, num_workers: int
 ) -> None:
@@ -209,46 +193,6 @@ def test_a_server_that_is_away_for_longer_than_the_patience_ends_the_run_with_on
     line = last_error_line(caught.value)
     assert line.startswith(f"{web.url}/")
     assert "503" in line
-
-
-def test_a_missing_object_is_replaced_and_counted(corpora: tuple[Path, Path], web: WebServer, tmp_path: Path) -> None:
-    dataset = remote(corpora)
-    index = next(index for index in indices(dataset) if len(dataset.plan.indices(*index)) > 1)
-    gone = int(dataset.plan.indices(*index)[0])
-    address = dataset.corpus.address(gone)
-    assert address is not None
-    name = address.location.removeprefix(web.url + "/")
-    served = Path(web.folder) / name
-    moved = served.rename(tmp_path / "moved")
-    try:
-        batch = dataset.load(index)
-    finally:
-        moved.rename(served)
-    assert {(cut.cut_id, cut.reason) for cut in batch.bad_cuts} >= {(dataset.corpus.line(gone)["id"], "missing")}
-    assert dataset.corpus.line(gone)["id"] not in batch.sample_id
-
-
-def test_damaged_and_missing_bytes_are_read_again_with_the_patience_of_the_run(
-    corpora: tuple[Path, Path], expected: list[dict[str, Any]], web: WebServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def default_storage() -> None:
-        pytest.fail("the default storage has another patience")
-
-    monkeypatch.setattr(nestdata.corpus.members, "storage", default_storage)
-    dataset = remote(corpora)
-    noise = dataset.noise.corpus
-    assert noise is not None
-    paths = {
-        shard.info.location.removeprefix(web.url)
-        for corpus in (*dataset.corpus.corpora, noise)
-        for shard in corpus.shards()
-    }
-    web.flips |= paths
-    try:
-        assert [content(batch) for batch in loaded(dataset)] == expected
-        assert {path for path in paths - web.flips if "noise" in path}
-    finally:
-        web.flips.clear()
 
 
 def test_the_cache_answers_in_place_of_the_store(

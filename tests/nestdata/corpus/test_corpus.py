@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from lhotse import CutSet
 
-from nestdata import AudioError, ConfigError, Corpus, CorpusError, PrepareConfig
+from nestdata import Corpus, CorpusError, PrepareConfig
 from tests.conftest import MessyCorpora
 from tests.synthesis import folder_corpus, hiss, read_audio
 
@@ -23,25 +23,19 @@ def corpus(tmp_path: Path) -> Corpus:
 def test_cuts_are_ordered_by_length(corpus: Corpus) -> None:
     assert len(corpus) == 3
     assert [corpus[index].id for index in range(3)] == ["b", "a", "c"]
+    assert [corpus[index].id for index in (-1, -2, -3)] == ["c", "a", "b"]
+    assert [cut.id for cut in corpus] == ["b", "a", "c"]  # type: ignore[attr-defined]
     np.testing.assert_array_equal(corpus.num_samples, [4000, 9000, 16000])
     assert corpus.num_samples.dtype == np.int64
     assert corpus.sampling_rate == 16000
     assert corpus.hours == 29000 / 16000 / 3600
 
 
-def test_negative_indices_count_from_the_end(corpus: Corpus) -> None:
-    assert [corpus[index].id for index in (-1, -2, -3)] == ["c", "a", "b"]
-
-
-@pytest.mark.parametrize("index", [3, -4, 10**9])
+@pytest.mark.parametrize("index", [3, -4])
 def test_indices_outside_the_corpus_are_rejected(corpus: Corpus, index: int) -> None:
     for ask in (corpus.__getitem__, corpus.line, corpus.load):
         with pytest.raises(IndexError, match=f"index {index} of a corpus of 3 cuts"):
             ask(index)
-
-
-def test_corpus_is_iterated_to_its_end(corpus: Corpus) -> None:
-    assert [cut.id for cut in corpus] == ["b", "a", "c"]  # type: ignore[attr-defined]
 
 
 def test_index_agrees_with_every_cut_and_its_loaded_samples(messy_corpora: MessyCorpora) -> None:
@@ -72,31 +66,6 @@ def test_span_of_a_cut_is_loaded_into_the_given_array(corpus: Corpus) -> None:
     assert samples is out
     np.testing.assert_array_equal(out, read_audio(corpus.path.parent / "speech" / "a.wav")[100:600])
     np.testing.assert_array_equal(corpus.load(1, start=100)[1][:500], out)
-
-
-@pytest.mark.parametrize("config", [PrepareConfig(), PrepareConfig(pcm=True)])
-def test_on_cut_is_called_with_the_id_before_the_audio_is_decoded(tmp_path: Path, config: PrepareConfig) -> None:
-    corpus = folder_corpus(tmp_path / "speech", {"a.wav": hiss(9000, 1)}, config)
-    out = np.full(9000, np.nan, np.float32)
-    calls: list[tuple[str, bool]] = []
-    corpus.load(0, out=out, on_cut=lambda cut_id: calls.append((cut_id, bool(np.isnan(out).all()))))
-    assert calls == [("a", True)]
-    assert not np.isnan(out).any()
-
-
-def test_audio_that_cannot_be_loaded_is_an_error_that_names_the_cut(corpus: Corpus) -> None:
-    (corpus.path.parent / "speech" / "a.wav").unlink()
-    with pytest.raises(AudioError, match=r"cut 'a': .*a\.wav") as caught:
-        corpus.load(1)
-    assert caught.value.reason == "missing"
-    corpus.load(0)
-
-
-def test_corpora_of_two_rates_are_rejected(corpus: Corpus, tmp_path: Path) -> None:
-    corpus.check_rate(corpus)
-    other = folder_corpus(tmp_path / "noise", {"a.wav": hiss(9000, 1)}, PrepareConfig(sampling_rate=8000))
-    with pytest.raises(ConfigError, match=r"noise\.corpus is at 8000 Hz .* --sampling-rate 16000"):
-        other.check_rate(corpus)
 
 
 def test_pickled_corpus_is_opened_again(corpus: Corpus) -> None:
@@ -132,15 +101,6 @@ def test_fingerprint_identifies_the_content(tmp_path: Path) -> None:
     assert folder_corpus(tmp_path / "elsewhere", audio).fingerprint == corpora[0].fingerprint
 
 
-def test_path_without_a_corpus_is_an_error_that_says_how_to_make_one(tmp_path: Path) -> None:
-    with pytest.raises(
-        CorpusError, match=r"speech\.corpus: does not exist\. Check the path, or make one with `nestdata prepare"
-    ):
-        Corpus.open(tmp_path / "speech.corpus")
-    with pytest.raises(CorpusError, match=r"is not a corpus \(it has no meta\.json\)"):
-        Corpus.open(tmp_path)
-
-
 def test_corpus_of_another_format_is_an_error_that_names_both(corpus: Corpus) -> None:
     meta = json.loads((corpus.path / "meta.json").read_text())
     (corpus.path / "meta.json").write_text(json.dumps({**meta, "format_version": 99}))
@@ -149,31 +109,21 @@ def test_corpus_of_another_format_is_an_error_that_names_both(corpus: Corpus) ->
 
 
 @pytest.mark.parametrize("name", ["index.npy", "cuts.jsonl"])
-@pytest.mark.parametrize("damage", ["missing", "empty", "truncated", "longer"])
+@pytest.mark.parametrize("damage", ["missing", "empty", "truncated"])
 def test_damaged_corpus_is_an_error(corpus: Corpus, name: str, damage: str) -> None:
     path = corpus.path / name
     content = path.read_bytes()
-    if damage == "missing":
-        path.unlink()
-    else:
-        path.write_bytes({"empty": b"", "truncated": content[:-9], "longer": content + content}[damage])
-    if (name, damage) == ("index.npy", "longer"):
-        path.write_bytes(content[:-1])  # NumPy ignores bytes after the array
+    path.unlink()
+    if damage != "missing":
+        path.write_bytes(b"" if damage == "empty" else content[:-9])
     with pytest.raises(CorpusError, match=r"speech\.corpus: the corpus is damaged .*\. Prepare it again"):
         Corpus.open(corpus.path)
 
 
-@pytest.mark.parametrize("content", ["", "{", "[]", "{}", '{"format_version": 3}'])
+@pytest.mark.parametrize("content", ["{", "[]", '{"format_version": 3}'])
 def test_damaged_meta_json_is_an_error(corpus: Corpus, content: str) -> None:
     (corpus.path / "meta.json").write_text(content)
     with pytest.raises(CorpusError, match="the corpus is damaged"):
-        Corpus.open(corpus.path)
-
-
-def test_index_of_another_corpus_is_an_error(corpus: Corpus, tmp_path: Path) -> None:
-    other = folder_corpus(tmp_path / "other", {"a.wav": hiss(9000, 1)})
-    shutil.copy(other.path / "index.npy", corpus.path / "index.npy")
-    with pytest.raises(CorpusError, match="type or size than meta"):
         Corpus.open(corpus.path)
 
 
@@ -186,17 +136,6 @@ def test_damaged_line_is_an_error_that_names_its_byte(corpus: Corpus, tmp_path: 
     for ask in (damaged.__getitem__, damaged.line, damaged.load):
         with pytest.raises(CorpusError, match=r"cuts\.jsonl at byte 0 is damaged"):
             ask(1)
-
-
-def test_line_that_is_not_a_cut_is_an_error_that_names_its_byte(corpus: Corpus) -> None:
-    path = corpus.path / "cuts.jsonl"
-    path.write_bytes(path.read_bytes().replace(b'"duration"', b'"DURATION"', 1))
-    with pytest.raises(CorpusError, match=r"cuts\.jsonl at byte 0 is damaged"):
-        Corpus.open(corpus.path)[1]
-
-
-def test_repr_of_a_corpus_shows_its_path_and_size(corpus: Corpus) -> None:
-    assert repr(corpus) == f"Corpus('{corpus.path}', 3 cuts, 0.00 h, 16000 Hz)"
 
 
 @pytest.mark.parametrize(

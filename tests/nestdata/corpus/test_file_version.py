@@ -1,8 +1,6 @@
 """Local files that are replaced after a corpus was prepared are noticed."""
 
-import json
 import os
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,7 +9,7 @@ import pytest
 
 from nestdata import AudioError, Corpus, PrepareConfig, prepare_corpus, verify_corpus
 from nestdata.storage import FileVersion
-from tests.synthesis import chirp, folder_corpus, hiss, write_audio, write_jsonl
+from tests.synthesis import chirp, hiss, write_audio, write_jsonl
 
 SPEECH = chirp(100, 3000, 1.0)
 
@@ -115,33 +113,3 @@ def test_trusted_durations_and_earlier_corpora_are_not_checked(tmp_path: Path) -
         assert corpus.file_version(0) is None
         corpus.load(0)
         assert verify_corpus(corpus.path).problems == []
-
-
-def test_two_processes_write_the_same_versions(tmp_path: Path) -> None:
-    for number in range(5):
-        set_time(write_audio(tmp_path / "in" / f"{number}.wav", hiss(9000 + number, number)), 1_000_000_000 + number)
-    for jobs in (1, 2):
-        prepare_corpus([tmp_path / "in"], tmp_path / str(jobs), jobs=jobs)
-    assert (tmp_path / "1" / "addresses.npy").read_bytes() == (tmp_path / "2" / "addresses.npy").read_bytes()
-
-
-def test_a_file_that_is_gone_is_missing_and_not_changed(corpus: Corpus) -> None:
-    first_path(corpus).unlink()
-    with pytest.raises(AudioError) as caught:
-        corpus.load(0)
-    assert caught.value.reason == "missing"
-
-
-def test_a_sample_bank_needs_no_files(tmp_path: Path) -> None:
-    corpus = folder_corpus(tmp_path / "in", {"a.wav": SPEECH}, PrepareConfig(pcm=True))
-    _, before = corpus.load(0)
-    longer(tmp_path / "in" / "a.wav")
-    np.testing.assert_array_equal(corpus.load(0)[1], before)
-    shutil.rmtree(tmp_path / "in")
-    np.testing.assert_array_equal(corpus.load(0)[1], before)
-
-
-def test_a_corpus_of_files_has_no_shards_and_no_addresses(corpus: Corpus) -> None:
-    meta = json.loads((corpus.path / "meta.json").read_text())
-    assert "shards" not in meta
-    assert corpus.address(0) is None

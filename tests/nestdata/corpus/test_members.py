@@ -27,7 +27,7 @@ from nestdata.audio.decode import load_samples
 from nestdata.errors import StorageError
 from nestdata.prepare.inputs.audio import File, Member
 from nestdata.storage import ObjectInfo, Storage
-from tests.nestdata.bad_files import BAD_FILES_CONFIG, bad_files
+from tests.nestdata.bad_files import bad_files
 from tests.shards import corpus_of, entries_of, tar_corpus, write_tar
 from tests.synthesis import chirp, folder_corpus, hiss, write_audio, write_jsonl
 
@@ -80,16 +80,11 @@ def in_place(cut: dict[str, Any], content: bytes | None, start: int) -> bytes:
     ("suffix", "subtype"),
     [
         ("wav", "PCM_16"),
-        ("wav", "PCM_24"),
         ("wav", "FLOAT"),
-        ("wav", "ULAW"),
         ("flac", "PCM_16"),
-        ("flac", "PCM_24"),
         ("ogg", "VORBIS"),
         ("opus", "OPUS"),
         ("mp3", "MPEG_LAYER_III"),
-        ("aiff", "PCM_16"),
-        ("w64", "PCM_16"),
         ("sph", "PCM_16"),
     ],
 )
@@ -101,9 +96,8 @@ def test_bytes_in_memory_are_decoded_as_a_file_of_the_same_bytes(tmp_path: Path,
             samples = np.stack([chirp(100, 2000, 1.5, rate), chirp(200, 900, 1.5, rate)][:num_channels], axis=1)
             soundfile.write(path, samples, rate, format=kind, subtype=subtype)
             whole = cut_of(path, 0.0, soundfile.info(path).frames / rate, num_channels - 1)
-            elsewhere = json.loads(
-                json.dumps(whole).replace('"file"', '"shar_ptr"').replace(str(path), "a.tar?o=0&e=9")
-            )
+            pointer = json.dumps(whole).replace('"file"', '"shar_ptr"').replace(str(path), "a.tar?o=0&e=9")
+            elsewhere = json.loads(pointer)
             resampled = json.loads(json.dumps(whole))
             resample = {"name": "Resample", "kwargs": {"source_sampling_rate": rate, "target_sampling_rate": 8000}}
             resampled["recording"] |= {"sampling_rate": 8000, "num_samples": 12000, "transforms": [resample]}
@@ -131,30 +125,6 @@ def test_bad_bytes_have_the_reason_of_a_bad_file(tmp_path: Path) -> None:
             assert result_of(cut, content) == expected, path.name
             found.append(expected if isinstance(expected, str) else "good")
     assert {*found} == {"good", "empty", "unreadable", "truncated", "not_finite"}
-
-
-@pytest.mark.parametrize("probe", ["missing", "all", "decode"])
-def test_members_are_rejected_for_the_reasons_of_files(tmp_path: Path, probe: Any) -> None:
-    reasons = bad_files(tmp_path / "bad")
-    (tmp_path / "bad" / "not_a_file.wav").rmdir()
-    names = sorted(path.name for path in (tmp_path / "bad").iterdir() if path.suffix != ".json")
-    entries = entries_of(write_tar(tmp_path / "bad.tar", tmp_path / "bad", names))
-    durations = {"wrong_duration": 2.0}
-    entries = [entry._replace(duration=durations.get(entry.cut_id)) for entry in entries]
-    manifest = tmp_path / "bad" / "speech.json"
-    write_jsonl(manifest, [{"audio_filepath": name, "duration": durations.get(Path(name).stem)} for name in names])
-    config = replace(BAD_FILES_CONFIG, probe=probe)
-    prepare_corpus([manifest], tmp_path / "files.corpus", config)
-    corpus_of(tmp_path / "members.corpus", entries, config)
-
-    def verdicts(corpus: str) -> dict[str, str]:
-        lines = (tmp_path / corpus / "rejected.jsonl").read_text().splitlines()
-        return {row["cut_id"]: row["reason"] for row in map(json.loads, lines)}
-
-    assert verdicts("members.corpus") == verdicts("files.corpus")
-    if probe == "decode":
-        del reasons["missing"], reasons["not_a_file"], reasons["good-1"]
-        assert verdicts("members.corpus") == reasons
 
 
 @pytest.mark.parametrize("config", [PrepareConfig(), DECODED, PrepareConfig(window_seconds=0.3)])
@@ -227,16 +197,6 @@ def test_pointers_that_lead_nowhere_are_rejected(folder: Path, tmp_path: Path) -
         prepare_corpus([write_jsonl(manifest, rows)], tmp_path / "again.corpus", overwrite=True)
 
 
-def test_content_that_the_caller_has_read_is_not_read_again(folder: Path) -> None:
-    corpus = tar_corpus(folder, DECODED)
-    expected = corpus.load(0)[1].copy()
-    address = corpus.address(0)
-    assert address is not None
-    content = folder.with_suffix(".tar").read_bytes()[address.offset : address.offset + address.length]
-    folder.with_suffix(".tar").unlink()
-    np.testing.assert_array_equal(corpus.load(0, content=content)[1], expected)
-
-
 def test_content_that_the_caller_has_checked_is_not_checked_again(folder: Path) -> None:
     corpus = tar_corpus(folder, DECODED)
     expected = corpus.load(0)[1].copy()
@@ -246,19 +206,6 @@ def test_content_that_the_caller_has_checked_is_not_checked_again(folder: Path) 
     content[-4] ^= 1  # the first of two channels
     np.testing.assert_array_equal(corpus.load(0, content=bytes(content))[1], expected)
     assert not np.array_equal(corpus.load(0, content=bytes(content), is_checked=True)[1], expected)
-
-
-@pytest.mark.parametrize("config", [PrepareConfig(), DECODED])
-@pytest.mark.parametrize("damage", [lambda content: b"?" + content[1:], lambda content: content[:-1], lambda _: b""])
-def test_damaged_bytes_are_read_once_more(
-    folder: Path, config: PrepareConfig, damage: Callable[[bytes], bytes]
-) -> None:
-    corpus = tar_corpus(folder, config)
-    expected = corpus.load(0)[1].copy()
-    address = corpus.address(0)
-    assert address is not None
-    content = folder.with_suffix(".tar").read_bytes()[address.offset : address.offset + address.length]
-    np.testing.assert_array_equal(corpus.load(0, content=damage(content))[1], expected)
 
 
 def test_shard_with_another_byte_is_corrupt(folder: Path) -> None:
@@ -294,8 +241,7 @@ class DamagingStorage(Storage):
         return bytes(content)
 
 
-@pytest.mark.parametrize("config", [PrepareConfig(), DECODED])
-@pytest.mark.parametrize("num_damaged", [1, 4])
+@pytest.mark.parametrize(("config", "num_damaged"), [(PrepareConfig(), 4), (DECODED, 1)])
 def test_bytes_damaged_differently_on_their_way_do_not_replace_the_cut(
     folder: Path, monkeypatch: pytest.MonkeyPatch, config: PrepareConfig, num_damaged: int
 ) -> None:
@@ -307,26 +253,23 @@ def test_bytes_damaged_differently_on_their_way_do_not_replace_the_cut(
     assert store.num_reads == num_damaged + 1
 
 
-@pytest.mark.parametrize("config", [PrepareConfig(), DECODED])
-def test_bytes_that_never_arrive_the_same_end_the_run(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, config: PrepareConfig
-) -> None:
-    corpus = tar_corpus(folder, config)
+def test_bytes_that_never_arrive_the_same_end_the_run(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    corpus = tar_corpus(folder, DECODED)
     store = DamagingStorage(100)
     monkeypatch.setattr(nestdata.corpus.members, "storage", lambda: store)
     with pytest.raises(StorageError, match=r"cut 'b': bytes .*speech\.tar arrive damaged, and differently each time"):
         corpus.load(0)
 
 
-@pytest.mark.parametrize(("damage", "reason"), [("missing", "missing"), ("shorter", "changed"), ("longer", "changed")])
+@pytest.mark.parametrize("reason", ["missing", "changed"])
 def test_shard_that_is_gone_or_has_another_size_is_a_reason(
-    folder: Path, forget_files: Callable[[], None], damage: str, reason: str
+    folder: Path, forget_files: Callable[[], None], reason: str
 ) -> None:
     corpus, tar = tar_corpus(folder), folder.with_suffix(".tar")
     content = tar.read_bytes()
     tar.unlink()
-    if damage != "missing":
-        tar.write_bytes(content[:-512] if damage == "shorter" else content + bytes(512))
+    if reason == "changed":
+        tar.write_bytes(content + bytes(512))
     forget_files()
     with pytest.raises(AudioError, match=r"cut 'b': bytes \d+ to \d+ of .* cannot be read: ") as error:
         corpus.load(0)
@@ -345,7 +288,7 @@ class RefusingStorage(Storage):
         raise StorageError.because(self.kind, f"{location}: refused.")
 
 
-@pytest.mark.parametrize("kind", ["denied", "unavailable", "invalid"])
+@pytest.mark.parametrize("kind", ["denied", "unavailable"])
 def test_store_that_refuses_or_does_not_answer_ends_the_run(
     folder: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
@@ -413,29 +356,15 @@ def test_corpus_may_mix_members_and_files(folder: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["addresses.npy", "checksums.npy", "shards.npy", "shards.jsonl"])
-@pytest.mark.parametrize("damage", ["missing", "empty", "truncated", "other"])
+@pytest.mark.parametrize("damage", ["missing", "truncated"])
 def test_damaged_address_file_is_one_error(folder: Path, name: str, damage: str) -> None:
     path = tar_corpus(folder, DECODED).path
     content = (path / name).read_bytes()
     (path / name).unlink()
-    if damage != "missing":
-        other = (
-            content + content
-            if name == "shards.jsonl"
-            else (path / "index.npy").read_bytes().replace(b"(2, 3)", b"(3, 2)")
-        )
-        (path / name).write_bytes({"empty": b"", "truncated": content[:-9], "other": other}[damage])
+    if damage == "truncated":
+        (path / name).write_bytes(content[:-9])
     with pytest.raises(CorpusError, match=r"speech\.tarred: the corpus is damaged .*\. Prepare it again"):
         Corpus.open(path)
-
-
-def test_damaged_line_of_a_shard_is_an_error(folder: Path) -> None:
-    path = tar_corpus(folder).path
-    (path / "shards.jsonl").write_bytes((path / "shards.jsonl").read_bytes().replace(b"name", b"nome"))
-    corpus = Corpus.open(path)
-    for ask in (corpus.load, corpus.address, lambda _: [*corpus.shards()]):
-        with pytest.raises(CorpusError, match=r"damaged \(line 1 of shards\.jsonl"):
-            ask(0)
 
 
 def test_address_outside_of_its_shard_is_an_error(folder: Path) -> None:
@@ -447,14 +376,3 @@ def test_address_outside_of_its_shard_is_an_error(folder: Path) -> None:
         np.save(path / "addresses.npy", changed)
         with pytest.raises(CorpusError, match=r"damaged \(addresses\.npy"):
             Corpus.open(path).address(0)
-
-
-def test_noise_bank_is_made_from_members(folder: Path) -> None:
-    plain, banked = tar_corpus(folder, DECODED), None
-    expected = [plain.load(index)[1].copy() for index in range(3)]
-    banked = tar_corpus(folder, PrepareConfig(pcm=True))
-    folder.with_suffix(".tar").unlink()
-    assert not banked.is_remote
-    for index in (0, 1):  # the third one is resampled, so its samples are not of 16 bits
-        np.testing.assert_array_equal(banked.load(index)[1], expected[index])
-    np.testing.assert_allclose(banked.load(2)[1], expected[2], atol=2**-16)

@@ -38,10 +38,8 @@ TRANSCRIPT = "the quick brown fox jumps over the lazy dog"
     [
         ("", TRANSCRIPT, True),
         ("", "", False),
-        ("", "-", False),
         ("", "a dog barks", False),  # a caption
         ("yes", TRANSCRIPT, False),
-        (TRANSCRIPT, "", False),
     ],
 )
 def test_corpora_may_be_swapped_if_only_the_noise_has_transcripts(

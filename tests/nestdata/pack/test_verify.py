@@ -8,7 +8,6 @@ from nestcli.nestdata import main
 from nestdata import (
     ConfigError,
     Corpus,
-    CorpusError,
     PrepareConfig,
     StorageError,
     VerifyReport,
@@ -64,27 +63,12 @@ def test_a_flipped_byte_is_found_by_the_decoder_or_by_checksums(intact: Path, sh
     assert kinds(report) == [(shard.name, "unreadable")]
 
 
-@pytest.mark.parametrize("decode", [False, True])
-def test_a_truncated_or_missing_shard_is_found(intact: Path, shard: Path, decode: bool) -> None:
+def test_a_truncated_or_missing_shard_is_found(intact: Path, shard: Path) -> None:
     with shard.open("r+b") as file:
         file.truncate(6000)
-    assert kinds(verify_corpus(intact / "packed.corpus", decode=decode)) == [(shard.name, "changed")]
+    assert kinds(verify_corpus(intact / "packed.corpus")) == [(shard.name, "changed")]
     shard.unlink()
-    assert kinds(verify_corpus(intact / "packed.corpus", decode=decode)) == [(shard.name, "missing")]
-
-
-def test_a_shard_replaced_by_another_is_found(intact: Path, shard: Path) -> None:
-    size = shard.stat().st_size
-    other = shard.with_name("recording.000000.tar").read_bytes()
-    shard.write_bytes(other)
-    if len(other) != size:
-        assert kinds(verify_corpus(intact / "packed.corpus")) == [(shard.name, "changed")]
-    # Of the same size, it is found by its content.
-    shard.write_bytes(other[:size].ljust(size, b"\0"))
-    assert verify_corpus(intact / "packed.corpus").problems == []
-    found = kinds(verify_corpus(intact / "packed.corpus", decode=True))
-    assert len(found) > 5
-    assert {name for name, _ in found} == {shard.name}
+    assert kinds(verify_corpus(intact / "packed.corpus", decode=True)) == [(shard.name, "missing")]
 
 
 def test_files_of_a_corpus_must_exist_and_with_decode_be_readable(tmp_path: Path) -> None:
@@ -143,11 +127,9 @@ def test_a_moved_corpus_is_verified_there_and_set_to_its_new_root(
     opened, original = Corpus.open(corpus), Corpus.open(intact / "packed.corpus")
     assert opened.root == str(moved)
     assert opened.meta == original.meta | {"root": str(moved)}
-    for path in moved.glob("*.tar"):
-        assert verify_corpus(corpus).problems == []
-        path.unlink()
-        assert kinds(verify_corpus(corpus)) == [(path.name, "missing")]
-        break
+    assert verify_corpus(corpus).problems == []
+    (moved / "recording.000001.tar").unlink()
+    assert kinds(verify_corpus(corpus)) == [("recording.000001.tar", "missing")]
     verify_corpus(corpus, root=original.root, set_root=True)
     assert (corpus / "meta.json").read_bytes() == before
 
@@ -165,12 +147,3 @@ def test_roots_that_cannot_be_used_are_refused(
     prepare_corpus([intact / "packed"], tmp_path / "bank.corpus", PrepareConfig(pcm=True))
     with pytest.raises(ConfigError, match=r"bank.corpus: its audio is in its sample bank"):
         verify_corpus(tmp_path / "bank.corpus", root=str(tmp_path))
-    report = verify_corpus(tmp_path / "bank.corpus", decode=True)
-    assert (report.num_shards, report.num_decoded) == (0, 0)
-
-
-def test_wrong_arguments_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"jobs is 0"):
-        verify_corpus(tmp_path, jobs=0)
-    with pytest.raises(CorpusError, match=r"is not a corpus"):
-        verify_corpus(tmp_path)

@@ -1,10 +1,8 @@
-import subprocess
-import sys
 from collections import Counter
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
+import jaxtyping
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -61,7 +59,7 @@ def cases(draw: st.DrawFn) -> Case:
 
 
 @given(cases())
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=25)
 def test_microbatches_of_a_step_have_equal_counts_and_stay_within_the_budget(case: Case) -> None:
     lengths, plan = case[0], plan_of(*case)
     budget = round(plan.config.max_batch_seconds * RATE)
@@ -76,7 +74,7 @@ def test_microbatches_of_a_step_have_equal_counts_and_stay_within_the_budget(cas
 
 
 @given(cases(), st.integers(0, 3))
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=25)
 def test_epoch_shows_every_cut_once_plus_fewer_repeats_than_microbatches_all_in_one_step(
     case: Case, epoch: int
 ) -> None:
@@ -114,7 +112,7 @@ def test_ranks_of_any_world_size_share_each_step_evenly_and_completely(case: Cas
 
 
 @given(cases(), st.data())
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=15)
 def test_indices_are_int64_and_do_not_depend_on_the_order_of_calls(case: Case, data: st.DataObject) -> None:
     plan = plan_of(*case)
     expected = microbatches_of_epoch(plan, 1)
@@ -202,31 +200,14 @@ def test_indices_of_a_plan_with_every_setting_are_the_same_in_every_version() ->
     assert plan.fingerprint == "90ee7df6b3402744414aec1ccb383367"
 
 
-def test_repeated_cuts_in_the_last_step_stay_within_the_budget() -> None:
-    plan = plan_of([100, 100, 100, 100, 100, 100, 200], PlanConfig(max_batch_seconds=2.0, microbatches_per_step=3))
-    for (step, _), indices in microbatches_of_epoch(plan).items():
-        assert len(indices) * plan.padded_samples(step) <= 200
-
-
-def test_large_corpus_has_little_padding_and_uses_most_of_the_budget() -> None:
-    lengths = np.sort(np.clip(np.random.default_rng(0).lognormal(2.0, 0.6, 200_000), 1, 30) * RATE).astype(np.int64)
-    plan = plan_of(lengths, PlanConfig(max_batch_seconds=240.0, microbatches_per_step=8))
-    padded = sum(bucket.padded_samples * bucket.cuts_per_microbatch * bucket.num_groups * 8 for bucket in plan.buckets)
-    budget = plan.steps_per_epoch * 8 * 240 * RATE
-    assert 1 - lengths.sum() / padded < 0.02
-    assert padded / budget > 0.95
-
-
-@pytest.mark.parametrize(("num_shapes", "percent"), [(None, 2.3), (32, 4.0), (16, 7.5), (8, 14.2)])
-def test_fewer_shapes_pad_as_much_more_as_the_documentation_says(num_shapes: int | None, percent: float) -> None:
+@pytest.mark.parametrize(("num_shapes", "percent"), [(None, 2.3), (16, 7.5)])
+def test_fewer_shapes_pad_more(num_shapes: int | None, percent: float) -> None:
     durations = np.random.default_rng(0).lognormal(np.log(9), 0.6, 300_000).clip(1, 40)
     lengths = np.sort(durations * 16000).astype(np.int64)
     config = PlanConfig(max_batch_seconds=2000.0, microbatches_per_step=8, num_shapes=num_shapes)
     plan = BatchPlan(lengths, 16000, config)
     padded = sum(bucket.padded_samples * bucket.cuts_per_microbatch * bucket.num_groups * 8 for bucket in plan.buckets)
     assert round(100 * (1 - int(lengths.sum()) / padded), 1) == percent
-    page = (Path(__file__).parents[3] / "docs" / "how-a-batch-is-chosen.md").read_text(encoding="utf-8")
-    assert f"{percent:.1f} %" in page
 
 
 def test_step_far_beyond_the_first_epochs_is_computed_directly() -> None:
@@ -261,11 +242,6 @@ def test_more_than_a_tenth_of_the_audio_in_too_long_cuts_is_an_error_that_says_w
         plan_of([1001], config)
 
 
-def test_cut_of_exactly_the_budget_fits() -> None:
-    plan = plan_of([1000, 1000], PlanConfig(max_batch_seconds=10.0, microbatches_per_step=2))
-    assert sorted(plan.indices(0, 0).tolist() + plan.indices(0, 1).tolist()) == [0, 1]
-
-
 def test_empty_corpus_is_an_error() -> None:
     with pytest.raises(PlanError, match="corpus is empty"):
         plan_of([], PlanConfig())
@@ -276,11 +252,10 @@ def test_fewer_cuts_than_microbatches_is_an_error_that_says_what_to_lower() -> N
         plan_of([100, 100, 100], PlanConfig(microbatches_per_step=4))
 
 
-@pytest.mark.parametrize("world_size", [3, 5, 12])
-def test_world_size_that_does_not_divide_the_microbatches_is_an_error_that_lists_valid_ones(world_size: int) -> None:
+def test_world_size_that_does_not_divide_the_microbatches_is_an_error_that_lists_valid_ones() -> None:
     plan = plan_of([100] * 50, PlanConfig(microbatches_per_step=8))
-    with pytest.raises(ConfigError, match=rf"{world_size} ranks cannot share .* 1, 2, 4, 8 ranks"):
-        plan.microbatches_of(0, world_size)
+    with pytest.raises(ConfigError, match=r"12 ranks cannot share .* 1, 2, 4, 8 ranks"):
+        plan.microbatches_of(0, 12)
 
 
 @pytest.mark.parametrize(("rank", "world_size"), [(2, 2), (-1, 2), (0, 0)])
@@ -334,24 +309,11 @@ def test_fingerprint_changes_with_lengths_rate_and_content() -> None:
     assert len({plan.fingerprint for plan in plans}) == len(plans)
 
 
-def test_fingerprint_of_equal_plans_is_equal() -> None:
-    lengths, config = [100, 150, 200, 250], PlanConfig(microbatches_per_step=2)
-    other_memory = np.array([[100, 0], [150, 0], [200, 0], [250, 0]])[:, 0]
-    assert plan_of(lengths, config).fingerprint == BatchPlan(other_memory, RATE, replace(config)).fingerprint
-
-
-def test_fingerprint_is_equal_for_whole_seconds_as_int_and_as_float() -> None:
-    # In a subprocess, because the type checks of this test run accept no int for a float.
-    program = """
-import numpy
-from nestdata import BatchPlan, PlanConfig
-for seconds in (20, 20.0):
-    config = PlanConfig(max_batch_seconds=seconds, microbatches_per_step=2)
-    print(BatchPlan(numpy.array([9, 9]), 1, config).fingerprint)
-"""
-    run = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True, timeout=300)
-    whole, fraction = run.stdout.split()
-    assert whole == fraction
+def test_fingerprint_is_equal_for_whole_seconds_as_int_and_as_float(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Users do not have the checks of annotations, which accept no int for a float.
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
+    configs = [PlanConfig(max_batch_seconds=seconds, microbatches_per_step=2) for seconds in (20, 20.0)]
+    assert len({BatchPlan(np.array([9, 9]), 1, config).fingerprint for config in configs}) == 1
 
 
 def spread_lengths(number: int, seed: int) -> NDArray[np.int64]:
@@ -483,11 +445,10 @@ def test_splitting_a_corpus_in_two_does_not_change_the_shapes() -> None:
     assert [(b.num_cuts, b.cuts_per_microbatch, b.padded_samples, b.num_groups) for b in parts.buckets] == shape
 
 
-@pytest.mark.parametrize("num_shapes", [1, 2, 4, 8])
-def test_num_shapes_limits_the_shapes_and_padding_falls_with_their_number(num_shapes: int) -> None:
+def test_num_shapes_limits_the_shapes_and_padding_falls_with_their_number() -> None:
     lengths = spread_lengths(6_000, 0)
     paddings = []
-    for number in (num_shapes, 2 * num_shapes):
+    for number in (2, 4):
         plan = BatchPlan(lengths, RATE, PlanConfig(max_batch_seconds=100.0, microbatches_per_step=4, num_shapes=number))
         shapes = {(bucket.cuts_per_microbatch, bucket.padded_samples) for bucket in plan.buckets}
         assert len(shapes) == len(plan.buckets) <= number
@@ -533,14 +494,14 @@ def test_cut_above_the_budget_due_to_the_quadratic_cost_is_an_error_that_mention
         ({"quadratic_seconds": 0.0}, r"plan\.quadratic_seconds is 0\.0"),
         ({"max_cuts": 0}, r"plan\.max_cuts is 0"),
         ({"bucket_width": 0.0}, r"plan\.bucket_width is 0\.0"),
-        ({"bucket_width": 0.2}, r"plan\.bucket_width is 0\.2: expected more than 0 and at most 1/8"),
         ({"num_shapes": 0}, r"plan\.num_shapes is 0"),
         ({"weights": ()}, r"plan\.weights is \(\)"),
-        ({"weights": (1.0, 0.0)}, r"plan\.weights is \(1\.0, 0\.0\)"),
         ({"temperature": 0.0}, r"plan\.temperature is 0\.0"),
         ({"max_batch_seconds": 0.0}, r"plan\.max_batch_seconds is 0\.0"),
-        ({"microbatches_per_step": 0}, r"plan\.microbatches_per_step is 0"),
         ({"min_audio_seconds": 0.0}, r"plan\.min_audio_seconds is 0\.0"),
+        ({"bucket_width": 0.2}, r"plan\.bucket_width is 0\.2: expected more than 0 and at most 1/8"),
+        ({"weights": (1.0, 0.0)}, r"plan\.weights is \(1\.0, 0\.0\)"),
+        ({"microbatches_per_step": 0}, r"plan\.microbatches_per_step is 0"),
         ({"min_audio_seconds": 241.0}, r"plan\.min_audio_seconds is 241\.0: .* at most max_batch_seconds \(240\.0\)"),
     ],
 )

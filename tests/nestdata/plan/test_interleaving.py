@@ -7,7 +7,7 @@ from nestdata.plan.stages import Interleaving
 
 
 @given(st.lists(st.integers(0, 1000), min_size=1, max_size=20).filter(any), st.integers(0, 2**32))
-@settings(deadline=None, max_examples=20)
+@settings(deadline=None, max_examples=10)
 def test_counts_are_those_of_all_earlier_turns_and_stay_close_to_the_weights(weights: list[int], seed: int) -> None:
     order = Interleaving(weights, seed, "test", 3)
     again = Interleaving(weights, seed, "test", 3)

@@ -32,7 +32,7 @@ def microbatches_of_epoch(plan: BatchPlan) -> list[tuple[int, list[int]]]:
     num_shapes=st.sampled_from([None, 2]),
     seed=st.integers(0, 1000),
 )
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=15)
 def test_summary_equals_the_sums_over_all_microbatches(
     sizes: list[int], quadratic: float | None, num_shapes: int | None, seed: int
 ) -> None:
@@ -80,9 +80,8 @@ def test_bucket_summaries_hold_lengths_counts_and_padding() -> None:
     assert short.hours == pytest.approx(16 / 3600)
 
 
-@pytest.mark.parametrize("number", [8, 3000])
-def test_draw_plan_writes_a_picture(tmp_path: Path, number: int) -> None:
-    lengths = spread_lengths(number, 0)
+def test_draw_plan_writes_a_picture(tmp_path: Path) -> None:
+    lengths = spread_lengths(8, 0)
     plan = BatchPlan(lengths, RATE, PlanConfig(max_batch_seconds=60.0, microbatches_per_step=4))
     draw_plan(summarise_plan(plan, [lengths]), tmp_path / "plan.png")
     with Image.open(tmp_path / "plan.png") as picture:

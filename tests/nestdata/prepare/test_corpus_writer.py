@@ -1,30 +1,25 @@
 import json
-import tracemalloc
 import zlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 import numpy as np
-import orjson
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from nestdata import Address
 from nestdata.corpus.addresses import AddressTable
-from nestdata.prepare import corpus_writer
 from nestdata.prepare.corpus_writer import CorpusStats, CorpusWriter
 from nestdata.prepare.found import Collector, Cut, Found, Note, Reject, Searched
 from nestdata.prepare.inputs.audio import Member
 from nestdata.prepare.inputs.entry import Entry
 from nestdata.prepare.inputs.lines import LineSource
 from nestdata.storage import ObjectInfo
-from tests.nestdata.full_disk import files_up_to
 
 
 class Item(NamedTuple):
@@ -117,36 +112,6 @@ def contents(written: CorpusStats | None) -> tuple[Any, ...] | None:
     )
 
 
-def test_the_index_is_sorted_by_length_and_gives_the_offset_of_each_line(tmp_path: Path) -> None:
-    items = [Item("a", 300), Item("b", 100), Item("c", 200), Item("d", 100)]
-    written = write(tmp_path, items, part=3)
-    lengths, offsets = np.load(tmp_path / "index.npy")
-    assert lengths.tolist() == [100, 100, 200, 300]
-    lines = (tmp_path / "cuts.jsonl").read_bytes()
-    ids = [json.loads(lines[offset:].split(b"\n", 1)[0])["id"] for offset in offsets]
-    assert ids == ["b", "d", "c", "a"]  # cuts of the same length keep their input order
-    assert written is not None
-    assert (written.num_cuts, written.lengths.tolist()) == (4, lengths.tolist())
-    assert (written.num_bytes, written.rejected) == (len(lines), {})
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["cuts.jsonl", "index.npy", "rejected.jsonl"]
-
-
-@given(lengths=st.lists(st.one_of(st.integers(1, 5), st.integers(1, 2**40)), min_size=1, max_size=50))
-def test_the_sort_by_length_is_stable_for_any_lengths(lengths: list[int]) -> None:
-    with TemporaryDirectory() as directory:
-        write(Path(directory), [Item(str(i), length) for i, length in enumerate(lengths)])
-        index = np.load(Path(directory, "index.npy"))
-        lines = Path(directory, "cuts.jsonl").read_bytes()
-    order = [int(json.loads(lines[offset:].split(b"\n", 1)[0])["id"]) for offset in index[1]]
-    assert order == sorted(range(len(lengths)), key=lengths.__getitem__)
-    assert index[0].tolist() == sorted(lengths)
-
-
-def test_without_cuts_no_index_is_written(tmp_path: Path) -> None:
-    assert write(tmp_path, []) is None
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["cuts.jsonl", "rejected.jsonl"]
-
-
 ITEMS = st.builds(
     Item,
     cut_id=st.sampled_from(["a", "b", "c", "d", "ü"]),
@@ -192,70 +157,6 @@ def test_a_duplicate_names_its_source_and_position(tmp_path: Path) -> None:
         assert "(first:2)" in writer.first_reject.detail
 
 
-def test_rejects_are_written_and_counted_in_input_order(tmp_path: Path) -> None:
-    rejects = [Reject("m:1", "a", "missing", "gone"), Reject("m:2", "caf\udce9", "empty", "no bytes")]
-    probed = collect([Item("c")], first=3)
-    probed.rejects.extend(rejects)
-    with closing(CorpusWriter(tmp_path)) as writer:
-        writer.add(probed, 0)
-        written = writer.finish([NamedSource("m")], 16000)
-        assert (writer.first_reject, writer.rejected.total()) == (rejects[0], 2)
-    assert written is not None
-    assert written.rejected == {"missing": 1, "empty": 1}
-    assert [tuple(reject.values()) for reject in rejects_of(tmp_path)] == [reject[:4] for reject in rejects]
-
-
-def test_adding_items_does_not_modify_them(tmp_path: Path) -> None:
-    probed = collect([Item("a"), Item("b")])
-    probed.records.flags.writeable = False  # as arrays received from another machine are
-    with closing(CorpusWriter(tmp_path)) as writer:
-        writer.add(probed, 0)
-        writer.add(collect([Item("c")]), 0)
-        writer.add(probed, 1)
-        written = writer.finish([NamedSource("m"), NamedSource("n")], 16000)
-    assert written is not None
-    assert (written.num_cuts, written.rejected) == (3, {"duplicate_id": 2})
-
-
-def test_hours_are_counted_by_language_and_speaker(tmp_path: Path) -> None:
-    written = write(tmp_path, [Item("a", 5, "de"), Item("b", 7, "en"), Item("c", 11), Item("d", 13, "de")], part=2)
-    assert written is not None
-    assert written.samples_by == {"rate": {"16000 Hz": 36}, "language": {"de": 18, "en": 7}}  # no key for speakers
-
-
-def test_hours_are_not_counted_if_there_are_too_many_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(corpus_writer, "_MAX_NAMES", 3)
-    for num_languages, is_counted in ((3, True), (4, False), (9, False)):
-        items = [Item(str(i), 5, f"language {i}") for i in range(num_languages)]
-        written = write(tmp_path, items, part=1)
-        assert written is not None
-        assert ("language" in written.samples_by) == is_counted
-
-
-@pytest.mark.parametrize("value", ["half of a \ud83d", 2**80])
-def test_labels_that_cannot_be_written_are_rejected(value: Any) -> None:
-    collector = Collector()
-    collector.add([Cut({**row_of(Item("a")), "custom": {"label": value}}, 16000, 16000)], 5, "m:5")
-    probed = collector.collected()
-    assert (probed.lines, len(probed.records)) == (b"", 0)
-    ((where, cut_id, reason, *_),) = probed.rejects
-    assert (where, cut_id, reason) == ("m:5", "a", "unreadable")
-
-
-def test_the_bytes_of_members_are_not_held_until_a_task_ends() -> None:
-    collector = Collector()
-    tracemalloc.start()
-    try:
-        for number in range(1, 9):
-            member = Member(ObjectInfo("s.tar", 1 << 30, None), 0, 1 << 20, start=bytes(1 << 20))
-            collector.add([Cut(row_of(Item("a")), 16000, 16000, member)], number, "m")
-            del member
-        assert tracemalloc.get_traced_memory()[0] < 2 << 20
-    finally:
-        tracemalloc.stop()
-    assert len(collector.collected().records) == 8
-
-
 LOCATED = st.builds(
     Item,
     cut_id=st.sampled_from("abcdefgh"),
@@ -298,76 +199,6 @@ def test_shards_are_numbered_in_the_order_of_first_use_and_named_below_their_com
         -(1 << 32),
         2 << 32 | 9,
     ]
-
-
-@pytest.mark.parametrize(
-    ("places", "root", "names"),
-    [
-        (["s3://b/x/1.tar", "s3://b/y/2.tar"], "s3://b", ["x/1.tar", "y/2.tar"]),
-        (["s3://b/1.tar", "s3://c/1.tar"], "", ["s3://b/1.tar", "s3://c/1.tar"]),
-        (["s3://b/1.tar", "/data/1.tar"], "", ["s3://b/1.tar", "/data/1.tar"]),
-        (["s3://b/1.tar"], "s3://b", ["1.tar"]),
-        (["/data/1.tar", "/other/1.tar"], "/", ["data/1.tar", "other/1.tar"]),
-        (["/data/xy/1.tar", "/data/x/1.tar"], "/data", ["xy/1.tar", "x/1.tar"]),
-    ],
-)
-def test_names_of_shards_are_relative_to_the_deepest_folder_of_all(
-    tmp_path: Path, places: list[str], root: str, names: list[str]
-) -> None:
-    written = write(tmp_path, [Item(str(i), 5 + i, shard=place) for i, place in enumerate(places)])
-    assert written is not None
-    assert written.shards is not None
-    assert written.shards["root"] == root
-    rows = [json.loads(line) for line in (tmp_path / "shards.jsonl").read_text().splitlines()]
-    assert [row["name"] for row in rows] == names
-    assert [address.location for address in addresses_of(tmp_path, written) if address] == places
-
-
-def test_checksums_are_written_only_if_all_are_known(tmp_path: Path) -> None:
-    collector = Collector()
-    for number, checksum in enumerate((7, None)):
-        item = Item(str(number), shard="/data/1.tar")
-        member = member_of(item)
-        assert member is not None
-        cut = Cut(row_of(item), 16000, 16000, replace(member, crc32=checksum))
-        collector.add([cut], number, "m")
-    with closing(CorpusWriter(tmp_path)) as writer:
-        writer.add(collector.collected(), 0)
-        written = writer.finish([NamedSource("m")], 16000)
-    assert written is not None
-    assert written.shards is not None
-    assert not written.shards["has_checksums"]
-    assert (tmp_path / "addresses.npy").exists()
-    assert not (tmp_path / "checksums.npy").exists()
-
-
-def test_files_are_closed_if_the_disk_is_full(tmp_path: Path) -> None:
-    writer = CorpusWriter(tmp_path)
-    writer.add(collect([Item("a")]), 0)
-    with files_up_to(10), pytest.raises(OSError, match="File too large"):
-        writer.close()
-    assert writer._cuts.closed
-    assert writer._rejected.closed
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["cuts.jsonl", "rejected.jsonl"]
-
-
-def test_the_fingerprint_depends_only_on_ids_lengths_and_the_rate(tmp_path: Path) -> None:
-    def fingerprint(items: Sequence[Item], rate: int = 16000) -> str:
-        with closing(CorpusWriter(tmp_path)) as writer:
-            writer.add(collect(items), 0)
-            written = writer.finish([NamedSource("m")], rate)
-        assert written is not None
-        return written.fingerprint
-
-    items = [Item("a", 5), Item("b", 7)]
-    others = [[Item("a", 5), Item("b", 8)], [Item("a", 5), Item("c", 7)], items[::-1], items[:1]]
-    assert len({fingerprint(items), *map(fingerprint, others), fingerprint(items, 8000)}) == 6
-    assert fingerprint([Item("a", 5, "de"), Item("b", 7, "en", True)]) == fingerprint(items)
-
-
-def test_cuts_are_written_as_compact_json_lines(tmp_path: Path) -> None:
-    write(tmp_path, [Item("ü")])
-    assert (tmp_path / "cuts.jsonl").read_bytes() == orjson.dumps(row_of(Item("ü"))) + b"\n"
 
 
 OUTCOMES: list[Cut | Reject | Searched | Note] = [

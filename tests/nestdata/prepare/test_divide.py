@@ -153,15 +153,6 @@ def test_cuts_with_little_speech_are_left_out(tmp_path: Path) -> None:
 
 
 @needs_vad
-def test_the_share_of_speech_is_that_of_each_window(talk: Recording, talks: Path, tmp_path: Path) -> None:
-    config = PrepareConfig(window_seconds=2.5, min_speech_share=0.5)
-    prepare_corpus([talks], tmp_path / "w.corpus", config)
-    for start, end in spans_of(Corpus.open(tmp_path / "w.corpus")):
-        assert sum(max(0.0, min(end, b) - max(start, a)) for a, b in talk.utterances) > 0.3 * (end - start)
-    assert set(rejects_of(tmp_path / "w.corpus").values()) == {"no_speech", "little_speech"}
-
-
-@needs_vad
 def test_audio_before_damage_is_used_and_the_rest_is_rejected(
     talk: Recording, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -181,16 +172,6 @@ def test_audio_before_damage_is_used_and_the_rest_is_rejected(
     assert start > 0.3 * len(talk.samples) / RATE
     detail = json.loads((tmp_path / "a.corpus" / "rejected.jsonl").read_text())["detail"]
     assert detail.startswith(f"decoded up to {start:.1f} s: ")
-
-
-@needs_vad
-def test_segments_that_are_too_short_are_rejected_one_by_one(corpus: Corpus, talks: Path, tmp_path: Path) -> None:
-    longest = max(end - start for start, end in spans_of(corpus))
-    config = PrepareConfig(segment=SegmentConfig(), min_seconds=longest - 0.01)
-    prepare_corpus([talks], tmp_path / "a.corpus", config)
-    assert len(Corpus.open(tmp_path / "a.corpus")) == 1
-    (rejected,) = {row["id"] for row in rows_of(corpus)} & rejects_of(tmp_path / "a.corpus").keys()
-    assert rejects_of(tmp_path / "a.corpus") == {rejected: "too_short", "wind": "too_short"}
 
 
 @needs_vad
@@ -216,39 +197,12 @@ def test_results_of_searched_files_are_kept_when_a_run_is_interrupted(
     assert len(Corpus.open(output)) == 1
 
 
-@needs_vad
-def test_a_searched_recording_without_speech_is_kept_as_well(talks: Path, tmp_path: Path, searched: list[str]) -> None:
-    rows = [{"audio_filepath": str(talks / name)} for name in ("wind.flac", "talk.flac")]
-    manifest = write_jsonl(tmp_path / "talks.json", rows)
-    with pytest.raises(KeyboardInterrupt):
-        prepare_corpus([manifest], tmp_path / "talks.corpus", SEGMENTS, on_progress=interrupt)
-    prepare_corpus([manifest], tmp_path / "talks.corpus", SEGMENTS)
-    assert searched == ["wind", "talk"]
-
-
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        ({"min_seconds": 31.0}, r"segment.min_seconds is 31.0: expected at most segment.max_seconds \(30\)"),
-        ({"max_seconds": 0.5, "min_seconds": 0.1}, "segment.max_seconds is 0.5: expected at least 1 s"),
-        ({"max_pause": -1.0}, "segment.max_pause is -1.0: expected 0 or more"),
-        ({"padding_seconds": 8.0}, "segment.padding_seconds is 8.0: expected at most a quarter"),
-    ],
-)
-def test_bounds_of_segments_are_checked(values: dict[str, float], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        SegmentConfig(**values)
-
-
 @pytest.mark.parametrize(
     ("values", "message"),
     [
         ({"segment": SegmentConfig(), "window_seconds": 20.0}, "segment and window_seconds exclude each other"),
-        ({"segment": SegmentConfig(), "probe": "missing"}, "finding speech decodes all audio: leave out --probe"),
         ({"min_speech_share": 0.1, "probe": "missing"}, "finding speech decodes all audio: leave out --probe"),
         ({"segment": SegmentConfig(), "max_seconds": 20.0}, r"max_seconds \(20\) is below segment.max_seconds \(30\)"),
-        ({"segment": SegmentConfig(), "min_seconds": 31.0}, "every segment would be rejected"),
-        ({"min_speech_share": 1.5}, r"min_speech_share is 1.5: expected a share in \[0, 1\]"),
     ],
 )
 def test_settings_that_contradict_each_other_are_errors(values: dict[str, Any], message: str) -> None:

@@ -1,10 +1,7 @@
 import json
-import os
 import re
 import shutil
 from pathlib import Path
-
-import numpy as np
 
 from nestdata import PrepareConfig, prepare_corpus
 from nestdata.prepare.progress import PrepareReport
@@ -45,20 +42,6 @@ def test_files_with_the_bytes_of_another_are_counted_and_kept(tmp_path: Path) ->
     assert prepared(folder, jobs=2).notes == report.notes
 
 
-def test_files_without_a_time_are_compared_too(tmp_path: Path) -> None:
-    for name in "ab":
-        os.utime(write_audio(tmp_path / "m" / f"{name}.wav", hiss(8000, 1)), (0, 0))
-    assert num_copies(prepared(tmp_path / "m")) == 1
-
-
-def test_windows_of_one_file_are_not_equal_files(tmp_path: Path) -> None:
-    write_audio(tmp_path / "m" / "a.wav", hiss(64000, 1))
-    report = prepared(tmp_path / "m", window_seconds=1.0)
-    assert (report.num_cuts, num_copies(report)) == (4, 0)
-    shutil.copy(tmp_path / "m" / "a.wav", tmp_path / "m" / "b.wav")
-    assert num_copies(prepared(tmp_path / "m", window_seconds=1.0)) == 1
-
-
 def test_members_of_tars_are_compared(tmp_path: Path) -> None:
     content = [write_audio(tmp_path / f"{seed}.wav", hiss(8000, seed)).read_bytes() for seed in range(2)]
     members = [("a.wav", content[0]), ("b.wav", content[1]), ("c.wav", content[0])]
@@ -68,24 +51,3 @@ def test_members_of_tars_are_compared(tmp_path: Path) -> None:
     assert re.search(
         r"another one: 1, such as \S+/t\.tar \(byte \d+\), a copy of \S+/t\.tar \(byte \d+\)", "".join(report.notes)
     )
-
-
-def test_equal_files_are_looked_for_only_if_audio_is_decoded(tmp_path: Path) -> None:
-    for name in "ab":
-        write_audio(tmp_path / "m" / f"{name}.wav", hiss(8000, 1))
-    report = prepare_corpus(tmp_path / "m", tmp_path / "m.corpus")
-    assert num_copies(report) == 0
-    assert "byte-equal files" in report.notes[0]
-
-
-def test_all_zero_audio_and_a_file_cut_off_behind_its_header_are_found_by_decoding(tmp_path: Path) -> None:
-    folder = tmp_path / "m"
-    write_audio(folder / "zero.wav", np.zeros(16000, np.float32))
-    write_audio(folder / "good.wav", hiss(16000, 0))
-    cut = write_audio(folder / "cut.flac", hiss(160000, 1))
-    cut.write_bytes(cut.read_bytes()[:100000])
-    report = prepare_corpus(folder, tmp_path / "m.corpus")
-    assert (report.num_cuts, report.rejected) == (3, {})
-    for word in ("headers only", "--probe decode", "cut off", "all-zero"):
-        assert word in report.notes[0]
-    assert prepared(folder).rejected == {"truncated": 1, "silent": 1}

@@ -63,15 +63,6 @@ def test_a_damaged_header_that_is_parsed_here_is_read_by_libsndfile_to_the_same_
     assert found is None or found == by_libsndfile(bytes(damaged))
 
 
-@pytest.mark.parametrize("content", [content for content in CONTENTS if content[:4] == b"fLaC"][:4])
-@pytest.mark.parametrize("size", [0, 8192])
-def test_the_header_of_flac_with_padding_is_parsed_here(content: bytes, size: int) -> None:
-    padded = with_block(content, 1, size)
-    found = header._plain_header(padded[:HEAD_BYTES], len(padded))
-    assert found is not None
-    assert found == by_libsndfile(padded) == by_libsndfile(content)
-
-
 def test_plain_members_are_read_without_libsndfile_and_others_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
     opened: list[Any] = []
 
@@ -117,15 +108,9 @@ def with_wav_size(content: bytes, size: int) -> bytes:
     ("size", "subtype", "num_channels", "ends_early"),
     [
         (0xFFFFFFFF, "PCM_16", 1, False),  # FFmpeg
-        (0x7FFFFFFF, "PCM_16", 2, False),  # LAME
         (0x80000000, "PCM_16", 2, False),  # arecord
-        (0x7FFFFF00, "PCM_16", 2, False),
-        (0x7FFFF000, "PCM_16", 2, False),  # SoX
-        (0x7FFFF000 // 9 * 9, "PCM_24", 3, False),
-        (0x7FFFF000, "PCM_24", 3, True),
+        (0x7FFFF000 // 9 * 9, "PCM_24", 3, False),  # SoX
         (0x7FFFEFFE, "PCM_16", 1, True),
-        (0x80000002, "PCM_16", 1, True),
-        (0x9FFFFFF0, "PCM_16", 1, True),
         (0xFFFFFFFE, "PCM_16", 1, True),
     ],
 )
@@ -136,19 +121,10 @@ def test_only_the_sizes_that_programs_write_to_pipes_excuse_a_wav_file_that_ends
     assert read_header(member_of(content)) == AudioInfo(22050, 3000, num_channels, ends_early=ends_early)
 
 
-@pytest.mark.parametrize("subtype", ["PCM_16", "PCM_24"])
-def test_a_truncated_rf64_file_ends_early(subtype: str) -> None:
-    content = encoded("RF64", subtype)
-    assert read_header(member_of(content)) == AudioInfo(22050, 3000, 1)
-    found = read_header(member_of(content[:-1001]))
-    assert isinstance(found, AudioInfo)
-    assert (found.num_frames < 3000, found.ends_early) == (True, True)
-
-
-@pytest.mark.parametrize(("subtype", "num_bytes"), [("PCM_16", 2_500_000_000), ("PCM_24", 3_000_000_000)])
-def test_a_wav_file_of_more_than_two_gigabytes_is_read(tmp_path: Path, subtype: str, num_bytes: int) -> None:
-    content = with_wav_size(encoded("WAV", subtype), num_bytes)
-    begin, frames = content.index(b"data") + 8, num_bytes // (2 if subtype == "PCM_16" else 3)
+def test_a_wav_file_of_more_than_two_gigabytes_is_read(tmp_path: Path) -> None:
+    num_bytes = 2_500_000_000
+    content = with_wav_size(encoded("WAV", "PCM_16"), num_bytes)
+    begin, frames = content.index(b"data") + 8, num_bytes // 2
     path = tmp_path / "a.wav"
     with path.open("wb") as file:  # a hole takes no space on the disk
         file.write(content[:begin])
@@ -183,9 +159,3 @@ def test_a_header_that_gives_more_samples_than_the_bytes_can_hold_is_refused(tmp
         assert isinstance(found, Unusable)
         assert found.reason == "truncated"
         assert found.detail.endswith(f"samples, too many for {len(content)} bytes")
-
-
-def test_flac_of_silence_is_within_the_bound() -> None:
-    stream = io.BytesIO()
-    soundfile.write(stream, np.zeros(1_000_000, np.int16), 16000, format="FLAC", compression_level=1.0)
-    assert read_header(member_of(stream.getvalue())) == AudioInfo(16000, 1_000_000, 1)

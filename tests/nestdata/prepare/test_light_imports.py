@@ -43,10 +43,3 @@ def test_trusted_durations_are_prepared_without_heavy_packages_in_150_mb(tmp_pat
     assert result["num_cuts"] == 20_000
     assert HEAVY & {module.split(".")[0] for module in result["modules"]} == set()
     assert result["peak_mb"] < 150
-
-
-def test_the_configuration_is_imported_without_numpy() -> None:
-    program = "import sys; from nestdata import PrepareConfig, ProbeMode, InputFormat\n"
-    program += "print(sorted({'numpy', 'soundfile', 'jinja2', 'torch', 'lhotse'} & set(sys.modules)))"
-    printed = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=120)
-    assert printed.stdout == "[]\n"

@@ -38,12 +38,8 @@ def test_integers_are_amplitudes_and_the_first_channel_is_read(tmp_path: Path) -
     ("audio", "rate", "message"),
     [
         (np.zeros((2, 5), np.float32), 8000, r"shape \(2, 5\): expected \(num_samples,\)"),
-        (np.zeros(0, np.float32), 8000, r"shape \(0,\)"),
         (np.zeros(5, np.int64), 8000, "audio is int64: expected the path of an audio file, or an array of float32"),
-        ([0.0, 0.1], 8000, "audio is list: expected the path"),
         (np.zeros(5, np.float32), None, "the sampling rate of the array is None: give it in Hz"),
-        (np.zeros(5, np.float32), True, "is True: give it in Hz"),
-        (np.zeros(5, np.float32), 8e3, r"is 8000\.0: give it in Hz"),
         (np.zeros(5, np.float32), 399, "399 Hz: the minimum is 4000 Hz"),
         ("a.wav", 8000, "the rate of a file is in its header"),
     ],
@@ -63,11 +59,5 @@ def test_unusable_audio_is_named(tmp_path: Path) -> None:
         load_audio(tmp_path / "gone.wav")
     with pytest.raises(AudioError, match=r"text\.wav"):
         load_audio(tmp_path / "text.wav")
-    with pytest.raises(AudioError, match="is a directory"):
-        load_audio(tmp_path)
-    with pytest.raises(AudioError, match=r"^the array: empty, the span is shorter than one sample\.$"):
-        load_audio(np.zeros(1, np.float32), 4000, source_rate=48000)
     with pytest.raises(AudioError, match="sample 1 of the array is nan"):
         load_audio(np.array([0.0, np.nan]), source_rate=8000)
-    with pytest.raises(AudioError, match="sample 0 of the array is inf"):
-        load_audio(np.array([np.inf], np.float32), source_rate=8000)

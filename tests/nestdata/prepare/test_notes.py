@@ -7,8 +7,6 @@ import numpy as np
 import pytest
 
 from nestdata import PrepareConfig, load_audio, prepare_corpus
-from nestdata.audio.byte_ranges import ByteRanges
-from nestdata.audio.ogg import lacks_end_mark
 from nestdata.prepare.progress import PrepareReport
 from tests.synthesis import hiss, write_audio, write_jsonl
 
@@ -58,13 +56,3 @@ def test_ogg_that_is_cut_off_is_listed_if_it_is_decoded(tmp_path: Path, subtype:
     assert noted(report) == [("no_end_mark", f"{folder}/b.ogg")]
     assert noted(prepare_corpus(folder, tmp_path / "b.corpus")) == []
     assert report.num_cuts == 3
-
-
-@pytest.mark.parametrize("subtype", ["VORBIS", "OPUS"])
-def test_ogg_has_an_end_mark_unless_it_is_shortened(tmp_path: Path, subtype: str) -> None:
-    for num_samples in (100, 8000, 64000):
-        content = write_audio(tmp_path / "a.ogg", hiss(num_samples, 1), subtype=subtype).read_bytes()
-        assert not lacks_end_mark(ByteRanges.of_bytes(content))
-        assert not lacks_end_mark(ByteRanges.of_bytes(content + b"TAG" + bytes(125)))
-        for size in range(5, len(content), 7):
-            assert lacks_end_mark(ByteRanges.of_bytes(content[:size])), size

@@ -1,10 +1,8 @@
 import multiprocessing
 import os
 import signal
-import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
@@ -38,15 +36,6 @@ def end_process(number: int) -> int:
     return number
 
 
-def read(path: str) -> bytes:
-    return Path(path).read_bytes()
-
-
-def ctrl_c_handling(_: int) -> tuple[bool, bool]:
-    is_blocked = signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, ())
-    return is_blocked, signal.getsignal(signal.SIGINT) is signal.SIG_IGN
-
-
 def test_one_job_runs_in_the_calling_process() -> None:
     with open_pool(1) as jobs:
         assert list(jobs.map(square, range(5))) == [(n**2, os.getpid()) for n in range(5)]
@@ -61,22 +50,6 @@ def test_several_jobs_return_their_results_in_order() -> None:
         assert os.getpid() not in {process for _, process in results}
         assert list(jobs.map(square, [])) == []
     assert new_children(before) == []
-
-
-def check_ctrl_c() -> None:
-    before = signal.getsignal(signal.SIGINT)
-    with open_pool(2) as jobs:
-        assert list(jobs.map(ctrl_c_handling, range(3))) == [(True, True)] * 3
-    assert signal.getsignal(signal.SIGINT) is before
-    assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
-
-
-@pytest.mark.multiprocess
-def test_worker_processes_block_and_ignore_ctrl_c() -> None:
-    # In a process of its own, because another test may have started the fork server of this one, without the block.
-    command = [sys.executable, "-c", f"from {__name__} import check_ctrl_c; check_ctrl_c()"]
-    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=100)
-    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.multiprocess
@@ -96,14 +69,12 @@ def test_tasks_are_taken_only_as_fast_as_they_are_processed() -> None:
     assert taken == 100
 
 
-@pytest.mark.slow
 @pytest.mark.multiprocess
 def test_an_error_in_a_worker_is_raised_in_the_caller_and_ends_all_workers() -> None:
     before = multiprocessing.active_children()
-    for _ in range(20):  # pytest also reports an error in a thread of the pool
-        with pytest.raises(ManifestError, match=r"m\.json:3: not JSON\."), open_pool(2) as jobs:
-            list(jobs.map(refuse, range(10)))
-        assert new_children(before) == []
+    with pytest.raises(ManifestError, match=r"m\.json:3: not JSON\."), open_pool(2) as jobs:
+        list(jobs.map(refuse, range(10)))
+    assert new_children(before) == []
 
 
 @pytest.mark.multiprocess
@@ -112,42 +83,15 @@ def test_a_killed_worker_is_an_error_that_says_so() -> None:
         list(jobs.map(end_process, range(10)))
 
 
-@pytest.mark.multiprocess
-def test_busy_workers_end_at_once_on_ctrl_c(tmp_path: Path) -> None:
-    before = multiprocessing.active_children()
-    pipes = [tmp_path / "a", tmp_path / "b"]
-    for pipe in pipes:
-        os.mkfifo(pipe)
-    with ExitStack() as kept_open:  # open pipes, from which the workers would read for ever
-
-        def tasks() -> Iterator[str]:
-            yield from map(str, pipes)
-            for pipe in pipes:
-                kept_open.enter_context(pipe.open("wb"))  # returns when a worker has opened the pipe
-            raise KeyboardInterrupt("of this test")
-
-        with pytest.raises(KeyboardInterrupt, match="of this test"), open_pool(2) as jobs:
-            list(jobs.map(read, tasks()))
-        assert new_children(before) == []
-
-
-@pytest.mark.parametrize("number", [0, -1])
-def test_fewer_than_one_job_is_an_error(number: int) -> None:
-    with pytest.raises(ConfigError, match=f"jobs is {number}: give at least 1"), open_pool(number):
-        pass
-
-
 def test_without_dask_the_error_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "distributed", None)
     with pytest.raises(ConfigError, match=r"pip install 'nest-pretrain\[dask\]'"), open_pool(1, "tcp://host:8786"):
         pass
 
 
-@pytest.mark.parametrize("address", ["tcp://127.0.0.1:1", "nonsense", "nonsense://host:1"])
-def test_an_address_without_a_scheduler_is_an_error_that_names_it(
-    monkeypatch: pytest.MonkeyPatch, address: str
-) -> None:
+def test_an_address_without_a_scheduler_is_an_error_that_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("distributed")
+    address = "tcp://127.0.0.1:1"
     monkeypatch.setattr(pool, "_DASK_TIMEOUT_S", 0.2)
     with pytest.raises(ConfigError, match=f"no Dask scheduler answers at {address} "), open_pool(1, address):
         pass

@@ -1,7 +1,5 @@
 import copy
 import math
-import shutil
-import subprocess
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +15,6 @@ import nestdata.prepare.judge
 import nestdata.prepare.read
 from nestdata import PrepareConfig
 from nestdata.audio.decode import load_samples
-from nestdata.errors import AudioError
 from nestdata.prepare.found import Cut, Note, Reject
 from nestdata.prepare.header import AudioInfo
 from nestdata.prepare.inputs.audio import File, LhotseCut
@@ -71,13 +68,6 @@ def lhotse_entry(
     return Entry(where="cuts.jsonl:1", cut_id="a", audio=LhotseCut(cut.to_dict()))
 
 
-def test_a_file_becomes_a_cut_of_the_whole_file(tmp_path: Path) -> None:
-    cut = cut_of(entry_of(write_audio(tmp_path / "a.flac", hiss(23456, 1))))
-    assert (cut.id, cut.start, cut.num_samples, cut.sampling_rate, cut.channel) == ("a", 0.0, 23456, 16000, 0)
-    assert cut.recording.sources[0].source == str(tmp_path / "a.flac")
-    assert not cut.recording.transforms
-
-
 def test_a_span_without_a_duration_extends_to_the_end_of_the_file(tmp_path: Path) -> None:
     cut = cut_of(entry_of(write_audio(tmp_path / "a.wav", hiss(24000, 1)), offset=0.5))
     assert (cut.start, cut.num_samples) == (0.5, 16000)
@@ -88,18 +78,8 @@ def test_a_duration_that_was_rounded_up_is_cut_to_the_file(tmp_path: Path) -> No
     assert cut.num_samples == 15300
 
 
-def test_known_labels_become_a_supervision_and_others_custom_fields(tmp_path: Path) -> None:
-    path = write_audio(tmp_path / "a.wav", hiss(24000, 1))
-    labels = {"text": "grüß dich", "lang": "de", "speaker": "s1", "emotion": "happy", "score": 0.5}
-    cut = cut_of(entry_of(path, offset=0.5, labels=labels))
-    (supervision,) = cut.supervisions
-    assert (supervision.text, supervision.language, supervision.speaker) == ("grüß dich", "de", "s1")
-    assert (supervision.start, supervision.duration) == (0.0, 1.0)
-    assert cut.custom == {"emotion": "happy", "score": 0.5}
-
-
-@pytest.mark.parametrize("rate", [8000, 11025, 22050, 44100, 48000])
-@pytest.mark.parametrize("num_samples", [5003, 12345, 30001])
+@pytest.mark.parametrize("rate", [8000, 11025, 44100])
+@pytest.mark.parametrize("num_samples", [5003, 30001])
 def test_a_resampled_cut_has_as_many_samples_as_are_loaded(tmp_path: Path, rate: int, num_samples: int) -> None:
     path = write_audio(tmp_path / "a.wav", tone(200, num_samples / rate, rate), rate)
     cut = cut_of(entry_of(path))
@@ -110,27 +90,11 @@ def test_a_resampled_cut_has_as_many_samples_as_are_loaded(tmp_path: Path, rate:
     assert samples[-1] != 0  # the tone reaches the end, so no zeros were appended
 
 
-def test_the_requested_channel_is_read(tmp_path: Path) -> None:
-    stereo = np.stack([hiss(16000, 1), tone(440, 1.0)], axis=1)
-    cut = cut_of(entry_of(write_audio(tmp_path / "a.wav", stereo)), replace(LIMITS, channel=1))
-    np.testing.assert_allclose(load_samples(cut), tone(440, 1.0), atol=1e-4)
-
-
-@pytest.mark.parametrize("name", ["a.wav", "a.raw", "a\0b.wav", "caf\udce9.wav"])
+@pytest.mark.parametrize("name", ["a.wav", "a\0b.wav", "caf\udce9.wav"])
 def test_a_missing_file_is_rejected(tmp_path: Path, name: str) -> None:
     path = tmp_path / name
     assert reject_of(entry_of(path)) == ("missing", f"{path} does not exist")
     assert reject_of(lhotse_entry(path)) == ("missing", f"{path} does not exist")
-
-
-def test_a_file_without_bytes_is_rejected_as_empty(tmp_path: Path) -> None:
-    (tmp_path / "a.wav").touch()
-    assert reject_of(entry_of(tmp_path / "a.wav")) == ("empty", f"{tmp_path / 'a.wav'} has no bytes")
-
-
-def test_a_file_without_samples_is_rejected_as_empty(tmp_path: Path) -> None:
-    path = write_audio(tmp_path / "a.wav", np.zeros(0, np.float32))
-    assert reject_of(entry_of(path)) == ("empty", f"{path} holds no samples")
 
 
 def test_a_span_without_samples_is_rejected_as_empty_even_if_any_length_is_allowed(tmp_path: Path) -> None:
@@ -138,19 +102,6 @@ def test_a_span_without_samples_is_rejected_as_empty_even_if_any_length_is_allow
     limits = replace(LIMITS, min_seconds=0.0)
     assert reject_of(entry_of(path, duration=0.0), limits)[0] == "empty"
     assert cut_of(entry_of(path, duration=1 / 16000), limits).num_samples == 1
-
-
-@pytest.mark.parametrize("name", ["a.wav", "a.raw", "a.m4a", "a.sph"])
-@pytest.mark.parametrize("content", [b"\0no audio at all" * 100, b"no audio", b"RIFF", b"fLaC" + bytes(50)])
-def test_a_file_that_is_not_audio_is_rejected_as_unreadable(tmp_path: Path, name: str, content: bytes) -> None:
-    path = tmp_path / name
-    path.write_bytes(content)
-    reason, detail = reject_of(entry_of(path))
-    assert reason == "unreadable"
-    assert str(path) in detail
-    assert "\n" not in detail
-    with path.with_suffix(".other").open("w"):  # the message does not depend on file descriptors
-        assert reject_of(entry_of(path)) == (reason, detail)
 
 
 def test_a_flac_stream_of_unknown_length_is_as_long_as_its_samples(tmp_path: Path) -> None:
@@ -166,77 +117,18 @@ def test_a_flac_stream_of_unknown_length_is_as_long_as_its_samples(tmp_path: Pat
 
 
 @pytest.mark.parametrize(
-    ("name", "subtype", "container"),
-    [("a.wav", "PCM_16", None), ("a.wav", "FLOAT", None), ("a.wav", "PCM_24", "WAVEX"), ("a.aiff", "PCM_16", None)],
-)
-def test_a_file_that_ends_before_the_length_in_its_header_is_rejected_as_truncated(
-    tmp_path: Path, name: str, subtype: str, container: str | None
-) -> None:
-    path = tmp_path / name
-    soundfile.write(path, hiss(16000, 1), 16000, subtype=subtype, format=container)
-    assert cut_of(entry_of(path)).num_samples == 16000
-    path.write_bytes(path.read_bytes()[: -path.stat().st_size // 2])
-    assert reject_of(entry_of(path)) == (
-        "truncated",
-        f"the file ends after {soundfile.info(path).duration:.3f} s, before the length in its header",
-    )
-    assert reject_of(entry_of(path, duration=0.9))[0] == "truncated"
-    assert cut_of(entry_of(path, duration=0.25)).num_samples == 4000  # the file holds this span
-
-
-@pytest.mark.parametrize("length", [0xFFFFFFFF, 0x7FFFFFFF, 0x7FFFF000])
-def test_a_wav_stream_with_an_unknown_length_in_its_header_is_accepted(tmp_path: Path, length: int) -> None:
-    path = write_audio(tmp_path / "a.wav", hiss(16000, 1))
-    whole = path.read_bytes()
-    assert whole[36:40] == b"data"
-    path.write_bytes(whole[:40] + length.to_bytes(4, "little") + whole[44:])
-    assert cut_of(entry_of(path)).num_samples == 16000
-
-
-@pytest.mark.parametrize(
     ("span", "bound"),
     [
         ({"duration": 1.06}, "ends at 1.060 s"),
         ({"offset": 0.5, "duration": 0.6}, "ends at 1.100 s"),
         ({"offset": 1.0}, "starts at 1.000 s"),
-        ({"offset": 3.0}, "starts at 3.000 s"),
         ({"num_frames": 17000}, "ends at 1.062 s"),
-        ({"offset": 3.0, "duration": 0.5}, "starts at 3.000 s"),
     ],
 )
 def test_a_span_beyond_the_end_is_rejected(tmp_path: Path, span: dict[str, float], bound: str) -> None:
     path = write_audio(tmp_path / "a.wav", hiss(16000, 1))
     detail = f"the span in the manifest {bound}, the audio lasts 1.000 s"
     assert reject_of(entry_of(path, **span)) == ("wrong_duration", detail)
-
-
-@pytest.mark.parametrize("limits", [LIMITS, TRUSTING])
-def test_a_lhotse_cut_beyond_its_recording_is_rejected(tmp_path: Path, limits: PrepareConfig) -> None:
-    path = write_audio(tmp_path / "a.wav", hiss(16000, 1))
-    reason, detail = reject_of(lhotse_entry(path, start=0.5, duration=0.75), limits)
-    assert (reason, detail) == ("wrong_duration", "the span in the manifest ends at 1.250 s, the audio lasts 1.000 s")
-
-
-def test_audio_shorter_than_the_limit_is_rejected(tmp_path: Path) -> None:
-    path = write_audio(tmp_path / "a.wav", hiss(1599, 1))
-    assert reject_of(entry_of(path)) == ("too_short", "0.0999375 s, the minimum is 0.1 s")
-    assert cut_of(entry_of(write_audio(path, hiss(1600, 1)))).num_samples == 1600
-
-
-def test_audio_longer_than_the_limit_is_rejected(tmp_path: Path) -> None:
-    path = write_audio(tmp_path / "a.wav", hiss(16001, 1))
-    limits = replace(LIMITS, max_seconds=1.0)
-    assert reject_of(entry_of(path), limits) == ("too_long", "1.00006 s, the maximum is 1 s")
-    assert cut_of(entry_of(write_audio(path, hiss(16000, 1))), limits).num_samples == 16000
-
-
-def test_a_channel_that_does_not_exist_is_rejected(tmp_path: Path) -> None:
-    path = write_audio(tmp_path / "a.wav", hiss(16000, 1))
-    assert reject_of(entry_of(path), replace(LIMITS, channel=1)) == (
-        "no_such_channel",
-        "channel 1 was requested, and the number of channels is 1",
-    )
-    assert reject_of(lhotse_entry(path, channel=2))[0] == "no_such_channel"
 
 
 def test_a_file_of_a_low_rate_is_rejected(tmp_path: Path) -> None:
@@ -274,29 +166,6 @@ def test_the_header_of_the_file_behind_a_lhotse_cut_is_read(tmp_path: Path) -> N
     assert reject_of(lhotse_entry(path))[0] == "not_audio"
 
 
-def test_a_lhotse_cut_whose_end_was_rounded_up_is_cut_to_the_file(tmp_path: Path) -> None:
-    path = write_audio(tmp_path / "a.wav", hiss(15600, 1))
-    assert cut_of(lhotse_entry(path)).num_samples == 15600
-    recording = Recording.from_file(path)
-    for limits in (LIMITS, TRUSTING, DECODING):
-        assert cut_of(lhotse_entry(path, start=0.5, duration=0.5, recording=recording), limits).num_samples == 7600
-
-
-def test_the_length_of_a_lhotse_recording_with_another_speed_is_trusted(tmp_path: Path) -> None:
-    recording = Recording.from_file(write_audio(tmp_path / "a.wav", hiss(16000, 1))).perturb_speed(0.9)
-    entry = lhotse_entry(tmp_path / "a.wav", duration=recording.duration, recording=recording)
-    assert cut_of(entry, DECODING).num_samples == recording.num_samples > 17000
-
-
-def test_only_the_source_that_holds_the_channel_is_probed(tmp_path: Path) -> None:
-    sources = [AudioSource("file", [i], str(tmp_path / f"{i}.wav")) for i in range(2)]
-    write_audio(tmp_path / "1.wav", hiss(16000, 1))
-    recording = Recording("r", sources, 16000, 16000, 1.0)
-    cut = cut_of(lhotse_entry(tmp_path, channel=1, recording=recording), DECODING)
-    np.testing.assert_array_equal(load_samples(cut), read_audio(tmp_path / "1.wav"))
-    assert reject_of(lhotse_entry(tmp_path, channel=0, recording=recording))[0] == "missing"
-
-
 def test_nothing_is_opened_if_the_manifest_gives_the_duration(tmp_path: Path) -> None:
     gone = tmp_path / "gone.wav"
     cut = cut_of(entry_of(gone, offset=0.5, duration=1.25, labels={"lang": "de"}), TRUSTING)
@@ -329,13 +198,6 @@ def test_a_span_as_long_as_a_limit_is_accepted_at_any_offset(
         assert reject_of(entry, shorter)[0] == "too_long"
 
 
-def test_limits_apply_to_trusted_durations(tmp_path: Path) -> None:
-    gone = tmp_path / "gone.wav"
-    for duration, reason in ((0.0, "too_short"), (0.0999, "too_short"), (20.001, "too_long")):
-        assert reject_of(entry_of(gone, duration=duration), TRUSTING)[0] == reason
-    assert reject_of(entry_of(gone, duration=0.0), replace(TRUSTING, min_seconds=0.0))[0] == "empty"
-
-
 def test_a_file_is_opened_if_the_manifest_gives_no_duration(tmp_path: Path) -> None:
     path = write_audio(tmp_path / "a.wav", hiss(24000, 1), 8000)
     cut = cut_of(entry_of(path, offset=0.5), TRUSTING)
@@ -355,31 +217,6 @@ def test_a_trusted_span_has_the_length_that_lhotse_gives_it(offset: float, durat
     assert cut.end <= cut.recording.duration + 1 / rate
 
 
-@pytest.mark.skipif(shutil.which("ffmpeg") is None, reason="needs ffmpeg")
-def test_the_length_of_a_format_unknown_to_libsndfile_is_found_by_decoding(tmp_path: Path) -> None:
-    pytest.importorskip("torchcodec")
-    source = write_audio(tmp_path / "source.flac", hiss(24000, 1))
-    subprocess.run(["ffmpeg", "-v", "error", "-i", source, tmp_path / "a.m4a"], check=True)
-    assert 24000 <= cut_of(entry_of(tmp_path / "a.m4a"), DECODING).num_samples < 27000
-
-
-def test_audio_that_cannot_be_decoded_is_rejected_with_its_reason(tmp_path: Path) -> None:
-    path = write_audio(tmp_path / "a.flac", hiss(16000, 1))
-    whole = path.read_bytes()
-    path.write_bytes(whole[: len(whole) // 2])
-    assert cut_of(entry_of(path)).num_samples == 16000  # the header is valid
-    reason, detail = reject_of(entry_of(path), DECODING)
-    assert reason == "truncated"
-    assert str(path) in detail
-    assert reject_of(lhotse_entry(path), DECODING)[0] == "truncated"
-    for value in (np.nan, np.inf):
-        samples = hiss(16000, 1)
-        samples[-1] = value
-        write_audio(tmp_path / "a.wav", samples, subtype="FLOAT")
-        assert reject_of(entry_of(tmp_path / "a.wav"), DECODING)[0] == "not_finite"
-        assert cut_of(entry_of(tmp_path / "a.wav", duration=0.9), DECODING).num_samples == 14400
-
-
 def test_audio_below_minus_90_db_of_full_scale_is_rejected_as_silent(tmp_path: Path) -> None:
     path = tmp_path / "a.wav"
     detail = "the level of the whole cut is below -90 dB of full scale"
@@ -389,12 +226,6 @@ def test_audio_below_minus_90_db_of_full_scale_is_rejected_as_silent(tmp_path: P
         assert not is_silent or reject_of(entry_of(path), DECODING) == ("silent", detail)
         assert is_silent or cut_of(entry_of(path), DECODING).num_samples == 16000
         assert cut_of(entry_of(path)).num_samples == 16000
-
-
-def test_a_file_that_will_be_moved_is_decoded_at_its_current_path(tmp_path: Path) -> None:
-    path = write_audio(tmp_path / "now.wav", hiss(16000, 1))
-    entry = entry_of(path)._replace(audio=File(str(path), str(tmp_path / "then.wav")))
-    assert cut_of(entry, DECODING).recording.sources[0].source == str(tmp_path / "then.wav")
 
 
 WINDOW = replace(LIMITS, window_seconds=1.0, min_seconds=0.0)
@@ -436,19 +267,6 @@ def test_the_audio_of_all_windows_is_the_audio_of_the_span(tmp_path: Path) -> No
     np.testing.assert_array_equal(audio, read_audio(path)[8000:60800])
 
 
-@pytest.mark.parametrize("rate", [8000, 44100])
-def test_windows_of_a_file_of_another_rate_are_loaded_at_the_right_offsets(tmp_path: Path, rate: int) -> None:
-    path = write_audio(tmp_path / "a.flac", tone(200, 2.4, rate), rate)
-    cuts = cuts_of(entry_of(path), WINDOW)
-    assert [cut.num_samples for cut in cuts] == [12800] * 3
-    for cut in cuts:
-        np.testing.assert_allclose(
-            load_samples(cut)[100:-100],
-            tone(200, 2.4)[round(cut.start * 16000) :][100:12700],
-            atol=5e-3,
-        )
-
-
 def test_windows_keep_language_and_speaker_but_not_text(tmp_path: Path) -> None:
     path = write_audio(tmp_path / "a.wav", hiss(24000, 1))
     labels = {"text": "two words", "lang": "de", "speaker": "s1", "emotion": "happy"}
@@ -473,13 +291,6 @@ def test_windows_of_a_lhotse_cut_are_inside_its_span_and_valid_for_lhotse(tmp_pa
         np.testing.assert_allclose(load_samples(cut), cut.load_audio()[0], rtol=0, atol=1e-6)
 
 
-def test_limits_on_duration_apply_to_windows(tmp_path: Path) -> None:
-    path = write_audio(tmp_path / "a.wav", hiss(24000, 1))
-    limits = replace(WINDOW, min_seconds=0.75, max_seconds=0.75)
-    assert [cut.num_samples for cut in cuts_of(entry_of(path), limits)] == [12000, 12000]
-    assert reject_of(entry_of(path), replace(limits, min_seconds=0.76, max_seconds=None))[0] == "too_short"
-
-
 def test_only_unusable_windows_are_rejected(tmp_path: Path) -> None:
     samples = hiss(64000, 1)
     samples[16000:32000] = 0.0
@@ -493,7 +304,7 @@ def test_only_unusable_windows_are_rejected(tmp_path: Path) -> None:
     assert [cut.row["id"] for cut in (first, last) if isinstance(cut, Cut)] == ["a@0.000+1.000", "a@3.000+1.000"]
 
 
-@pytest.mark.parametrize(("name", "rate"), [("a.flac", 16000), ("a.wav", 44100), ("a.mp3", 16000)])
+@pytest.mark.parametrize(("name", "rate"), [("a.flac", 16000), ("a.wav", 44100)])
 def test_a_long_cut_is_decoded_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, rate: int) -> None:
     monkeypatch.setattr(nestdata.prepare.judge, "_MAX_DECODED", 30_000)
     lengths = []
@@ -509,9 +320,3 @@ def test_a_long_cut_is_decoded_in_parts(tmp_path: Path, monkeypatch: pytest.Monk
     assert max(lengths) == int(30_000 / (rate / 16000) / 2)
     quiet = write_audio(tmp_path / "quiet.flac", np.zeros(48000, np.float32))
     assert reject_of(entry_of(quiet), DECODING)[0] == "silent"
-
-
-def test_a_cut_that_does_not_fit_into_memory_is_rejected_when_it_is_decoded(tmp_path: Path) -> None:
-    path = write_audio(tmp_path / "a.wav", hiss(16000, 1))
-    with pytest.raises(AudioError, match=r"cut 'a': 9000000000000000 samples do not fit into memory\. Divide"):
-        load_samples(cut_of(entry_of(path)).to_dict(), num_samples=9 * 10**15)

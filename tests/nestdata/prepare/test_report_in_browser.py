@@ -12,7 +12,6 @@ import pytest
 from nestdata import PrepareConfig, prepare_corpus
 from tests.synthesis import chirp, tone, write_audio, write_jsonl
 
-WIDTHS = (1280, 800, 390)
 LONG_NAME = "a-folder-with-a-name-that-has-no-spaces/" * 3 + "and_a_file_name_that_is_just_as_long.wav"
 SAMPLES = "Samples of the cuts of this corpus"
 
@@ -59,17 +58,6 @@ def sort_of(page: Any, header: str) -> str | None:
     return table.get_by_role("columnheader", name=header).get_attribute("aria-sort")
 
 
-def wait_until_heard(player: Any) -> None:
-    # Not with `wait_for_function`, which the content security policy of the page does not allow.
-    player.evaluate(
-        """player => new Promise((done) => {
-            const check = () => player.currentTime > 0.1 && done();
-            player.addEventListener("timeupdate", check);
-            check();
-        })"""
-    )
-
-
 def test_a_click_on_a_header_sorts_by_number(page: Any) -> None:
     seconds = [float(text) for text in column(page, SAMPLES, 4)]
     button = page.get_by_role("table", name=SAMPLES).get_by_role("button", name="seconds")
@@ -79,16 +67,6 @@ def test_a_click_on_a_header_sorts_by_number(page: Any) -> None:
     button.click()
     assert sort_of(page, "seconds") == "descending"
     assert [float(text) for text in column(page, SAMPLES, 4)] == sorted(seconds, reverse=True)
-
-
-def test_the_keyboard_sorts_by_word_and_marks_one_column(page: Any) -> None:
-    page.get_by_role("table", name=SAMPLES).get_by_role("button", name="seconds").click()
-    page.get_by_role("table", name=SAMPLES).get_by_role("button", name="language").focus()
-    page.keyboard.press("Enter")
-    assert column(page, SAMPLES, 3) == sorted(column(page, SAMPLES, 3))
-    page.keyboard.press("Space")
-    assert column(page, SAMPLES, 3) == sorted(column(page, SAMPLES, 3), reverse=True)
-    assert (sort_of(page, "language"), sort_of(page, "seconds")) == ("descending", None)
 
 
 def test_a_filter_shows_the_rows_with_all_words_and_their_number(page: Any) -> None:
@@ -102,83 +80,6 @@ def test_a_filter_shows_the_rows_with_all_words_and_their_number(page: Any) -> N
     assert status.inner_text() == f"0 of {total} rows"
     field.fill("")
     assert status.inner_text() == f"{total} of {total} rows"
-
-
-def test_the_skip_link_and_players_are_reached_and_used_by_keyboard(page: Any) -> None:
-    page.keyboard.press("Tab")
-    assert page.evaluate("document.activeElement.textContent") == "Skip to the content"
-    assert page.locator(":focus").bounding_box()["x"] >= 0  # visible once it has the focus
-    page.keyboard.press("Enter")
-    assert page.evaluate("document.activeElement.id || location.hash") in ("main", "#main")
-    page.evaluate("for (const player of document.querySelectorAll('audio')) player.muted = true")
-    for _ in range(40):
-        page.keyboard.press("Tab")
-        if page.evaluate("document.activeElement.tagName") == "AUDIO":
-            break
-    label = page.evaluate("document.activeElement.ariaLabel")
-    page.keyboard.press("Space")
-    wait_until_heard(page.locator(":focus"))
-    number = int(label.removeprefix("Play cut-"))
-    assert page.evaluate("document.activeElement.duration") == pytest.approx(1.0 + number / 4)
-
-
-def test_a_player_plays_and_stops_the_one_before(page: Any) -> None:
-    players = page.locator("audio")
-    for index in (0, 3):
-        players.nth(index).evaluate("player => { player.muted = true; return player.play(); }")
-        wait_until_heard(players.nth(index))
-    assert players.nth(0).evaluate("player => player.paused")
-    assert not players.nth(3).evaluate("player => player.paused")
-
-
-def test_assistive_technology_gets_names_and_roles(page: Any) -> None:
-    rejected = page.get_by_role("table", name="Reasons of rejection")
-    assert '    - row "reason entries what to do first example":' in rejected.aria_snapshot().splitlines()
-    assert rejected.get_by_role("rowheader", name="too_short", exact=True).count() == 1
-    for role in ("banner", "main", "navigation"):
-        assert page.get_by_role(role).count() == 1
-    assert page.get_by_role("img", name="Histogram of the hours by length").count() == 1
-    assert page.get_by_role("searchbox").count() == page.get_by_role("status").count() == 4
-
-
-def test_words_are_not_broken_and_pages_do_not_scroll_sideways(browser: Any, corpus: Path) -> None:
-    """All letters of a word in the head of a table, or of a reason, are in one line, at each width."""
-    page = browser.new_page()
-    page.goto((corpus / "report.html").as_uri())
-    for width in WIDTHS:
-        page.set_viewport_size({"width": width, "height": 900})
-        assert page.evaluate("document.documentElement.scrollWidth") == width
-        broken = page.evaluate(
-            """[...document.querySelectorAll("thead th, .word")].flatMap((cell) => {
-                const texts = document.createTreeWalker(cell, NodeFilter.SHOW_TEXT), found = [];
-                while (texts.nextNode()) for (const word of texts.currentNode.data.matchAll(/\\S+/g)) {
-                    const range = document.createRange();
-                    range.setStart(texts.currentNode, word.index);
-                    range.setEnd(texts.currentNode, word.index + word[0].length);
-                    if (new Set([...range.getClientRects()].map((box) => box.top)).size > 1) found.push(word[0]);
-                }
-                return found;
-            })"""
-        )
-        assert broken == []
-        boxes = page.locator("audio").evaluate_all("players => players.map((one) => one.getBoundingClientRect().width)")
-        assert min(boxes) > 150
-    page.close()
-
-
-def test_no_column_is_beyond_the_edge_of_a_window_on_a_screen(browser: Any, corpus: Path) -> None:
-    """Windows of 1,100 and 800 pixels less two scroll bars, of the page and of a table; this browser draws none."""
-    page = browser.new_page()
-    page.goto((corpus / "report.html").as_uri())
-    for width in (1280, 1070, 770):
-        page.set_viewport_size({"width": width, "height": 900})
-        assert page.locator(".scroll").count() == 4
-        cut_off = page.evaluate(
-            """[...document.querySelectorAll(".scroll")].filter((region) => region.scrollWidth > region.clientWidth)
-                .map((region) => region.getAttribute("aria-labelledby"))"""
-        )
-        assert cut_off == []
-    page.close()
 
 
 def test_tables_are_complete_without_scripts(browser: Any, corpus: Path) -> None:

@@ -8,10 +8,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
-from nestdata import Corpus, ManifestError, OutputError, PrepareConfig, PrepareProgress, prepare_corpus
+from nestdata import OutputError, PrepareConfig, PrepareProgress, prepare_corpus
 from tests.nestdata.full_disk import files_up_to
 from tests.nestdata.prepare.inputs.formats.test_parquet import embedded, write_parquet
 from tests.nestdata.prepare.inputs.shards import shar_cut, write_tar
@@ -109,20 +108,6 @@ def test_changed_inputs_and_settings_are_read_again(data: Path, tmp_path: Path) 
     assert meta_of(tmp_path / "other.corpus")["fingerprint"] == meta_of(output)["fingerprint"]
 
 
-def test_settings_that_change_no_result_do_not_read_again(data: Path, tmp_path: Path) -> None:
-    interrupted(data, tmp_path / "speech.corpus", after=3)
-    config = PrepareConfig(pcm=True, report_samples=0, format="parquet")
-    assert reads(data, tmp_path / "speech.corpus", config) == NUM_FILES - 3
-
-
-def test_results_of_another_version_of_the_package_are_not_taken(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    interrupted(data, tmp_path / "speech.corpus")
-    monkeypatch.setattr("nestdata.prepare.keep._package_version", lambda: "0.0.1")
-    assert reads(data, tmp_path / "speech.corpus") == NUM_FILES
-
-
 def test_rejected_audio_that_was_repaired_is_probed_again(tmp_path: Path) -> None:
     good, bad = write_audio(tmp_path / "good.wav", hiss(8000, 1)), tmp_path / "bad.wav"
     tar = write_tar(tmp_path / "a.tar", [("good.wav", good.read_bytes())])
@@ -146,25 +131,6 @@ def test_rejected_audio_that_was_repaired_is_probed_again(tmp_path: Path) -> Non
     assert (report.num_cuts, report.rejected) == (2, {})
 
 
-def test_a_tar_that_was_missing_is_looked_for_again(tmp_path: Path) -> None:
-    content = write_audio(tmp_path / "a.wav", hiss(8000, 1)).read_bytes()
-    rows = []
-    for number in range(20):  # the later tasks have cuts of both tars
-        tar = write_tar(tmp_path / f"{number % 2}.{number}.tar", [(f"{number}.wav", content)])
-        row = shar_cut(str(number), 8000)[0] | {"start": 0.0}
-        row["recording"]["sources"][0] |= {"type": "shar_ptr", "source": f"{tar}?o=0&e=0"}
-        rows.append(row)
-    manifest, output = write_jsonl(tmp_path / "cuts.jsonl", rows), tmp_path / "speech.corpus"
-    missing = sorted(tmp_path.glob("1.*.tar"))
-    for path in missing:
-        path.rename(path.with_suffix(".hidden"))
-    with pytest.raises(ManifestError, match="10 of 20 entries cannot be used"):
-        prepare_corpus([manifest], output, PrepareConfig(strict=True))
-    for path in missing:
-        path.with_suffix(".hidden").rename(path)
-    assert prepare_corpus([manifest], output, PrepareConfig(strict=True)).num_cuts == 20
-
-
 def test_damaged_results_and_tars_that_are_gone_are_made_again(data: Path, tmp_path: Path) -> None:
     output = tmp_path / "speech.corpus"
     interrupted(data, output)
@@ -174,27 +140,6 @@ def test_damaged_results_and_tars_that_are_gone_are_made_again(data: Path, tmp_p
     sorted((tmp_path / "speech.corpus.partial" / "shards").rglob("*.tar"))[0].unlink()
     report = prepare_corpus([data], output)
     assert (report.num_cuts, report.rejected) == (2 * NUM_FILES, {"unreadable": NUM_FILES})
-
-
-def test_tars_of_files_that_are_no_longer_inputs_do_not_get_into_the_corpus(data: Path, tmp_path: Path) -> None:
-    interrupted(data, tmp_path / "speech.corpus")
-    prepare_corpus([data / "0.parquet"], tmp_path / "speech.corpus")
-    assert [path.name for path in (tmp_path / "speech.corpus").rglob("*.tar")] == ["0-000001-000.tar"]
-
-
-def test_unfinished_tars_are_not_kept(data: Path, tmp_path: Path) -> None:
-    write_parquet(data / "0.parquet", [embedded(hiss(400_000, 1))])
-    with files_up_to(300_000), pytest.raises(OutputError, match="cannot be written"):
-        prepare_corpus([data], tmp_path / "speech.corpus")
-    assert [path.name for path in tmp_path.iterdir()] == ["data"]
-
-
-def test_tars_without_any_cut_are_not_part_of_the_corpus(tmp_path: Path) -> None:
-    write_parquet(tmp_path / "bad.parquet", [{"bytes": b"bad", "path": None}])
-    write_audio(tmp_path / "audio" / "good.wav", hiss(8000, 1))
-    report = prepare_corpus([tmp_path / "bad.parquet", tmp_path / "audio"], tmp_path / "speech.corpus")
-    assert (report.num_cuts, report.rejected) == (1, {"unreadable": 1})
-    assert not (tmp_path / "speech.corpus" / "shards").exists()
 
 
 def test_finished_work_survives_a_full_disk_and_says_so(
@@ -208,37 +153,6 @@ def test_finished_work_survives_a_full_disk_and_says_so(
     assert reads(data, output) == 1
 
 
-def test_cuts_that_are_small_parts_of_their_files_are_warned_of(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    write_parquet(tmp_path / "long.parquet", [embedded(hiss(16000 * 10, 1))])
-    for seconds, is_warned in ((2.5, False), (2.0, True)):  # four and five windows
-        caplog.clear()
-        config = PrepareConfig(window_seconds=seconds)
-        prepare_corpus([tmp_path / "long.parquet"], tmp_path / "speech.corpus", config, overwrite=True)
-        found = "an epoch reads each byte 5 times" in caplog.text and "`nestdata pack " in caplog.text
-        assert found == is_warned
-
-
 def meta_of(corpus: Path) -> dict[str, Any]:
     meta: dict[str, Any] = json.loads((corpus / "meta.json").read_text())
     return meta
-
-
-@pytest.mark.multiprocess
-def test_the_corpus_does_not_depend_on_the_number_of_processes(data: Path, tmp_path: Path) -> None:
-    for jobs in (1, 2):
-        prepare_corpus([data], tmp_path / f"{jobs}.corpus", jobs=jobs)
-    one, two = tree(tmp_path / "1.corpus"), tree(tmp_path / "2.corpus")
-    changed = {name for name in one if one[name] != two[name]}
-    assert changed == {"cuts.jsonl", "meta.json", "rejected.jsonl"}  # they hold the name of the target
-    assert meta_of(tmp_path / "1.corpus")["fingerprint"] == meta_of(tmp_path / "2.corpus")["fingerprint"]
-
-
-def test_replaced_inputs_are_read_anew_by_the_same_process(data: Path, tmp_path: Path) -> None:
-    source, output = data / "0.parquet", tmp_path / "speech.corpus"
-    for num_samples in (9000, 12000):
-        write_parquet(source, [embedded(hiss(num_samples, 1)), embedded(hiss(num_samples + 1, 2))])
-        report = prepare_corpus([source], output, overwrite=True)
-        assert (report.num_cuts, report.shortest_s, report.rejected) == (2, num_samples / 16000, {})
-        np.testing.assert_allclose(Corpus.open(output).load(0)[1], hiss(num_samples, 1), atol=1e-4)

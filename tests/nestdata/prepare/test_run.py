@@ -1,15 +1,9 @@
 import gzip
 import json
-import os
 import shutil
-import signal
-import threading
-import time
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
-from itertools import pairwise
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,9 +16,6 @@ from nestdata import (
     PrepareConfig,
     prepare_corpus,
 )
-from nestdata.prepare import run
-from nestdata.prepare.inputs.audio import File, Unusable
-from nestdata.prepare.inputs.entry import Entry
 from tests.conftest import MessyCorpora
 from tests.nestdata.bad_files import BAD_FILES_CONFIG, bad_files
 from tests.nestdata.prepare.corpora import CORPUS_FILES, names_in, tree
@@ -45,17 +36,6 @@ def test_a_nemo_manifest_is_prepared_with_its_relative_paths_and_labels(manifest
     assert (report.path, report.num_cuts, report.num_resampled, report.rejected) == (corpus.path, 3, 0, {})
     assert report.hours == corpus.hours == 27000 / 16000 / 3600
     assert (report.shortest_s, report.longest_s) == (0.5, 0.625)
-
-
-def test_spans_of_a_nemo_manifest_are_prepared_and_loaded(tmp_path: Path) -> None:
-    write_audio(tmp_path / "a.wav", hiss(32000, 1))
-    rows = [{"audio_filename": "a.wav", "offset": start, "duration": 0.5} for start in (0.0, 0.5, 1.25)]
-    prepare_corpus([write_jsonl(tmp_path / "m.json", rows)], tmp_path / "speech.corpus")
-    corpus = Corpus.open(tmp_path / "speech.corpus")
-    assert [corpus[row].id for row in range(3)] == ["a@0.000+0.500", "a@0.500+0.500", "a@1.250+0.500"]
-    whole = read_audio(tmp_path / "a.wav")
-    for row, start in enumerate((0, 8000, 20000)):
-        np.testing.assert_array_equal(corpus.load(row)[1], whole[start : start + 8000])
 
 
 def test_several_inputs_of_different_formats_make_one_corpus(
@@ -79,29 +59,6 @@ def test_several_inputs_of_different_formats_make_one_corpus(
     assert seen == [(number, 18) for number in (*range(17), 18)]
 
 
-def test_progress_is_reported_early_and_then_at_least_at_every_500_entries(
-    manifest: Path, long_manifest: Path, tmp_path: Path
-) -> None:
-    seen: list[tuple[int, int | None]] = []
-    manifests = [manifest, long_manifest]
-    prepare_corpus(manifests, tmp_path / "speech.corpus", on_progress=lambda found: seen.append(found[:2]))
-    entries, totals = zip(*seen, strict=True)
-    assert set(totals) == {1203}
-    assert entries[:17] == tuple(range(17))
-    assert entries[-1] == 1203
-    assert all(0 < after - before <= max(1, before / 8) for before, after in pairwise(entries))
-
-
-def test_ids_of_manifests_with_the_same_layout_in_sibling_folders_do_not_collide(tmp_path: Path) -> None:
-    manifests = []
-    for language in ("en", "fr"):
-        write_audio(tmp_path / language / "wavs" / "0.wav", hiss(16000, len(manifests)))
-        manifests.append(write_jsonl(tmp_path / language / "train.json", [{"audio_filepath": "wavs/0.wav"}]))
-    report = prepare_corpus(manifests, tmp_path / "speech.corpus")
-    assert report.rejected == {}
-    assert {cut.id for cut in CutSet.from_file(tmp_path / "speech.corpus" / "cuts.jsonl")} == {"en/wavs/0", "fr/wavs/0"}
-
-
 def _cuts_as_json(corpus: Path, prefix: str) -> list[dict[str, Any]]:
     rows = map(json.loads, (corpus / "cuts.jsonl").read_text().splitlines())
     return [row for row in rows if row["id"].startswith(prefix)]
@@ -109,16 +66,6 @@ def _cuts_as_json(corpus: Path, prefix: str) -> list[dict[str, Any]]:
 
 def _line(row: dict[str, Any]) -> str:
     return json.dumps(row) + "\n"
-
-
-def test_a_corpus_prepared_from_the_cuts_of_another_gives_the_same_audio(
-    messy_corpora: MessyCorpora, tmp_path: Path
-) -> None:
-    prepare_corpus([messy_corpora.speech / "cuts.jsonl"], tmp_path / "again.corpus")
-    first, again = Corpus.open(messy_corpora.speech), Corpus.open(tmp_path / "again.corpus")
-    assert again.fingerprint == first.fingerprint
-    for row in range(len(first)):
-        np.testing.assert_array_equal(again.load(row)[1], first.load(row)[1])
 
 
 def test_rejects_are_listed_with_position_reason_and_detail(tmp_path: Path) -> None:
@@ -139,50 +86,6 @@ def test_rejects_are_listed_with_position_reason_and_detail(tmp_path: Path) -> N
     assert list(report.rejected.values()) == sorted(report.rejected.values(), reverse=True)
 
 
-@dataclass(frozen=True)
-class ThreeEntries:
-    """A source whose items hold three entries each, of which the last one is known to be bad."""
-
-    path: Path
-    items_per_task: ClassVar[int] = 1
-
-    def items(self) -> Iterator[str]:
-        """Yields the path of each file in the folder."""
-        yield from sorted(map(str, self.path.iterdir()))
-
-    def entries(self, number: int, item: str) -> Iterator[Entry]:
-        """Yields the same file twice, and a problem."""
-        for i in range(3):
-            audio = Unusable("no_such_member", "it is not there") if i == 2 else File(item)
-            cut_id = f"{Path(item).stem}-{i // number}"
-            yield Entry(self.where(10 * number + i), cut_id, audio, number=10 * number + i)
-
-    def where(self, number: int) -> str:
-        """Returns the number."""
-        return f"entry {number}"
-
-    def count(self) -> int:
-        """Returns the number of files."""
-        return 2
-
-
-def test_an_item_may_hold_several_entries_with_positions_and_problems_of_their_own(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in ("a", "b"):
-        write_audio(tmp_path / "audio" / f"{name}.wav", hiss(8000, 1))
-    monkeypatch.setattr(run, "open_sources", lambda *_: [ThreeEntries(tmp_path / "audio")])
-    report = prepare_corpus([tmp_path / "audio"], tmp_path / "speech.corpus")
-    assert (report.num_cuts, report.rejected) == (3, {"no_such_member": 2, "duplicate_id": 1})
-    assert [
-        (reject["where"], reject["reason"], reject["cut_id"]) for reject in rejects_of(tmp_path / "speech.corpus")
-    ] == [
-        ("entry 12", "no_such_member", "a-2"),
-        ("entry 22", "no_such_member", "b-1"),
-        ("entry 21", "duplicate_id", "b-0"),
-    ]
-
-
 def test_headers_are_read_by_default_and_samples_with_probe_decode(tmp_path: Path) -> None:
     reasons = bad_files(tmp_path / "bad")
     prepare_corpus([tmp_path / "bad" / "speech.json"], tmp_path / "all.corpus", replace(BAD_FILES_CONFIG, probe="all"))
@@ -191,18 +94,17 @@ def test_headers_are_read_by_default_and_samples_with_probe_decode(tmp_path: Pat
     assert set(reasons) - found == decoded
 
 
-@pytest.mark.parametrize("jobs", [1, pytest.param(2, marks=pytest.mark.multiprocess)])
-def test_durations_in_the_manifest_are_trusted_with_probe_missing(tmp_path: Path, jobs: int) -> None:
-    rows = [{"audio_filepath": f"gone/{i}.flac", "duration": 1 + i / 1000, "lang": "de"} for i in range(1200)]
+def test_durations_in_the_manifest_are_trusted_with_probe_missing(tmp_path: Path) -> None:
+    rows = [{"audio_filepath": f"gone/{i}.flac", "duration": 1 + i / 1000, "lang": "de"} for i in range(600)]
     write_audio(tmp_path / "there.wav", hiss(8000, 1))
     rows += [{"audio_filepath": "there.wav"}, {"audio_filepath": "gone.wav"}]
     manifest = write_jsonl(tmp_path / "m.json", rows)
-    report = prepare_corpus([manifest], tmp_path / "speech.corpus", PrepareConfig(probe="missing"), jobs=jobs)
-    assert (report.num_cuts, report.rejected) == (1201, {"missing": 1})
-    assert report.hours_by_language == {"de": pytest.approx(sum(1 + i / 1000 for i in range(1200)) / 3600)}
+    report = prepare_corpus([manifest], tmp_path / "speech.corpus", PrepareConfig(probe="missing"))
+    assert (report.num_cuts, report.rejected) == (601, {"missing": 1})
+    assert report.hours_by_language == {"de": pytest.approx(sum(1 + i / 1000 for i in range(600)) / 3600)}
     corpus = Corpus.open(tmp_path / "speech.corpus")
-    assert corpus.num_samples.tolist() == [8000, *(16000 + 16 * i for i in range(1200))]
-    assert corpus[-1].recording.sources[0].source == str(tmp_path / "gone" / "1199.flac")
+    assert corpus.num_samples.tolist() == [8000, *(16000 + 16 * i for i in range(600))]
+    assert corpus[-1].recording.sources[0].source == str(tmp_path / "gone" / "599.flac")
 
 
 def reasons_in(path: Path) -> list[str]:
@@ -226,15 +128,6 @@ def test_any_reject_is_an_error_with_strict(manifest: Path, tmp_path: Path) -> N
     assert tree(tmp_path) == before
 
 
-def test_all_rejects_are_listed_if_no_audio_can_be_used(tmp_path: Path) -> None:
-    for name in "abc":
-        write_audio(tmp_path / "audio" / f"{name}.wav", hiss(0 if name == "b" else 160, 1))
-    with pytest.raises(ManifestError, match=rf"; all: {tmp_path}/x\.corpus\.rejected\.jsonl\. "):
-        prepare_corpus([tmp_path / "audio"], tmp_path / "x.corpus", PrepareConfig(min_seconds=1.0))
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["audio", "x.corpus.rejected.jsonl"]
-    assert reasons_in(tmp_path / "x.corpus.rejected.jsonl") == ["too_short", "empty", "too_short"]
-
-
 def test_hours_count_only_cuts_that_are_kept(tmp_path: Path) -> None:
     labels = [
         ("a", 5, "de", "s1"),
@@ -253,16 +146,6 @@ def test_hours_count_only_cuts_that_are_kept(tmp_path: Path) -> None:
     assert {name: round(hours * 3600) for name, hours in report.hours_by_speaker.items()} == {"s2": 20, "s1": 5}
 
 
-def test_files_with_names_that_are_not_unicode_are_rejected_and_listed(tmp_path: Path) -> None:
-    audio = tmp_path / "audio"
-    write_audio(audio / "good.wav", hiss(16000, 1))
-    os.rename(write_audio(audio / "bad.wav", hiss(16000, 2)), os.fsencode(audio) + b"/caf\xe9.wav")
-    report = prepare_corpus([audio], tmp_path / "speech.corpus")
-    assert (report.num_cuts, report.rejected) == (1, {"unreadable": 1})
-    (reject,) = rejects_of(tmp_path / "speech.corpus")
-    assert os.fsencode(reject["where"]) == os.fsencode(audio) + b"/caf\xe9.wav"
-
-
 @pytest.fixture
 def varied_inputs(manifest: Path, long_manifest: Path, messy_corpora: MessyCorpora, tmp_path: Path) -> list[Path]:
     """Several inputs that need all steps: spans, windows, resampling, rejects, duplicates."""
@@ -279,13 +162,10 @@ VARIED_CONFIG = PrepareConfig(probe="decode", window_seconds=0.7, pcm=True)
 @pytest.mark.slow
 @pytest.mark.smoke
 def test_the_corpus_does_not_depend_on_the_number_of_jobs(varied_inputs: list[Path], tmp_path: Path) -> None:
-    reports = [
-        prepare_corpus(varied_inputs, tmp_path / f"{jobs}.corpus", VARIED_CONFIG, jobs=jobs) for jobs in (1, 2, 3)
-    ]
+    reports = [prepare_corpus(varied_inputs, tmp_path / f"{jobs}.corpus", VARIED_CONFIG, jobs=jobs) for jobs in (1, 2)]
     assert len(reports[0].rejected) >= 7
-    for jobs in (2, 3):
-        assert tree(tmp_path / f"{jobs}.corpus") == tree(tmp_path / "1.corpus")
-        assert replace(reports[jobs - 1], path=reports[0].path) == reports[0]
+    assert tree(tmp_path / "2.corpus") == tree(tmp_path / "1.corpus")
+    assert replace(reports[1], path=reports[0].path) == reports[0]
     assert names_in(tmp_path / "1.corpus") == CORPUS_FILES | {"bank.npy", "bank.pcm", "notes.jsonl"}
 
 
@@ -307,61 +187,13 @@ def test_a_corpus_prepared_on_a_dask_cluster_equals_one_prepared_locally(
     assert not (tmp_path / "bad.corpus.partial").exists()
 
 
-@pytest.mark.multiprocess
-@pytest.mark.slow
-def test_a_dask_worker_that_is_killed_with_its_tasks_does_not_change_the_corpus(
-    varied_inputs: list[Path], tmp_path: Path
-) -> None:
-    distributed = pytest.importorskip("distributed")
-    prepare_corpus(varied_inputs, tmp_path / "here.corpus", VARIED_CONFIG)
-    settings = {"n_workers": 2, "threads_per_worker": 1, "dashboard_address": None}
-    with distributed.LocalCluster(protocol="tcp", **settings) as cluster, distributed.Client(cluster) as client:
-        address, pid = next(iter(client.run(os.getpid).items()))
-        os.kill(pid, signal.SIGSTOP)  # it receives tasks, and the run cannot end without their results
-
-        def kill_when_it_has_tasks() -> None:
-            while not client.processing().get(address):
-                time.sleep(0.05)
-            os.kill(pid, signal.SIGKILL)
-
-        killing = threading.Thread(target=kill_when_it_has_tasks, daemon=True)
-        killing.start()
-        prepare_corpus(varied_inputs, tmp_path / "dask.corpus", VARIED_CONFIG, dask=cluster.scheduler_address)
-        killing.join(timeout=60)
-        assert not killing.is_alive()
-    assert tree(tmp_path / "dask.corpus") == tree(tmp_path / "here.corpus")
-
-
-def test_preparing_a_corpus_twice_gives_the_same_bytes(manifest: Path, tmp_path: Path) -> None:
-    prepare_corpus([manifest], tmp_path / "speech.corpus")
-    first = tree(tmp_path / "speech.corpus")
-    prepare_corpus([manifest], tmp_path / "speech.corpus", overwrite=True)
-    assert tree(tmp_path / "speech.corpus") == first
-    prepare_corpus([manifest], tmp_path / "other.corpus")
-    assert tree(tmp_path / "other.corpus") == first
-    assert names_in(tmp_path / "speech.corpus") == CORPUS_FILES
-
-
-def test_the_description_holds_the_settings(manifest: Path, tmp_path: Path) -> None:
-    config = PrepareConfig(sampling_rate=8000, min_seconds=0.2, max_seconds=5.0)
-    report = prepare_corpus([manifest], tmp_path / "speech.corpus", config)
-    meta = Corpus.open(tmp_path / "speech.corpus").meta
-    assert meta["settings"] == json.loads(json.dumps(asdict(config)))
-    assert (meta["format_version"], meta["sampling_rate"], meta["num_cuts"]) == (3, 8000, 3)
-    assert meta["manifests"] == [str(manifest)]
-    assert report.num_resampled == 3
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"sampling_rate": 0}, "sampling_rate is 0"),
-        ({"channel": -1}, "channel is -1"),
-        ({"min_seconds": -0.5}, r"min_seconds is -0\.5"),
         ({"min_seconds": 2.0, "max_seconds": 1.0}, r"max_seconds \(1\) is below min_seconds \(2\)"),
-        ({"min_rate": -1}, "min_rate is -1"),
         ({"min_seconds": 2.0, "window_seconds": 1.0}, r"window_seconds \(1\) is below min_seconds \(2\)"),
-        ({"min_seconds": 0.0, "window_seconds": 0.0}, r"window_seconds \(0\)"),
+        ({"report_samples": 101}, "report_samples"),
     ],
 )
 def test_settings_out_of_range_are_errors_that_name_the_setting(changes: dict[str, Any], message: str) -> None:

@@ -1,13 +1,11 @@
 """What a run of `prepare` leaves at its target: if there is something, if it is ended, if the disk is full."""
 
-import json
 import os
 import select
-import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import BinaryIO
@@ -20,29 +18,28 @@ from nestdata import (
     ManifestError,
     OutputError,
     PrepareConfig,
-    PrepareProgress,
     prepare_corpus,
 )
 from tests.nestdata.full_disk import files_up_to
-from tests.nestdata.prepare.corpora import CORPUS_FILES, names_in, tree
+from tests.nestdata.prepare.corpora import tree
 from tests.synthesis import hiss, write_audio
 
 REPOSITORY = Path(__file__).parents[3]
 
 
 @contextmanager
-def paused_prepare(manifest: Path, output: Path, *, after: int = 1) -> Iterator["subprocess.Popen[str]"]:
-    """Runs `prepare` in another process, which waits after it has probed `after` entries."""
+def paused_prepare(manifest: Path, output: Path) -> Iterator["subprocess.Popen[str]"]:
+    """Runs `prepare` in another process, which waits after it has probed one entry."""
     program = """
 import sys
 from nestdata import prepare_corpus
 def wait(found):
-    if found.entries >= int(sys.argv[3]):
+    if found.entries:
         print("waiting", flush=True)
         sys.stdin.read()
 prepare_corpus([sys.argv[1]], sys.argv[2], overwrite=True, on_progress=wait)
 """
-    command = [sys.executable, "-c", program, str(manifest), str(output), str(after)]
+    command = [sys.executable, "-c", program, str(manifest), str(output)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None
@@ -50,14 +47,6 @@ prepare_corpus([sys.argv[1]], sys.argv[2], overwrite=True, on_progress=wait)
             yield process
         finally:
             process.kill()
-
-
-def test_an_existing_corpus_is_left_alone(manifest: Path, tmp_path: Path) -> None:
-    prepare_corpus([manifest], tmp_path / "speech.corpus")
-    before = tree(tmp_path)
-    with pytest.raises(OutputError, match=r"speech\.corpus: exists already\. .*--overwrite"):
-        prepare_corpus([manifest], tmp_path / "speech.corpus")
-    assert tree(tmp_path) == before
 
 
 def test_an_existing_corpus_is_replaced_on_request(manifest: Path, tmp_path: Path) -> None:
@@ -94,66 +83,11 @@ def test_a_path_that_is_not_a_corpus_is_never_replaced(manifest: Path, tmp_path:
 
 
 @pytest.mark.parametrize(
-    "change",
-    [
-        lambda path: (path / "index.npy").unlink(),
-        lambda path: (path / "meta.json").unlink(),
-        lambda path: (path / "meta.json").write_text("{"),
-        lambda path: (path / "meta.json").write_text("[]"),
-        lambda path: (path / "meta.json").write_text('{"kind": "features", "num_cuts": 3}'),
-        lambda path: (path / "meta.json").write_text('{"kind": "features", "format_version": 2}'),
-    ],
-    ids=["no index", "no meta.json", "damaged", "not an object", "no version", "no number of cuts"],
-)
-def test_a_directory_that_is_not_recognized_as_a_corpus_is_never_replaced(
-    manifest: Path, tmp_path: Path, change: Callable[[Path], object]
-) -> None:
-    prepare_corpus([manifest], tmp_path / "other")
-    change(tmp_path / "other")
-    before = tree(tmp_path)
-    with pytest.raises(OutputError, match="exists already and is not a corpus"):
-        prepare_corpus([manifest], tmp_path / "other", overwrite=True)
-    assert tree(tmp_path) == before
-
-
-def test_a_corpus_of_an_older_format_is_replaced_on_request(manifest: Path, tmp_path: Path) -> None:
-    prepare_corpus([manifest], tmp_path / "speech.corpus")
-    meta = tmp_path / "speech.corpus" / "meta.json"
-    meta.write_text(json.dumps({**json.loads(meta.read_text()), "format_version": 1}))
-    prepare_corpus([manifest], tmp_path / "speech.corpus", overwrite=True)
-    assert len(Corpus.open(tmp_path / "speech.corpus")) == 3
-
-
-def test_a_corpus_that_another_run_finishes_in_the_meantime_is_not_replaced(manifest: Path, tmp_path: Path) -> None:
-    prepare_corpus([manifest], tmp_path / "ready.corpus", PrepareConfig(sampling_rate=8000))
-
-    def finish_another(found: PrepareProgress) -> None:
-        if found.entries == found.total_entries:
-            (tmp_path / "ready.corpus").rename(tmp_path / "speech.corpus")
-
-    with pytest.raises(OutputError, match="exists already"):
-        prepare_corpus([manifest], tmp_path / "speech.corpus", on_progress=finish_another)
-    assert Corpus.open(tmp_path / "speech.corpus").sampling_rate == 8000
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["data", "speech.corpus"]
-
-
-def test_an_unwritable_target_is_an_error(manifest: Path, tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("a file")
-    with pytest.raises(OutputError, match=r"speech\.corpus: cannot be written"):
-        prepare_corpus([manifest], tmp_path / "file" / "speech.corpus")
-
-
-@pytest.mark.parametrize(
     ("lines", "message"),
     [
         (['{"audio_filepath": "wavs/0.flac"}'] * 6 + ["{"], r"bad\.json:7: not JSON"),
         (['{"audio_filepath": "wavs/0.flac"}', '{"text": "a"}'], r"bad\.json:2: the key audio_filepath is missing"),
-        (["[1, 2]"], r"bad\.json, object 1: int where a JSON object was expected"),
-        (
-            ['{"audio_filepath": "wavs/0.flac"}', '{"audio_filepath": "wavs/1.flac", "duration": -3}'],
-            r"bad\.json:2: duration is -3",
-        ),
-        (['{"audio_filepath": "wavs/0.flac"}'] * 700 + ["{"], r"bad\.json:701: not JSON"),
+        (['{"audio_filepath": "wavs/0.flac"}'] * 510 + ["{"], r"bad\.json:511: not JSON"),
         (
             ['{"audio_filepath": "wavs/gone.flac"}'],
             r"bad\.json: no usable cut among 1 entries \(1 missing\); the first: .*bad\.json:1: missing, .*gone\.flac",
@@ -161,17 +95,15 @@ def test_an_unwritable_target_is_an_error(manifest: Path, tmp_path: Path) -> Non
         ([], r"bad\.json: the manifest is empty"),
     ],
 )
-@pytest.mark.parametrize("overwrite", [False, True])
 def test_a_bad_manifest_is_an_error_that_names_the_line_and_leaves_nothing_behind(
-    manifest: Path, tmp_path: Path, lines: list[str], message: str, overwrite: bool
+    manifest: Path, tmp_path: Path, lines: list[str], message: str
 ) -> None:
     bad = manifest.with_name("bad.json")
     bad.write_text("".join(f"{line}\n" for line in lines))
-    if overwrite:
-        prepare_corpus([manifest], tmp_path / "speech.corpus")
+    prepare_corpus([manifest], tmp_path / "speech.corpus")
     before = tree(tmp_path)
     with pytest.raises(ManifestError, match=message):
-        prepare_corpus([bad], tmp_path / "speech.corpus", overwrite=overwrite)
+        prepare_corpus([bad], tmp_path / "speech.corpus", overwrite=True)
     assert tree(tmp_path) == before
 
 
@@ -186,36 +118,6 @@ def test_a_missing_manifest_is_an_error_before_any_work(manifest: Path, tmp_path
         )
     assert seen == []
     assert tree(tmp_path) == before
-
-
-def test_an_interruption_leaves_nothing_behind(manifest: Path, tmp_path: Path) -> None:
-    before = tree(tmp_path)
-
-    def interrupt(found: PrepareProgress) -> None:
-        raise KeyboardInterrupt(f"{found.entries} of {found.total_entries}")
-
-    with pytest.raises(KeyboardInterrupt, match="0 of 3"):
-        prepare_corpus([manifest], tmp_path / "speech.corpus", on_progress=interrupt)
-    assert tree(tmp_path) == before
-
-
-@pytest.mark.multiprocess
-@pytest.mark.parametrize("after", [500, 1200])
-def test_a_killed_prepare_leaves_nothing_that_opens_and_the_next_run_works(
-    long_manifest: Path, tmp_path: Path, after: int
-) -> None:
-    output = tmp_path / "speech.corpus"
-    with paused_prepare(long_manifest, output, after=after) as process:
-        partial = tmp_path / "speech.corpus.partial"
-        assert partial.is_dir()
-        process.send_signal(signal.SIGKILL)
-        assert process.wait(timeout=300) == -signal.SIGKILL
-    for path in (output, partial):
-        with pytest.raises(CorpusError):
-            Corpus.open(path)
-    report = prepare_corpus([long_manifest], output)
-    assert report.num_cuts == len(Corpus.open(output)) == 1200
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["data", "speech.corpus"]
 
 
 @contextmanager
@@ -268,30 +170,6 @@ def test_the_worker_processes_of_a_killed_prepare_end_by_themselves(manifest: Pa
     assert sorted(path.name for path in tmp_path.iterdir()) == ["data", "speech.corpus"]
 
 
-@pytest.mark.slow
-@pytest.mark.multiprocess
-def test_ctrl_c_while_worker_processes_start_ends_them_with_one_traceback(manifest: Path, tmp_path: Path) -> None:
-    program = """
-import sys
-from nestdata import fork_server, prepare_corpus
-def start_and_print(preload, start=fork_server.start):
-    start(preload)
-    print("starting", flush=True)
-fork_server.start = start_and_print
-prepare_corpus([sys.argv[1]], sys.argv[2], jobs=2)
-"""
-    command = [sys.executable, "-c", program, str(manifest), str(tmp_path / "speech.corpus")]
-    pipe = subprocess.PIPE
-    with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, start_new_session=True) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "starting\n"
-        os.killpg(process.pid, signal.SIGINT)
-        errors = process.communicate(timeout=300)[1]
-    assert process.returncode == -signal.SIGINT
-    assert_one_interruption(errors)
-    assert [path.name for path in tmp_path.iterdir()] == ["data"]
-
-
 def assert_one_interruption(errors: str) -> None:
     assert [line for line in errors.splitlines() if line[:1].isalpha()] == [
         "Traceback (most recent call last):",
@@ -311,14 +189,6 @@ def test_ctrl_c_ends_all_processes_with_one_traceback_and_leaves_nothing_behind(
     assert [path.name for path in tmp_path.iterdir()] == ["data"]
 
 
-def test_files_of_a_killed_run_do_not_get_into_the_corpus(manifest: Path, tmp_path: Path) -> None:
-    write_audio(tmp_path / "speech.corpus.partial" / "folder" / "a.wav", hiss(100, 1))
-    (tmp_path / "speech.corpus.partial" / "report.html").write_text("of the killed run")
-    prepare_corpus([manifest], tmp_path / "speech.corpus")
-    assert names_in(tmp_path / "speech.corpus") == CORPUS_FILES
-    assert "of the killed run" not in "".join(path.read_text() for path in (tmp_path / "speech.corpus").glob("*.html"))
-
-
 @pytest.mark.multiprocess
 def test_a_killed_replacement_leaves_the_old_corpus(manifest: Path, tmp_path: Path) -> None:
     output = tmp_path / "speech.corpus"
@@ -327,74 +197,25 @@ def test_a_killed_replacement_leaves_the_old_corpus(manifest: Path, tmp_path: Pa
     with paused_prepare(manifest, output) as process:
         process.kill()
         process.wait(timeout=300)
-    assert (tmp_path / "speech.corpus.partial").is_dir()
+    with pytest.raises(CorpusError):
+        Corpus.open(tmp_path / "speech.corpus.partial")
     assert tree(output) == before
     prepare_corpus([manifest], output, PrepareConfig(sampling_rate=8000), overwrite=True)
     assert Corpus.open(output).sampling_rate == 8000
     assert sorted(path.name for path in tmp_path.iterdir()) == ["data", "speech.corpus"]
 
 
-@pytest.mark.multiprocess
-def test_a_second_prepare_into_the_same_target_is_refused_while_the_first_one_runs(
-    manifest: Path, tmp_path: Path
-) -> None:
-    output = tmp_path / "speech.corpus"
-    with paused_prepare(manifest, output) as process:
-        before = tree(tmp_path)
-        with pytest.raises(OutputError, match=r"speech\.corpus: another run is writing it"):
-            prepare_corpus([manifest], output)
-        assert tree(tmp_path) == before
-        prepare_corpus([manifest], tmp_path / "other.corpus")
-        process.communicate(timeout=300)  # closes its standard input, which ends its wait
-        assert process.returncode == 0
-    assert len(Corpus.open(output)) == 3
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["data", "other.corpus", "speech.corpus"]
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("overwrite", [False, True])
 def test_a_full_disk_is_an_error_that_names_the_target_and_leaves_nothing_behind(
-    manifest: Path, long_manifest: Path, tmp_path: Path, overwrite: bool
+    manifest: Path, long_manifest: Path, tmp_path: Path
 ) -> None:
     output = tmp_path / "speech.corpus"
-    if overwrite:
-        prepare_corpus([manifest], output)
+    prepare_corpus([manifest], output)
     before = tree(tmp_path)
     config = PrepareConfig(pcm=True, probe="missing")
     for kilobytes in (0, 1, 20, 100, 300):
         message = r"speech\.corpus: cannot be written \(File too large\)\. Choose another path\."
         with files_up_to(1000 * kilobytes), pytest.raises(OutputError, match=message):
-            prepare_corpus([long_manifest], output, config, overwrite=overwrite)
+            prepare_corpus([long_manifest], output, config, overwrite=True)
         assert tree(tmp_path) == before
-    assert prepare_corpus([long_manifest], output, config, overwrite=overwrite).num_cuts == 1200
-
-
-@pytest.mark.slow
-@pytest.mark.multiprocess
-@pytest.mark.skipif(
-    shutil.which("unshare") is None or subprocess.run(["unshare", "-rm", "true"], check=False).returncode != 0,
-    reason="needs to mount a file system",
-)
-def test_a_disk_that_fills_up_at_any_moment_is_an_error_that_leaves_nothing_behind(
-    long_manifest: Path, tmp_path: Path
-) -> None:
-    program = """
-import os, subprocess, sys
-import nestdata
-for kilobytes in (4, 16, 64, 200, 400, 600, 700, 1000, 3000, 20000):
-    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={kilobytes}k", "tmpfs", sys.argv[2]], check=True)
-    try:
-        nestdata.prepare_corpus([sys.argv[1]], sys.argv[2] + "/a.corpus", nestdata.PrepareConfig(pcm=True))
-        print("ok")
-    except nestdata.OutputError as error:
-        assert "No space left on device" in str(error), error
-        assert os.listdir(sys.argv[2]) == []
-        print("full")
-    subprocess.run(["umount", "-l", sys.argv[2]], check=True)
-"""
-    (tmp_path / "disk").mkdir()
-    command = ["unshare", "-rm", sys.executable, "-c", program, long_manifest, tmp_path / "disk"]
-    words = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, timeout=300).stdout.split()
-    assert words == sorted(words)
-    assert words.count("full") > 5
-    assert words.count("ok") > 0
+    assert prepare_corpus([long_manifest], output, config, overwrite=True).num_cuts == 1200

@@ -1,17 +1,13 @@
-import contextlib
 import io
 import os
 import pickle
-import resource
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from nestdata.errors import ConfigError, StorageError
-from nestdata.storage import ObjectInfo, Storage, StorageConfig, clients, storage
+from nestdata.storage import ObjectInfo, Storage, StorageConfig, clients
 
 CONTENT = bytes(range(256)) * 40
 
@@ -39,14 +35,9 @@ def test_bytes_are_read_by_range_as_a_whole_and_as_a_stream(file: str) -> None:
     ("kind", "message", "action"),
     [
         ("missing", "none: no such file", lambda folder: Storage().read_range(f"{folder}/none", 0, 1)),
-        ("missing", "none: no such file", lambda folder: Storage().info(f"{folder}/none")),
-        ("missing", "none: no such file", lambda folder: Storage().open_stream(f"{folder}/none")),
         ("missing", "none: no such file", lambda folder: list(Storage().list_objects(f"{folder}/none"))),
-        ("missing", "no such file", lambda folder: Storage().info(f"{folder}/content.bin/a")),
         ("invalid", "a folder, expected a file", lambda folder: Storage().read_range(folder, 0, 1)),
-        ("invalid", "a folder, expected a file", lambda folder: Storage().info(folder)),
         ("invalid", "expected an absolute path or a URL", lambda _: Storage().info("relative")),
-        ("invalid", "ftp://host/a: expected an absolute path", lambda _: Storage().read_range("ftp://host/a", 0, 1)),
         (
             "changed",
             "ends at byte 10240, expected",
@@ -114,23 +105,6 @@ def test_files_are_listed_at_any_depth_sorted_by_location(tmp_path: Path) -> Non
     assert [info.size for info in found] == [9, 5, 7, 6]
 
 
-def test_too_many_open_files_is_no_missing_file(file: str) -> None:
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    held = []
-    resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, 256), hard))
-    try:
-        with contextlib.suppress(OSError):
-            while True:
-                held.append(os.open("/dev/null", os.O_RDONLY))
-        with pytest.raises(StorageError, match="Too many open files") as caught:
-            Storage().read_range(file, 0, 1)
-    finally:
-        for descriptor in held:
-            os.close(descriptor)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    assert caught.value.kind == "unavailable"
-
-
 def test_a_pickle_holds_the_configuration_only(file: str) -> None:
     store = Storage(StorageConfig(patience_s=7.0))
     store.read_range(file, 0, 10)
@@ -138,40 +112,6 @@ def test_a_pickle_holds_the_configuration_only(file: str) -> None:
     assert copy.config == store.config
     assert (store.stats.bytes_read, copy.stats.bytes_read) == (10, 0)
     assert copy.read_range(file, 0, 10) == CONTENT[:10]
-
-
-def test_the_process_has_one_default_storage() -> None:
-    assert storage() is storage()
-    assert storage().config == StorageConfig()
-
-
-FORKS = """
-import os, sys, threading
-from nestdata.storage import Storage
-
-path = sys.argv[1]
-store = Storage()
-stop = threading.Event()
-
-def read():
-    while not stop.is_set():
-        store.read_range(path, 0, 100)
-
-threads = [threading.Thread(target=read) for _ in range(4)]
-for thread in threads:
-    thread.start()
-for _ in range(50):
-    child = os.fork()
-    if child == 0:
-        os._exit(0 if store.read_range(path, 5, 3) == bytes([5, 6, 7]) else 1)
-    assert os.waitpid(child, 0)[1] == 0
-stop.set()
-"""
-
-
-def test_files_are_read_in_a_child_that_was_forked_while_locks_were_held(file: str) -> None:
-    # In a process of its own: the locks of beartype, which checks types in tests, would be held, too.
-    subprocess.run([sys.executable, "-W", "ignore", "-c", FORKS, file], check=True, timeout=120)
 
 
 def test_wrong_settings_are_refused() -> None:

@@ -1,5 +1,4 @@
 import io
-import threading
 import time
 
 import pytest
@@ -43,12 +42,6 @@ def test_no_more_parts_than_the_setting_are_requested_ahead() -> None:
         assert sorted(requests) == [(0, 100), (100, 100), (200, 100)]
 
 
-def test_nothing_is_requested_before_the_first_read() -> None:
-    requests: list[tuple[int, int]] = []
-    open_content(requests).close()
-    assert requests == []
-
-
 def test_seeking_reads_the_right_bytes() -> None:
     with io.BufferedReader(open_content([]), 16) as stream:
         for position in (990, 0, 150, 149, 999, 500):
@@ -64,28 +57,3 @@ def test_a_failed_part_fails_the_read_that_needs_it() -> None:
         assert stream.read(100) == CONTENT[100:200]
         with pytest.raises(StorageError, match="has changed"):
             stream.read(1)
-
-
-def test_closing_ends_the_threads_and_drops_requests_that_were_not_made() -> None:
-    requests: list[int] = []
-    is_open = threading.Event()
-
-    def fetch(start: int, length: int) -> bytes:
-        requests.append(start)
-        if start > 0:
-            assert is_open.wait(60)
-        return bytes(length)
-
-    stream = PartStream(fetch, name="a", size=1000, offset=0, config=StorageConfig(part_bytes=100, parts_ahead=1))
-    assert len(stream.read(10)) == 10
-    stream.seek(100)
-    reader = threading.Thread(target=stream.read, args=(10,))  # requests the part at 200
-    reader.start()
-    is_open.set()
-    reader.join()
-    stream.close()
-    for thread in stream._pool._threads:
-        thread.join(60)
-        assert not thread.is_alive()
-    assert stream.closed
-    assert set(requests) <= {0, 100, 200}

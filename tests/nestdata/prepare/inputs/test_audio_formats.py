@@ -16,12 +16,12 @@ from tests.synthesis import Samples, chirp, hiss, write_jsonl
 
 # By suffix: libsndfile's names of container and codec, the rates in Hz of the codec, and its number of channels.
 FORMATS = {
-    "wav": ("WAV", "PCM_16", (8000, 11025, 16000, 22050, 24000, 44100, 48000, 96000), 3),
+    "wav": ("WAV", "PCM_16", (8000, 16000, 44100, 48000), 3),
     "f32.wav": ("WAV", "FLOAT", (16000, 44100), 3),
-    "flac": ("FLAC", "PCM_16", (8000, 16000, 44100, 48000, 96000), 3),
-    "ogg": ("OGG", "VORBIS", (8000, 16000, 22050, 44100, 48000), 3),
-    "opus": ("OGG", "OPUS", (8000, 12000, 16000, 24000, 48000), 3),
-    "mp3": ("MP3", "MPEG_LAYER_III", (8000, 11025, 16000, 22050, 24000, 32000, 44100, 48000), 2),
+    "flac": ("FLAC", "PCM_16", (8000, 16000, 44100, 48000), 3),
+    "ogg": ("OGG", "VORBIS", (8000, 16000, 44100, 48000), 3),
+    "opus": ("OGG", "OPUS", (8000, 16000, 48000), 3),
+    "mp3": ("MP3", "MPEG_LAYER_III", (8000, 16000, 44100, 48000), 2),
 }
 CHANNELS = sorted({(rate, i) for _, _, rates, most in FORMATS.values() for rate in rates for i in range(most)})
 SECONDS = 1.3
@@ -98,7 +98,7 @@ def test_every_format_is_resampled_to_the_rate_of_the_corpus(tmp_path: Path, aud
 SEEK_ERRORS = {"opus": (0.003, 9.0), "mp3": (0.5, 0.05)}
 
 
-@pytest.mark.parametrize("rate", [8000, 16000, 22050, 24000, 48000])
+@pytest.mark.parametrize("rate", [8000, 16000, 48000])
 def test_a_span_inside_a_file_equals_that_part_of_the_whole_file(tmp_path: Path, audio: Audio, rate: int) -> None:
     paths = audio(rate)
     spans = [(round(start * rate), round((0.3 + start / 3) * rate)) for start in (0.01, 0.15, 0.25, 0.5001, 0.6333)]

@@ -1,6 +1,5 @@
 """What `prepare_corpus` accepts as inputs: one or several paths, corpora, and Lhotse's cuts and recordings."""
 
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,6 @@ from lhotse import CutSet, MonoCut, Recording, RecordingSet
 
 from nestdata import Corpus, ManifestError, PrepareConfig, prepare_corpus
 from tests.nestdata.prepare.inputs.reading import some_audio
-from tests.shards import write_tar
 from tests.synthesis import write_jsonl
 
 
@@ -27,10 +25,9 @@ def audio(tmp_path: Path) -> Path:
     return tmp_path / "audio"
 
 
-@pytest.mark.parametrize("name", ["b.wav", "a.flac", "deep/c.mp3"])
-def test_one_audio_file_is_an_input(audio: Path, tmp_path: Path, name: str) -> None:
-    for number, path in enumerate([audio / name, str(audio / name), [audio / name]]):
-        assert ids_of(path, tmp_path / f"{number}.corpus") == [Path(name).stem]
+def test_one_audio_file_is_an_input(audio: Path, tmp_path: Path) -> None:
+    for number, path in enumerate([audio / "b.wav", str(audio / "b.wav"), [audio / "b.wav"]]):
+        assert ids_of(path, tmp_path / f"{number}.corpus") == ["b"]
 
 
 def test_audio_files_have_ids_relative_to_their_common_folder(audio: Path, tmp_path: Path) -> None:
@@ -39,14 +36,6 @@ def test_audio_files_have_ids_relative_to_their_common_folder(audio: Path, tmp_p
     write_jsonl(audio / "m.json", [{"audio_filepath": "a.flac"}])
     mixed = [audio / "b.wav", audio / "m.json", str(audio / "deep" / "c.mp3")]
     assert ids_of(mixed, tmp_path / "mixed.corpus") == ["b", "a", "deep/c"]
-
-
-def test_many_audio_files_give_the_same_corpus_with_several_processes(audio: Path, tmp_path: Path) -> None:
-    files = [some_audio(audio / f"{i}.wav") for i in range(20)]
-    reports = [prepare_corpus(files, tmp_path / f"{jobs}.corpus", jobs=jobs) for jobs in (1, 2)]
-    contents = [[(report.path / name).read_bytes() for name in ("cuts.jsonl", "index.npy")] for report in reports]
-    assert contents[0] == contents[1]
-    assert reports[0].num_cuts == 20
 
 
 def test_a_file_that_is_no_audio_is_rejected_and_one_that_is_missing_is_an_error(audio: Path, tmp_path: Path) -> None:
@@ -95,26 +84,11 @@ def test_a_corpus_is_an_input_by_path_or_object(audio: Path, tmp_path: Path) -> 
         assert Corpus.open(tmp_path / f"again-{number}.corpus").fingerprint == Corpus.open(first).fingerprint
 
 
-def test_a_corpus_whose_audio_was_moved_is_read_where_it_is(audio: Path, tmp_path: Path) -> None:
-    (tmp_path / "old").mkdir()
-    write_tar(tmp_path / "old" / "0.tar", audio, ["b.wav"])
-    prepare_corpus(tmp_path / "old" / "0.tar", tmp_path / "first.corpus")
-    shutil.move(tmp_path / "old", tmp_path / "new")
-    moved = Corpus.open(tmp_path / "first.corpus", root=str(tmp_path / "new"))
-    assert ids_of(moved, tmp_path / "second.corpus") == ["b"]
-    second = Corpus.open(tmp_path / "second.corpus")
-    np.testing.assert_array_equal(second.load(0)[1], moved.load(0)[1])
-
-
 @pytest.mark.parametrize(
     ("given", "message"),
     [
         (7, r"int where audio was expected \(7\)\. Give a path or URL, a Corpus, a CutSet or RecordingSet of Lhotse"),
-        (None, "NoneType where audio was expected"),
-        ({"a.wav": 1}, "dict where audio was expected"),
-        (b"a.wav", "bytes where audio was expected"),
         (np.zeros(3), "ndarray where audio was expected"),
-        ([["a.wav"]], "list where audio was expected"),
         ([], "no input was given"),
         ("", "an empty path was given"),
     ],
@@ -123,8 +97,3 @@ def test_anything_else_is_an_error_that_says_what_is_expected(tmp_path: Path, gi
     with pytest.raises(ManifestError, match=message):
         prepare_corpus(given, tmp_path / "x.corpus")
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_manifest_that_does_not_exist_is_named_whole(tmp_path: Path) -> None:
-    with pytest.raises(ManifestError, match=r"a\.jsonl\.gz: no such file or folder"):
-        prepare_corpus("a.jsonl.gz", tmp_path / "x.corpus")

@@ -2,18 +2,17 @@
 
 import gzip
 import json
-import tracemalloc
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nestdata import ManifestError
 from nestdata.prepare.inputs import lines as lines_module
-from nestdata.prepare.inputs.lines import is_spread, spread_objects
-from tests.nestdata.prepare.inputs.reading import entries_of, format_of, lhotse_cut, lhotse_recording
+from nestdata.prepare.inputs.lines import spread_objects
+from tests.nestdata.prepare.inputs.reading import entries_of
 from tests.synthesis import write_jsonl
 
 ROWS = [
@@ -41,14 +40,6 @@ def test_all_forms_give_the_entries_of_one_object_per_line(tmp_path: Path, form:
     assert [entry.where for entry in entries] == [f"{path}, object 1", f"{path}, object 2"]
 
 
-@pytest.mark.parametrize("rows", [[lhotse_cut("c1"), lhotse_cut("c2")], [lhotse_recording("a.wav", "r")]])
-@pytest.mark.parametrize("indent", [None, 2])
-def test_an_array_of_lhotse_is_read(tmp_path: Path, rows: list[dict[str, Any]], indent: int | None) -> None:
-    (tmp_path / "cuts.json").write_text(json.dumps(rows, indent=indent))
-    assert format_of(tmp_path / "cuts.json") == "lhotse"
-    assert [entry.cut_id for entry in entries_of(tmp_path / "cuts.json")] == [row["id"] for row in rows]
-
-
 _values = st.recursive(
     st.none() | st.booleans() | st.integers(-(10**20), 10**20) | st.floats() | st.text(),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
@@ -59,6 +50,7 @@ _values = st.recursive(
 @given(
     st.lists(st.dictionaries(st.text(), _values, max_size=4), max_size=5), st.sampled_from([None, 0, 3]), st.booleans()
 )
+@settings(max_examples=30)
 def test_what_json_dump_writes_is_read(
     tmp_path_factory: pytest.TempPathFactory, rows: list[dict[str, Any]], indent: int | None, is_array: bool
 ) -> None:
@@ -71,23 +63,11 @@ def test_what_json_dump_writes_is_read(
 
 
 @pytest.mark.parametrize(
-    ("line", "expected"),
-    [(b"[", True), (b" [{\n", True), (b"{\r\n", True), (b'{"a": 1}\n', False), (b'{"a":\n', False), (b"a\n", False)],
-)
-def test_the_first_line_says_whether_objects_are_one_per_line(line: bytes, expected: bool) -> None:
-    assert is_spread(line) == expected
-
-
-@pytest.mark.parametrize(
     ("content", "message"),
     [
         ('[{"audio_filepath": "a.wav"}', "object 2: ends here, before the end of its JSON"),
         ('[{"audio_filepath": "a.wav"}, {"audio', "object 2: not JSON"),
-        ('[{"audio_filepath": "a.wav"}] x', "object 2: not JSON"),
-        ('[{"audio_filepath": "a.wav"}, ["b.wav"]]', "object 2: list where a JSON object was expected"),
-        ('[{"audio_filepath": "a.wav"}, 7]', "object 2: int where a JSON object was expected"),
         ('[{"audio_filepath": "a.wav"}, {"text": "x"}]', "object 2: the key audio_filepath is missing"),
-        ('{\n"audio_filepath": "a.wav"\n}\n{"audio_filepath"\n', "object 2: not JSON"),
         ('[{"audio_filepath": "a.wav"}, ' + '{"x":' * 100_000, "object 2: nested too deeply"),
         ('[{"audio_filepath": "a.wav", "shard_id": 1}]', "a manifest of a tarred data set in another form.*`jq -c"),
     ],
@@ -96,29 +76,3 @@ def test_what_is_not_an_object_is_an_error_that_names_its_number(tmp_path: Path,
     (tmp_path / "m.json").write_text(content)
     with pytest.raises(ManifestError, match=rf"m\.json[,:] {message}"):
         entries_of(tmp_path / "m.json")
-
-
-def test_an_object_that_is_too_long_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lines_module, "MAX_LINE_BYTES", 1000)
-    monkeypatch.setattr(lines_module, "_CHUNK_BYTES", 100)
-    for content in ('[{"a": 1}, {"text": "' + "x" * 2000 + '"}]', '[{"a": 1}, {"text": "' + "x" * 2000):
-        (tmp_path / "m.json").write_text(content)
-        items = spread_objects(tmp_path / "m.json")
-        assert next(items) == b'{"a": 1}'
-        with pytest.raises(ManifestError, match=r"object 2: not JSON .*, or longer than"):
-            next(items)
-
-
-def test_an_array_on_one_line_may_be_longer_than_lines_and_takes_bounded_memory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(lines_module, "MAX_LINE_BYTES", 1 << 16)
-    path = tmp_path / "m.json"
-    path.write_text("[" + ", ".join(f'{{"audio_filepath": "/data/{number}.wav"}}' for number in range(100_000)) + "]")
-    assert format_of(path) == "nemo"
-    tracemalloc.start()
-    try:
-        assert sum(1 for _ in spread_objects(path)) == 100_000
-        assert tracemalloc.get_traced_memory()[1] < 1 << 20
-    finally:
-        tracemalloc.stop()

@@ -1,4 +1,3 @@
-import gzip
 import json
 from pathlib import Path
 from typing import Any
@@ -7,7 +6,7 @@ import numpy as np
 import pytest
 
 from nestdata import Corpus, ManifestError, prepare_corpus
-from nestdata.prepare.inputs.audio import File, LhotseCut
+from nestdata.prepare.inputs.audio import File
 from nestdata.prepare.inputs.entry import Entry
 from tests.nestdata.prepare.inputs.reading import entries_of, lhotse_cut, lhotse_recording, prepared, some_audio
 from tests.synthesis import hiss, read_audio, write_audio, write_jsonl
@@ -32,9 +31,7 @@ def test_a_nemo_line_becomes_an_entry(tmp_path: Path) -> None:
     ("span", "cut_id"),
     [
         ({}, "a"),
-        ({"duration": 2.0}, "a"),
         ({"offset": 0}, "a@0.000"),
-        ({"offset": 0.5}, "a@0.500"),
         ({"offset": 0.5, "duration": 0.25}, "a@0.500+0.250"),
         ({"offset": None, "duration": None}, "a"),
     ],
@@ -48,10 +45,8 @@ def test_the_id_of_a_nemo_line_with_an_offset_gives_its_span(tmp_path: Path, spa
     ("name", "path", "cut_id"),
     [
         ("./b/../a.wav", "{0}/lists/a.wav", "a"),
-        ("{0}/lists/a.wav", "{0}/lists/a.wav", "a"),
         ("../audio//a.b.wav", "{0}/audio/a.b.wav", "../audio/a.b"),
         ("{0}/audio/a.wav", "{0}/audio/a.wav", "{0}/audio/a"),
-        ("ü/ñ .wav", "{0}/lists/ü/ñ .wav", "ü/ñ "),
     ],
 )
 @pytest.mark.parametrize("key", ["audio_filepath", "audio_filename"])
@@ -86,13 +81,6 @@ def test_labels_of_a_nemo_line_are_kept_in_the_cut(tmp_path: Path) -> None:
     assert rejects == []
 
 
-def test_a_label_that_is_nan_is_stored_as_null(tmp_path: Path) -> None:
-    """Python writes NaN into JSON, which strict parsers such as orjson do not accept."""
-    some_audio(tmp_path / "a.wav")
-    (tmp_path / "m.json").write_text('{"audio_filepath": "a.wav", "wer": NaN}\n')
-    assert prepared(tmp_path / "m.json")[0]["a"]["custom"] == {"wer": None}
-
-
 def test_only_the_line_with_text_that_is_not_unicode_is_rejected(tmp_path: Path) -> None:
     some_audio(tmp_path / "a.wav")
     (tmp_path / "m.json").write_text('{"audio_filepath": "a.wav"}\n{"audio_filepath": "a.wav", "text": "\\ud800"}\n')
@@ -111,36 +99,20 @@ def test_only_the_line_with_text_that_is_not_unicode_is_rejected(tmp_path: Path)
             '{"audio_filepath": "a.wav", "dura',
             r"not JSON \(.*, at character \d+\)\. Every line must be one JSON object",
         ),
-        ('{"audio_filepath": "a.wav"} {}', "not JSON"),
-        ("RIFF\xff\x00", "not JSON"),
         ('{"audio_filepath": "\xff"}', "not JSON .*UTF-8"),
-        ("[" * 100000, "not JSON"),
         ('["a.wav", 1.0]', "a JSON array where a JSON object was expected. Write one object per line"),
-        ('"a.wav"', "str where a JSON object was expected"),
         ('{"text": "no audio"}', "the key audio_filepath is missing"),
         (
             '{"audio_filepath": ["a.wav"]}',
             r"audio_filepath is \['a.wav'\]\. .*`sox -M`",
         ),
         ('{"audio_filepath": ""}', "audio_filepath is ''"),
-        ('{"audio_filename": ""}', "audio_filepath is ''"),
-        ('{"audio_filepath": null}', "audio_filepath is None"),
-        ('{"audio_filepath": "/"}', "audio_filepath is '/'"),
         ('{"audio_filepath": "a\\u0000.wav"}', r"audio_filepath is 'a\\x00.wav'"),
         ('{"audio_filepath": "a.wav", "duration": -1}', "duration is -1. Give seconds as a number from 0 to"),
-        ('{"audio_filepath": "a.wav", "offset": -0.5}', r"offset is -0\.5"),
-        ('{"audio_filepath": "a.wav", "duration": "1.0"}', r"duration is '1\.0'"),
         ('{"audio_filepath": "a.wav", "duration": NaN}', "duration is nan"),
-        ('{"audio_filepath": "a.wav", "duration": Infinity}', "duration is inf"),
-        ('{"audio_filepath": "a.wav", "duration": 1e300}', r"duration is 1e\+300"),
-        ('{"audio_filepath": "a.wav", "duration": true}', "duration is True"),
         (
             '{"audio_filepath": "a.wav", "shard_id": 3}',
             r"a line of a tarred data set \(shard_id 3\) in a manifest of files.* --tars PATTERN",
-        ),
-        (
-            '{"audio_filepath": "audio__OP_0..7_CL_.tar"}',
-            r"a line of a tarred data set \('audio__OP_0\.\.7_CL_\.tar'\)",
         ),
     ],
 )
@@ -162,17 +134,6 @@ def test_ids_of_several_nemo_manifests_are_relative_to_their_common_folder(tmp_p
     assert [corpus[row].id for row in range(2)] == ["en/wavs/0", "fr/wavs/0"]
 
 
-def test_plain_and_compressed_lhotse_manifests_give_the_same_entries(tmp_path: Path) -> None:
-    plain = write_jsonl(tmp_path / "cuts.jsonl", [lhotse_cut("c1", "/a.wav"), lhotse_cut("c2", "/a.wav")])
-    packed = tmp_path / "cuts.jsonl.gz"
-    packed.write_bytes(gzip.compress(plain.read_bytes()))
-    for manifest in (plain, packed):
-        entries = entries_of(manifest)
-        assert [entry.cut_id for entry in entries] == ["c1", "c2"]
-        assert [entry.where for entry in entries] == [f"{manifest}:1", f"{manifest}:2"]
-        assert [entry.audio for entry in entries] == [LhotseCut(lhotse_cut(name, "/a.wav")) for name in ("c1", "c2")]
-
-
 def test_paths_in_lhotse_manifests_are_relative_to_the_current_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -184,21 +145,19 @@ def test_paths_in_lhotse_manifests_are_relative_to_the_current_directory(
     np.testing.assert_array_equal(Corpus.open(tmp_path / "lists" / "cuts.jsonl.corpus").load(0)[1], samples)
 
 
-@pytest.mark.parametrize("channel", [0, 1])
-def test_a_lhotse_recording_becomes_a_cut_of_the_requested_channel(tmp_path: Path, channel: int) -> None:
+def test_a_lhotse_recording_becomes_a_cut_of_the_requested_channel(tmp_path: Path) -> None:
     stereo = np.stack([hiss(8000, 1), hiss(8000, 2)], axis=1)
     path = write_audio(tmp_path / "a.wav", stereo)
     recordings = [
         lhotse_recording(str(path), "both", channels=2),
         lhotse_recording(str(some_audio(tmp_path / "b.wav")), "one"),
     ]
-    cuts, rejects = prepared(write_jsonl(tmp_path / "recordings.jsonl", recordings), channel=channel)
-    assert list(cuts) == ["both", "one"][: 2 - channel]
-    assert [reject["reason"] for reject in rejects] == ["no_such_channel"] * channel
-    assert (cuts["both"]["start"], cuts["both"]["duration"], cuts["both"]["channel"]) == (0.0, 0.5, channel)
+    cuts, (reject,) = prepared(write_jsonl(tmp_path / "recordings.jsonl", recordings), channel=1)
+    assert (list(cuts), reject["reason"]) == (["both"], "no_such_channel")
+    assert (cuts["both"]["start"], cuts["both"]["duration"], cuts["both"]["channel"]) == (0.0, 0.5, 1)
     corpus = Corpus.open(tmp_path / "recordings.jsonl.corpus")
     loaded = dict(corpus.load(row) for row in range(len(corpus)))["both"]
-    np.testing.assert_array_equal(loaded, read_audio(path)[:, channel])
+    np.testing.assert_array_equal(loaded, read_audio(path)[:, 1])
 
 
 def test_all_fields_of_a_lhotse_cut_are_kept(tmp_path: Path) -> None:
@@ -221,13 +180,6 @@ def test_all_fields_of_a_lhotse_cut_are_kept(tmp_path: Path) -> None:
     assert (cuts, rejects) == ({"c1": cut}, [])
 
 
-def test_speakers_that_are_numbers_in_lhotse_become_strings(tmp_path: Path) -> None:
-    supervision = {"id": "s", "recording_id": "r1", "start": 0.0, "duration": 0.5, "channel": 0, "speaker": 17}
-    cut = {**lhotse_cut("c1", str(some_audio(tmp_path / "a.wav"))), "supervisions": [supervision]}
-    cuts, _ = prepared(write_jsonl(tmp_path / "cuts.jsonl", [cut]))
-    assert cuts["c1"]["supervisions"][0]["speaker"] == "17"
-
-
 def changed(changes: dict[str, Any], recording: dict[str, Any], source: dict[str, Any]) -> dict[str, Any]:
     cut = {**lhotse_cut("c2", "/a.wav"), **changes}
     if recording or source:
@@ -240,35 +192,17 @@ def changed(changes: dict[str, Any], recording: dict[str, Any], source: dict[str
     ("cut", "message"),
     [
         (changed({"type": "MixedCut"}, {}, {}), "a MixedCut where a MonoCut was expected. Reduce it to cuts of one"),
-        (changed({"type": "MultiCut", "channel": [0, 1]}, {}, {}), "a MultiCut where a MonoCut was expected"),
-        (changed({"type": "PaddingCut"}, {}, {}), "a PaddingCut where a MonoCut was expected"),
-        (changed({"type": 3}, {}, {}), "a 3 where a MonoCut was expected"),
         (changed({"id": None}, {}, {}), "the id is None. Give a string"),
-        (changed({"id": 7}, {}, {}), "the id is 7"),
-        (changed({"id": ""}, {}, {}), "the id is ''"),
         (changed({"recording": None}, {}, {}), "the cut has no recording"),
         (changed({"recording": "r1"}, {}, {}), r"not a Lhotse cut or recording \(AttributeError"),
-        (changed({"start": None}, {}, {}), "the cut has no start"),
         (changed({"start": -1.0}, {}, {}), r"start is -1\.0"),
-        (changed({"duration": "1"}, {}, {}), "duration is '1'"),
         (changed({"channel": None}, {}, {}), "channel is None. Fix this line"),
-        (changed({"channel": [0]}, {}, {}), r"channel is \[0\]"),
         (changed({"unknown_field": 1}, {}, {}), r"not a Lhotse cut or recording \(TypeError"),
-        (changed({"supervisions": 1}, {}, {}), r"not a Lhotse cut or recording \(TypeError"),
         (changed({}, {"sampling_rate": 0}, {}), "sampling_rate is 0"),
-        (changed({}, {"sampling_rate": "16k"}, {}), "sampling_rate is '16k'"),
-        (changed({}, {"num_samples": None}, {}), "num_samples is None"),
         (changed({}, {"num_samples": 2.5}, {}), r"num_samples is 2\.5"),
-        (changed({}, {"duration": None}, {}), "the recording has no duration"),
-        (changed({}, {"duration": -2}, {}), "duration is -2"),
         (changed({}, {}, {"channels": 0}), "the channels of a source are 0. Give a list of numbers"),
-        (changed({}, {}, {"channels": ["left"]}), r"the channels of a source are \['left'\]"),
-        (changed({}, {}, {"source": None}), "a source of type 'file', which is not supported"),
         (changed({}, {}, {"type": "shar"}), "a source of type 'shar', .* Write the audio to files in Lhotse first"),
-        (changed({}, {}, {"type": "memory"}), "a source of type 'memory'"),
-        ({"sources": []}, "the id is None"),
         ({"id": "r", "sources": [], "type": "Recording"}, "the cut has no duration"),
-        ({"id": "r", "sources": 1, "duration": 1.0}, r"not a Lhotse cut or recording \(TypeError"),
     ],
 )
 def test_a_bad_line_of_a_lhotse_manifest_is_an_error_that_names_the_line(
@@ -277,35 +211,3 @@ def test_a_bad_line_of_a_lhotse_manifest_is_an_error_that_names_the_line(
     manifest = write_jsonl(tmp_path / "cuts.jsonl", [lhotse_cut("c1"), cut])
     with pytest.raises(ManifestError, match=rf"cuts\.jsonl:2: {message}"):
         entries_of(manifest)
-
-
-def test_only_the_cut_whose_audio_is_the_output_of_a_command_is_rejected(tmp_path: Path) -> None:
-    some_audio(tmp_path / "a.wav")
-    cut = lhotse_cut("c2")
-    cut["recording"]["sources"] = [{"type": "command", "channels": [0], "source": f"touch '{tmp_path}/was-run'"}]
-    manifest = write_jsonl(tmp_path / "cuts.jsonl", [lhotse_cut("c1", str(tmp_path / "a.wav")), cut])
-    cuts, (reject,) = prepared(manifest, probe="decode")
-    assert (list(cuts), reject["cut_id"], reject["reason"]) == (["c1"], "c2", "command")
-    assert not (tmp_path / "was-run").exists()
-
-
-def test_only_the_line_with_labels_that_are_nested_too_deep_for_a_corpus_is_rejected(tmp_path: Path) -> None:
-    some_audio(tmp_path / "a.wav")
-    deep = "[" * 300 + "]" * 300
-    (tmp_path / "m.json").write_text(
-        f'{{"audio_filepath": "a.wav"}}\n{{"audio_filepath": "a.wav", "offset": 0.01, "x": {deep}}}\n'
-    )
-    cuts, (reject,) = prepared(tmp_path / "m.json")
-    assert list(cuts) == ["a"]
-    assert (reject["where"], reject["reason"]) == (f"{tmp_path}/m.json:2", "unreadable")
-    assert reject["detail"].endswith("nested too deep or too large a number: Recursion limit reached")
-
-
-def test_a_long_name_is_shortened_where_it_is_rejected(tmp_path: Path) -> None:
-    some_audio(tmp_path / "a.wav")
-    (tmp_path / "m.json").write_text(f'{{"audio_filepath": "a.wav"}}\n{{"audio_filepath": "{"b" * 10**6}.wav"}}\n')
-    cuts, (reject,) = prepared(tmp_path / "m.json")
-    assert (list(cuts), reject["reason"]) == (["a"], "missing")
-    assert len(reject["detail"]) <= 2000
-    assert f"b.wav does not exist, nor below {Path.cwd()}" in reject["detail"]
-    assert len(reject["cut_id"]) <= 2000

@@ -5,16 +5,10 @@ import math
 from pathlib import Path
 from typing import Any
 
-import pyarrow
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from nestdata.prepare.inputs.labels import label_text, table_labels
-from tests.nestdata.prepare.inputs.formats.test_huggingface import data_set, embedded, save
-from tests.nestdata.prepare.inputs.formats.test_parquet import write_parquet
 from tests.nestdata.prepare.inputs.reading import lhotse_cut, prepared, some_audio
-from tests.nestdata.prepare.inputs.shards import write_tar
 
 NAN = math.nan
 
@@ -28,11 +22,6 @@ NAN = math.nan
 )  # fmt: skip
 def test_a_label_is_text_or_missing(value: object, text: str | None) -> None:
     assert label_text(value) == text
-
-
-@given(number=st.integers(-(2**53) + 1, 2**53 - 1))
-def test_a_whole_number_is_written_alike_as_float_and_as_integer(number: int) -> None:
-    assert label_text(float(number)) == label_text(number) == str(number)
 
 
 def test_fields_of_tables_are_missing_if_they_are_not_a_number() -> None:
@@ -59,39 +48,6 @@ def test_json_lines(tmp_path: Path) -> None:
     lines = [{"audio_filepath": f"{name}.wav"} | row for name, row in zip("ab", ROWS, strict=True)]
     (tmp_path / "m.json").write_text("".join(json.dumps(line) + "\n" for line in lines))
     assert list(labels_of(tmp_path / "m.json").values()) == LABELS
-
-
-@pytest.mark.parametrize("delimiter", [",", "\t"])
-def test_tables(tmp_path: Path, delimiter: str) -> None:
-    for name in "ab":
-        some_audio(tmp_path / f"{name}.wav")
-    rows = [("path", "sentence", "speaker"), ("a.wav", "nan", "1.0"), ("b.wav", "b", "")]
-    (tmp_path / "m.csv").write_text("".join(delimiter.join(row) + "\n" for row in rows))
-    assert list(labels_of(tmp_path / "m.csv").values()) == LABELS
-
-
-def test_parquet_columns_with_gaps(tmp_path: Path) -> None:
-    content = some_audio(tmp_path / "a.wav").read_bytes()
-    audio: list[dict[str, Any] | None] = [{"bytes": content, "path": "a.wav"}] * 2
-    columns: dict[str, Any] = {name: [row[name] for row in ROWS] for name in ("lang", "speaker")}
-    columns["lang"] = pyarrow.array([NAN, None], pyarrow.float64())
-    write_parquet(tmp_path / "p.parquet", audio, text=[None, "b"], **columns)
-    assert list(labels_of(tmp_path / "p.parquet").values()) == LABELS
-
-
-def test_hugging_face_data_sets(tmp_path: Path) -> None:
-    rows = data_set({"audio": [embedded(), embedded()], "text": [None, "b"], "speaker": [1.0, NAN]}, "audio")
-    assert list(labels_of(save(rows, tmp_path / "data")).values()) == LABELS
-
-
-def test_webdataset_samples(tmp_path: Path) -> None:
-    content = some_audio(tmp_path / "a.wav").read_bytes()
-    members = [
-        member
-        for name, row in zip("ab", ROWS, strict=True)
-        for member in ((f"{name}.json", json.dumps(row).encode()), (f"{name}.wav", content))
-    ]
-    assert list(labels_of(write_tar(tmp_path / "t.tar", members)).values()) == LABELS
 
 
 def test_lhotse_supervisions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,10 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from nestdata.prepare.inputs.format import InputOptions
-from nestdata.prepare.inputs.formats.detect import open_sources
 from nestdata.prepare.inputs.names import FileNames
-from tests.nestdata.prepare.inputs.reading import entries_of, lhotse_recording, prepared, some_audio, source_of
+from tests.nestdata.prepare.inputs.reading import entries_of, lhotse_recording, some_audio, source_of
 from tests.synthesis import write_jsonl
 
 
@@ -77,23 +75,6 @@ def test_each_name_is_looked_up_beside_the_manifest_in_the_current_directory_and
     ]
 
 
-@pytest.mark.parametrize("form", WRITERS)
-def test_a_file_that_is_missing_is_rejected_with_all_places(folder: Path, form: str) -> None:
-    cuts, (reject,) = prepared(WRITERS[form](folder, "both.wav", "gone.wav"))
-    beside = f"{folder}/kaldi" if form == "kaldi" else str(folder)
-    assert (len(cuts), reject["reason"]) == (1, "missing")
-    for place in (beside, str(folder.parent / "here")):
-        assert place in reject["detail"]
-
-
-def test_a_file_called_tilde_beside_the_manifest_comes_before_the_home_directory(folder: Path) -> None:
-    some_audio(folder / "~" / "home.wav")
-    entries = entries_of(nemo(folder, "~/home.wav", "~/../lists/lists.wav", "~"))
-    assert [entry.audio.location for entry in entries] == [
-        f"{folder}/~/home.wav", f"{folder}/lists.wav", str(folder.parent / "home"),
-    ]  # fmt: skip
-
-
 def test_ids_of_names_in_the_current_directory_are_those_of_a_table(folder: Path) -> None:
     for names in (["here.wav", "both.wav"], ["gone.wav", "here.wav", "lists.wav"]):
         ids = [
@@ -101,13 +82,6 @@ def test_ids_of_names_in_the_current_directory_are_those_of_a_table(folder: Path
         ]
         assert ids[0] == ids[1] == ids[2]
         assert ids[0][0] == ("here" if names[0] == "here.wav" else "gone")
-
-
-def test_a_manifest_that_names_files_by_absolute_paths_does_not_look_for_them(folder: Path) -> None:
-    (source,) = open_sources([nemo(folder, "/data/a.wav", "//data/b.wav")], InputOptions())
-    assert [entry.audio.location for n, item in enumerate(source.items(), 1) for entry in source.entries(n, item)] == [
-        "/data/a.wav", "/data/b.wav",
-    ]  # fmt: skip
 
 
 @pytest.mark.usefixtures("folder")

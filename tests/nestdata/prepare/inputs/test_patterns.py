@@ -6,12 +6,10 @@ from hypothesis import strategies as st
 
 from nestdata import ManifestError
 from nestdata.prepare.inputs.patterns import (
-    check_shards,
     default_output,
     expand,
     is_pattern,
     numbered,
-    shard_number,
 )
 
 
@@ -21,17 +19,12 @@ from nestdata.prepare.inputs.patterns import (
         ("a.tar", ["a.tar"]),
         ("a_{0..3}.tar", ["a_0.tar", "a_1.tar", "a_2.tar", "a_3.tar"]),
         ("a__OP_0..1_CL_.tar", ["a_0.tar", "a_1.tar"]),
-        ("a_(0..1).tar", ["a_0.tar", "a_1.tar"]),
         ("a_[0..1].tar", ["a_0.tar", "a_1.tar"]),
-        ("a_<0..1>.tar", ["a_0.tar", "a_1.tar"]),
         ("a-{08..10}.tar", ["a-08.tar", "a-09.tar", "a-10.tar"]),
-        ("a-{8..10}.tar", ["a-8.tar", "a-9.tar", "a-10.tar"]),
         ("a-{000..4..2}.tar", ["a-000.tar", "a-002.tar", "a-004.tar"]),
-        ("a-{2..0}.tar", ["a-2.tar", "a-1.tar", "a-0.tar"]),
         ("{en,de}/a_{0..1}.tar", ["en/a_0.tar", "en/a_1.tar", "de/a_0.tar", "de/a_1.tar"]),
         ("a{,_v2}.tar", ["a.tar", "a_v2.tar"]),
         ("a (copy)/[x]/{b}.tar", ["a (copy)/[x]/{b}.tar"]),
-        ("../a.tar", ["../a.tar"]),
     ],
 )
 def test_a_pattern_stands_for_its_names(pattern: str, names: list[str]) -> None:
@@ -43,17 +36,10 @@ def test_a_pattern_stands_for_its_names(pattern: str, names: list[str]) -> None:
     ("given", "name"),
     [
         ("data/speech.json", "speech"),
-        ("data/cuts.jsonl.gz", "cuts"),
-        ("data/calls/", "calls"),
-        ("data/_raw_", "_raw_"),
         ("data/shard-{000000..000009}.tar", "shard"),
         ("data/audio__OP_0..127_CL_.tar", "audio"),
         ("s3://bucket/tars/manifest_{0..511}.json", "manifest"),
-        ("s3://bucket/speech/", "speech"),
-        ("s3://bucket", "bucket"),
-        ("data/{0..7}.tar", "data"),
         ("data/{en,de}/{0..7}.tar", "data"),
-        ("data/train-*.parquet", "train"),
         ("data/*.parquet", "data"),
     ],
 )
@@ -67,21 +53,6 @@ def test_a_pattern_of_too_many_names_is_an_error() -> None:
             expand(pattern)
 
 
-@pytest.mark.parametrize(
-    ("name", "number"),
-    [
-        ("s3://b/audio_12.tar", 12),
-        ("manifest_0_normalized.json", 0),
-        ("manifest_normalized_7.jsonl.gz", 7),
-        ("audio_0_16k.tar", 16),  # as NeMo reads it
-        ("set-000031.tar", 31),
-        ("7/audio.tar", None),
-    ],
-)
-def test_the_number_of_a_shard_is_in_its_name(name: str, number: int | None) -> None:
-    assert shard_number(name) == number
-
-
 @given(st.integers(0, 300), st.integers(0, 300), st.integers(0, 4))
 def test_expanded_names_have_the_numbers_of_the_range(first: int, last: int, width: int) -> None:
     names = expand(f"/x/audio_{{{first:0{width}d}..{last}}}.tar")
@@ -93,11 +64,3 @@ def test_the_only_range_of_a_pattern_gives_the_numbers() -> None:
     assert numbered(expand(pattern), pattern, pattern) == {3: "v2/audio_3_16k.tar", 4: "v2/audio_4_16k.tar"}
     with pytest.raises(ManifestError, match="are both shard 16"):
         numbered(expand(pattern), pattern)
-
-
-def test_shards_that_exist_pass_the_check(tmp_path: Path) -> None:
-    names = expand(f"{tmp_path}/a_{{0..2}}.tar")
-    for name in names:
-        Path(name).touch()
-    check_shards(names, "a")
-    check_shards(["https://host/a_0.tar"], "a")  # cannot be listed: asked for when it is read

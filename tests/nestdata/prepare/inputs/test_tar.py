@@ -1,6 +1,5 @@
 import gzip
 import io
-import lzma
 import tarfile
 from pathlib import Path
 from typing import Any
@@ -17,8 +16,6 @@ from nestdata.prepare.inputs.tar import (
     TarMember,
     member_at,
     open_shard,
-    plain_name,
-    stem_and_suffix,
     walk,
 )
 from nestdata.storage import ObjectInfo
@@ -120,7 +117,7 @@ def test_the_member_at_a_header_is_found_in_the_middle_of_a_tar(tmp_path: Path) 
     assert [found.reason for found in (link, end)] == ["unsafe_member", "no_such_member"]  # type: ignore[union-attr]
 
 
-@pytest.mark.parametrize("padding", [0, BLOCK, 100 * BLOCK, 1000 * BLOCK])
+@pytest.mark.parametrize("padding", [0, 100 * BLOCK])
 def test_members_behind_an_end_mark_are_read(padding: int) -> None:
     first, second = tar_of(("a.wav", b"abc"), ("b.wav", b"")), tar_of(("c.wav", b"defg"))
     joined = tar_of() + first + bytes(padding) + second + second
@@ -130,9 +127,7 @@ def test_members_behind_an_end_mark_are_read(padding: int) -> None:
     assert members_of(joined) == expected
 
 
-@pytest.mark.parametrize(
-    "rest", [b"x", b"garbage" * 1000, bytes(700) + b"x", gzip.compress(b"abc", mtime=0), b"\0" * 511 + b"\1"]
-)
+@pytest.mark.parametrize("rest", [b"garbage" * 1000, bytes(700) + b"x"])
 def test_something_else_behind_the_end_mark_is_damage(rest: bytes) -> None:
     whole = tar_of(("a.wav", b"abc"))
     members, reason, message = until_damage(whole + rest)
@@ -141,45 +136,15 @@ def test_something_else_behind_the_end_mark_is_damage(rest: bytes) -> None:
     assert message == f"has an end mark, and behind it, at byte {at}, something that is not a tar"
 
 
-def test_damage_in_a_second_archive_is_found() -> None:
-    whole, second = tar_of(("a.wav", b"abc")), bytearray(tar_of(("b.wav", b"abc"), ("c.wav", b"abc")))
-    second[2 * BLOCK] ^= 1
-    members, _, message = until_damage(whole + second)
-    assert [member.name for member in members] == ["a.wav", "b.wav"]
-    assert f"byte {len(whole) + 2 * BLOCK}" in message
-
-
-def test_zeros_behind_the_end_mark_are_the_end_unless_there_are_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = tar_of(("a.wav", b"abc"))
-    end = 2 * BLOCK
-    monkeypatch.setattr(tar_module, "_MAX_PADDING", 1 << 20)
-    for num_bytes in (end + (1 << 20), end + (1 << 20) - 1, end + BLOCK + 1, end + BLOCK):
-        assert members_of(whole.ljust(num_bytes, b"\0")[:num_bytes]) == members_of(whole)
-    members, reason, _ = until_damage(whole.ljust(end + (1 << 20) + 1, b"\0"))
-    assert (members, reason) == (members_of(whole), "shard_unreadable")
-
-
-@pytest.mark.parametrize("form", _FORMATS)
-def test_long_and_unicode_names_are_read_in_every_format(form: int) -> None:
-    names = ["ü/日本.wav", f"{'f' * 90}/{'b' * 60}.wav", *([] if form == tarfile.USTAR_FORMAT else [_LONG])]
-    members = members_of(tar_of(*((name, b"abc") for name in names), form=form))
-    assert [member.name for member in members] == names
-    assert all(member.size == 3 and not member.problem for member in members)
-
-
 @pytest.mark.parametrize(
     ("info", "problem"),
     [
         (info_of("/etc/a.wav"), "stored under an absolute name"),
         (info_of("a/../../b.wav"), "stored under a name with `..`"),
         (info_of("a.wav", type=tarfile.SYMTYPE, linkname="/etc/passwd"), "a symbolic link to '/etc/passwd'"),
-        (info_of("a.wav", type=tarfile.LNKTYPE, linkname="b.wav"), "a hard link to 'b.wav'"),
-        (info_of("a.wav", type=tarfile.CHRTYPE), "a character device"),
-        (info_of("a.wav", type=tarfile.BLKTYPE), "a block device"),
         (info_of("a.wav", type=tarfile.FIFOTYPE), "a pipe"),
         (info_of("a.wav", type=tarfile.GNUTYPE_SPARSE), "a sparse file"),
         (info_of("a.wav", pax_headers={"GNU.sparse.major": "1"}), "a sparse file"),
-        (info_of("a.wav", type=b"Z"), "of the unknown type 'Z'"),
     ],
 )
 def test_a_member_that_must_not_be_used_is_named_and_the_next_one_is_found(info: tarfile.TarInfo, problem: str) -> None:
@@ -197,19 +162,6 @@ def test_no_length_of_a_truncated_archive_gives_a_wrong_member(length: int) -> N
     assert members == whole[: len(members)]
     assert len(members) < 2 or length >= whole[1].offset + 700
     assert reason == "shard_unreadable"
-
-
-@given(st.integers(0, BLOCK - 1), st.integers(1, 255))
-def test_a_changed_byte_in_a_header_is_noticed_by_its_checksum(position: int, change: int) -> None:
-    content = bytearray(tar_of(("a.wav", b"a" * 100), ("b.wav", b"b" * 100), form=tarfile.USTAR_FORMAT))
-    content[2 * BLOCK + position] ^= change
-    try:
-        members = members_of(bytes(content))
-    except TarError as error:
-        assert "byte 1024" in str(error)  # noqa: PT017, most changes, but not all
-    else:  # such as a blank that became a NUL byte, beside the digits of the checksum
-        assert 148 <= position < 156
-        assert [member.name for member in members] == ["a.wav", "b.wav"]
 
 
 @given(st.lists(st.tuples(st.integers(0, 3 * BLOCK), st.integers(0, 255)), max_size=20), st.sampled_from(_FORMATS))
@@ -233,10 +185,9 @@ def test_members_of_an_archive_with_any_damage_are_inside_of_it(changes: list[tu
         (b"", "shard_unreadable", "has no bytes"),
         (b"RIFF" + bytes(1000), "shard_unreadable", "not a tar archive"),
         (gzip.compress(tar_of(("a.wav", b"abc")), mtime=0), "compressed_tar", "compressed with gzip"),
-        (lzma.compress(tar_of(("a.wav", b"abc"))), "compressed_tar", "compressed with xz"),
         (b"\x28\xb5\x2f\xfd" + bytes(600), "compressed_tar", "compressed with zstd"),
     ],
-    ids=["empty", "other", "gzip", "xz", "zstd"],
+    ids=["empty", "other", "gzip", "zstd"],
 )
 def test_files_that_are_no_plain_tar_are_named(content: bytes, reason: str, message: str) -> None:
     members, found, text = until_damage(content)
@@ -247,20 +198,3 @@ def test_files_that_are_no_plain_tar_are_named(content: bytes, reason: str, mess
 def test_an_extended_header_of_a_gigabyte_is_not_read() -> None:
     huge = info_of("x", type=tarfile.XHDTYPE, size=1 << 30).tobuf(tarfile.USTAR_FORMAT)
     assert "has 1073741824 bytes" in until_damage(huge + bytes(BLOCK))[2]
-
-
-@pytest.mark.parametrize(
-    ("name", "parts"),
-    [
-        ("a/b.c.FLAC", ("a/b.c", ".flac")),
-        ("a.b/c", ("a.b/c", "")),
-        (".hidden", (".hidden", "")),
-        ("a/.wav", ("a/.wav", "")),
-    ],
-)
-def test_a_name_is_split_before_its_last_dot(name: str, parts: tuple[str, str]) -> None:
-    assert stem_and_suffix(name) == parts
-
-
-def test_a_leading_dot_folder_is_dropped() -> None:
-    assert [plain_name(name) for name in ("./a/b", ".//a", "././a", ".a", "a/./b")] == ["a/b", "a", "a", ".a", "a/./b"]

@@ -1,27 +1,18 @@
-import os
-import re
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pyarrow
 import pytest
 import soundfile
 from pyarrow import parquet
 
 from nestdata import Corpus, ManifestError, prepare_corpus
-from nestdata.prepare.inputs.audio import File
-from nestdata.prepare.inputs.entry import AUDIO_SUFFIXES, Entry, Source
-from nestdata.prepare.inputs.format import InputOptions
-from nestdata.prepare.inputs.formats.detect import open_sources
 from nestdata.prepare.inputs.formats.folder import sorted_as_files
 from nestdata.storage import ObjectInfo
 from tests.nestdata.prepare.inputs.formats.test_parquet import write_parquet
-from tests.nestdata.prepare.inputs.reading import entries_of, prepared, some_audio, source_of
+from tests.nestdata.prepare.inputs.reading import entries_of, prepared, some_audio
 from tests.nestdata.prepare.inputs.shards import write_tar
-from tests.synthesis import hiss, read_audio, write_audio, write_jsonl
+from tests.synthesis import hiss, write_audio
 
 
 def ids_of(folder: Path) -> list[str]:
@@ -34,14 +25,6 @@ def test_files_are_sorted_by_kind_and_name_and_come_before_those_of_subfolders(t
         (tmp_path / name).touch()
     (tmp_path / "f.wav").mkdir()
     assert ids_of(tmp_path) == ["a", "b", "Z", "a/e", "sub/c", "sub/deep/d"]
-
-
-def test_the_position_of_an_entry_is_the_path_of_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "x" / "y").mkdir(parents=True)
-    (tmp_path / "x" / "y" / "a.wav").touch()
-    monkeypatch.chdir(tmp_path)
-    path = str(tmp_path / "x" / "y" / "a.wav")
-    assert entries_of(Path("x")) == [Entry(where=path, cut_id="y/a", audio=File(path))]
 
 
 def test_a_second_file_with_the_same_stem_is_rejected_as_a_duplicate_with_its_path(tmp_path: Path) -> None:
@@ -63,14 +46,6 @@ def test_of_files_with_the_same_stem_one_is_divided(tmp_path: Path) -> None:
     assert {reject["cut_id"].partition("@")[0] for reject in rejects} == {"a", "b"}
 
 
-def test_ids_of_folders_with_the_same_layout_do_not_collide(tmp_path: Path) -> None:
-    for language in ("en", "fr"):
-        some_audio(tmp_path / language / "wavs" / "0.wav")
-    prepare_corpus([tmp_path / "en", tmp_path / "fr"], tmp_path / "speech.corpus")
-    corpus = Corpus.open(tmp_path / "speech.corpus")
-    assert [corpus[row].id for row in range(2)] == ["en/wavs/0", "fr/wavs/0"]
-
-
 def test_symbolic_links_are_followed_but_no_folder_is_read_twice(tmp_path: Path) -> None:
     folder = tmp_path / "audio"
     for name in ("a.wav", "deep/b.wav"):
@@ -86,15 +61,6 @@ def test_symbolic_links_are_followed_but_no_folder_is_read_twice(tmp_path: Path)
     assert ids_of(folder) == ["a", "file", "again/b", "again/upper/elsewhere/c"]
 
 
-def test_a_broken_symbolic_link_is_rejected_as_missing(tmp_path: Path) -> None:
-    some_audio(tmp_path / "audio" / "a.wav")
-    (tmp_path / "audio" / "b.wav").symlink_to(tmp_path / "gone.wav")
-    (tmp_path / "audio" / "c.wav").symlink_to(tmp_path / "audio" / "c.wav")
-    cuts, rejects = prepared(tmp_path / "audio")
-    assert list(cuts) == ["a"]
-    assert [(reject["cut_id"], reject["reason"]) for reject in rejects] == [("b", "missing"), ("c", "missing")]
-
-
 def test_only_the_file_with_a_name_that_is_not_unicode_is_rejected(tmp_path: Path) -> None:
     some_audio(tmp_path / "audio" / "a.wav")
     some_audio(tmp_path / "audio" / "b.wav").rename(tmp_path / "audio" / "b\udcff.wav")
@@ -104,43 +70,10 @@ def test_only_the_file_with_a_name_that_is_not_unicode_is_rejected(tmp_path: Pat
     assert "not Unicode" in reject["detail"]
 
 
-def test_samples_of_a_prepared_folder_equal_the_file(tmp_path: Path) -> None:
-    path = some_audio(tmp_path / "audio" / "deep" / "a.flac")
-    cuts, rejects = prepared(tmp_path / "audio")
-    assert (list(cuts), cuts["deep/a"]["supervisions"], rejects) == (["deep/a"], [], [])
-    np.testing.assert_array_equal(Corpus.open(tmp_path / "audio.corpus").load(0)[1], read_audio(path))
-
-
 def test_a_folder_without_audio_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "deep").mkdir()
     (tmp_path / "deep" / "notes.txt").touch()
     with pytest.raises(ManifestError, match=r"no audio in this folder .* of other kinds: 1 \.txt"):
-        entries_of(tmp_path)
-
-
-def test_a_path_that_is_not_a_folder_is_an_error_if_the_format_is_folder(tmp_path: Path) -> None:
-    (tmp_path / "m.json").touch()
-    for name, message in (("m.json", "a file, but --format folder reads a folder"), ("gone", "no such folder")):
-        with pytest.raises(ManifestError, match=rf"{name}: {message}"):
-            source_of(tmp_path / name, "folder")
-
-
-def test_a_folder_without_read_permission_is_an_error_that_names_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Simulates the error, because root may read every folder."""
-    (tmp_path / "a" / "secret").mkdir(parents=True)
-    scandir = os.scandir
-
-    def refuse(path: str) -> Iterator[Any]:
-        if path.endswith("secret"):
-            raise PermissionError(13, "Permission denied", path)
-        return scandir(path)
-
-    monkeypatch.setattr(os, "scandir", refuse)
-    with pytest.raises(
-        ManifestError, match=r"a/secret: cannot be listed \(Permission denied\)\. Grant read permission, or move"
-    ):
         entries_of(tmp_path)
 
 
@@ -177,20 +110,6 @@ def test_a_folder_is_read_with_its_tars_and_parquet_files_and_the_rest_is_counte
     assert text in (tmp_path / "m.corpus" / "report.html").read_text()
 
 
-def test_the_parts_of_a_folder_are_what_they_are_alone(tmp_path: Path) -> None:
-    write_all_kinds(tmp_path / "m")
-    folder = tmp_path / "m"
-    together = open_sources([folder], InputOptions(write_to=tmp_path / "a", stored_in=tmp_path / "a"))
-    found = {entry.cut_id: entry.labels for source in together for entry in parsed(source)}
-    alone = entries_of(folder / "deep" / "h.tar") + entries_of(folder / "wav-1.wav")
-    assert found["deep/x"] == alone[0].labels == {"text": "hello"}
-    assert [source.count() for source in together] == [8, 1, 1]
-
-
-def parsed(source: Source) -> list[Entry]:
-    return [entry for number, item in enumerate(source.items(), 1) for entry in source.entries(number, item)]
-
-
 def test_common_formats_come_before_others_of_the_same_name(tmp_path: Path) -> None:
     for name in ("a.aac", "a.mp3", "a.wav", "b.mp4", "c.caf", "c.flac"):
         (tmp_path / name).touch()
@@ -198,30 +117,3 @@ def test_common_formats_come_before_others_of_the_same_name(tmp_path: Path) -> N
     assert files == ["a.wav", "c.flac", "a.mp3", "a.aac", "b.mp4", "c.caf"]
     objects = [ObjectInfo(f"s3://b/{name}", 1, None) for name in sorted(files)]
     assert [info.location.rpartition("/")[2] for info in sorted_as_files(objects)] == files
-
-
-def test_a_file_that_no_decoder_reads_is_a_reject(tmp_path: Path) -> None:
-    some_audio(tmp_path / "m" / "a.wav")
-    (tmp_path / "m" / "film.mkv").write_bytes(b"\x1a\x45\xdf\xa3" + bytes(100))
-    (tmp_path / "m" / "b.parquet").write_bytes(b"PAR1")
-    cuts, rejects = prepared(tmp_path / "m")
-    assert list(cuts) == ["a"]
-    assert sorted((reject["cut_id"], reject["reason"]) for reject in rejects) == [
-        ("b", "unreadable"),
-        ("film", "unreadable"),
-    ]
-
-
-def test_a_second_file_of_a_name_is_rejected_with_both_paths(tmp_path: Path) -> None:
-    first, second = some_audio(tmp_path / "m" / "u.flac"), some_audio(tmp_path / "m" / "u.wav")
-    _, (reject,) = prepared(tmp_path / "m")
-    assert str(first) in reject["detail"]
-    assert reject["detail"].startswith(str(second))
-    lines = write_jsonl(tmp_path / "m.json", [{"audio_filepath": str(path)} for path in (first, second)])
-    _, (reject,) = prepared(lines)
-    assert (reject["where"], f"{first} ({lines}:1)" in reject["detail"]) == (f"{lines}:2", True)
-
-
-def test_the_documentation_lists_all_suffixes() -> None:
-    text = Path("docs/formats.md").read_text().partition("### Suffixes")[2].partition("### ")[0]
-    assert sorted(re.findall(r"`(\.\w+)`", text)) == sorted(AUDIO_SUFFIXES)

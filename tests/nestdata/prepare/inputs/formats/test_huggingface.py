@@ -144,28 +144,6 @@ def test_plain_columns_become_labels_and_classes_are_given_by_name(tmp_path: Pat
     assert cut["custom"] == {"mood": "happy", "score": 0.5, "is_clean": True}
 
 
-def test_ids_are_row_numbers_and_a_column_called_id_is_a_label(tmp_path: Path) -> None:
-    data_set({"audio": [embedded()] * 4, "id": [7, 7, 0, 1]}, "audio").save_to_disk(tmp_path / "train")
-    cuts, rejects = prepared(tmp_path / "train")
-    assert {cut_id: cut["custom"]["id"] for cut_id, cut in cuts.items()} == {
-        "train/0": 7,
-        "train/1": 7,
-        "train/2": 0,
-        "train/3": 1,
-    }
-    assert rejects == []
-
-
-def test_ids_of_splits_with_the_same_name_do_not_collide(tmp_path: Path) -> None:
-    for language in ("en", "fr"):
-        data_set({"audio": [embedded()]}, "audio").save_to_disk(tmp_path / language / "train")
-    prepare_corpus([tmp_path / "en" / "train", tmp_path / "fr" / "train"], tmp_path / "speech.corpus")
-    corpus = Corpus.open(tmp_path / "speech.corpus")
-    assert [corpus[row].id for row in range(2)] == ["en/train/0", "fr/train/0"]
-    names = [corpus.address(row).location for row in range(2)]  # type: ignore[union-attr]
-    assert names == [f"{corpus.path}/shards/{number}/{number}-000001-000.tar" for number in (0, 1)]
-
-
 @pytest.mark.parametrize(("columns", "chosen"), [(["clip"], 0), (["clip", "audio"], 1), (["b", "a"], 0)])
 def test_the_audio_column_may_have_any_name(tmp_path: Path, columns: list[str], chosen: int) -> None:
     audio = [embedded(encoded(hiss(8000 + 100 * i, i))) for i in range(2)]
@@ -174,14 +152,6 @@ def test_the_audio_column_may_have_any_name(tmp_path: Path, columns: list[str], 
     ((_, cut),) = prepared(tmp_path / "train")[0].items()
     assert cut["recording"]["num_samples"] == 8000 + 100 * chosen
     assert "custom" not in cut
-
-
-def test_the_format_that_a_data_set_was_saved_with_is_ignored(tmp_path: Path) -> None:
-    rows = data_set({"audio": [embedded()], "score": [3], "text": ["x"]}, "audio")
-    rows.with_format("torch", columns=["score"]).save_to_disk(tmp_path / "train")
-    (entry,) = entries_of(tmp_path / "train", write_to=tmp_path / "out")
-    assert entry.labels == {"score": 3, "text": "x"}
-    assert type(entry.labels["score"]) is int
 
 
 def test_a_folder_with_several_splits_is_an_error_that_names_them(tmp_path: Path) -> None:
@@ -197,31 +167,6 @@ def test_a_data_set_without_audio_is_an_error_that_names_its_columns(tmp_path: P
     data_set({"file": ["a.wav"], "text": ["x"]}).save_to_disk(tmp_path / "train")
     with pytest.raises(ManifestError, match=r"no column with audio, .* among file, text"):
         prepared(tmp_path / "train")
-
-
-def test_a_path_that_is_not_a_data_set_is_an_error_if_the_format_is_huggingface(tmp_path: Path) -> None:
-    some_audio(tmp_path / "a.wav")
-    no_split = "not one split of a data set that `save_to_disk` wrote"
-    for name, message in (
-        ("", no_split),
-        ("gone", "no such folder"),
-        ("a.wav", "a file, but --format huggingface reads a folder"),
-    ):
-        with pytest.raises(ManifestError, match=message):
-            entries_of(tmp_path / name, "huggingface")
-
-
-@pytest.mark.parametrize(
-    ("file", "message"), [("state.json", "not one split"), ("data-00000-of-00001.arrow", "not a file of a data set")]
-)
-def test_a_damaged_data_set_is_an_error_with_a_message_of_one_line(tmp_path: Path, file: str, message: str) -> None:
-    data_set({"audio": [embedded()]}, "audio").save_to_disk(tmp_path / "train")
-    content = (tmp_path / "train" / file).read_bytes()
-    (tmp_path / "train" / file).unlink()
-    (tmp_path / "train" / file).write_bytes(content[: len(content) // 2])
-    with pytest.raises(ManifestError, match=message) as caught:
-        prepared(tmp_path / "train")
-    assert "\n" not in str(caught.value)
 
 
 def test_without_the_package_the_error_says_how_to_install_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from nestdata import Corpus, ManifestError
-from nestdata.prepare.inputs.audio import File, Unusable
+from nestdata.prepare.inputs.audio import File
 from nestdata.prepare.inputs.entry import Entry
 from tests.nestdata.prepare.inputs.reading import entries_of, prepared, some_audio
 from tests.synthesis import hiss, read_audio, write_audio
@@ -39,56 +39,13 @@ def test_without_segments_recordings_are_utterances(tmp_path: Path) -> None:
     ]
 
 
-def test_segments_are_utterances_with_their_own_labels(tmp_path: Path) -> None:
-    directory = kaldi(
-        tmp_path / "data",
-        wav="r1 /audio/a.wav\n",
-        segments="u1 r1 0.5 2\nu2 r1 2.00 3.25\n",
-        text="r1 all of it\nu2 a part\n",
-        utt2spk="u1 s1\nu2 s2\n",
-    )
-    assert entries_of(directory) == [
-        Entry(f"{directory}/segments:1", "u1", File("/audio/a.wav"), 0.5, 1.5, labels={"speaker": "s1"}),
-        Entry(
-            f"{directory}/segments:2", "u2", File("/audio/a.wav"), 2.0, 1.25, labels={"text": "a part", "speaker": "s2"}
-        ),
-    ]
-
-
-@pytest.mark.parametrize("gap", ["\t", "  ", " \t "])
-@pytest.mark.parametrize("end", ["\n", "\r\n", " \n"])
-def test_fields_may_be_separated_by_any_spaces_and_tabs(tmp_path: Path, gap: str, end: str) -> None:
-    directory = kaldi(
-        tmp_path / "data",
-        wav=f"\ufeffr1{gap}/audio/a b.wav{end}",
-        segments=f"u1{gap}r1{gap}0.5{gap}1.5{end}",
-        text=f"u1{gap}three\u3000words\u00a0here {gap} now{end}",
-        utt2spk=f"u1{gap}s1{end}",
-    )
-    (entry,) = entries_of(directory)
-    assert (entry.cut_id, entry.audio.location, entry.offset, entry.duration) == ("u1", "/audio/a b.wav", 0.5, 1.0)
-    assert entry.labels == {"text": f"three\u3000words\u00a0here {gap} now", "speaker": "s1"}
-
-
-def test_positions_are_line_numbers_as_in_an_editor(tmp_path: Path) -> None:
-    wav = "u1 /a.wav\n\n \r\nu2 /a.wav\n"
-    directory = kaldi(tmp_path / "data", wav=wav)
-    assert [entry.where for entry in entries_of(directory)] == [f"{directory}/wav.scp:{line}" for line in (1, 4)]
-    kaldi(directory, segments="\ns1 u1 0 1\n\ns2 u2 0 1")
-    assert [entry.where for entry in entries_of(directory)] == [f"{directory}/segments:{line}" for line in (2, 4)]
-
-
 @pytest.mark.parametrize(
     ("files", "span"),
     [
         ({"segments": "u r 1 -1"}, ("u", 1.0, None)),
         ({"segments": "u r 1 -1", "utt2dur": "u 2.5\n"}, ("u", 1.0, 2.5)),
         ({"segments": "u r 1 -1", "reco2dur": "r 3\n"}, ("u", 1.0, 2.0)),
-        ({"segments": "u r 1 -1", "utt2dur": "u 2.5\n", "reco2dur": "r 3\n"}, ("u", 1.0, 2.5)),
-        ({"segments": "u r 1 -1", "utt2dur": "r 2.5\n", "reco2dur": "u 3\n"}, ("u", 1.0, None)),
         ({"segments": "u r 1 2.5", "utt2dur": "u 9\n", "reco2dur": "r 9\n"}, ("u", 1.0, 1.5)),
-        ({"utt2dur": "r 2.5\n"}, ("r", 0.0, 2.5)),
-        ({"reco2dur": "r 3\n"}, ("r", 0.0, 3.0)),
         ({"utt2dur": "r 2.5\n", "reco2dur": "r 3\n"}, ("r", 0.0, 2.5)),
     ],
 )
@@ -98,53 +55,11 @@ def test_durations_come_from_the_most_specific_file_that_has_them(
     assert spans_of(kaldi(tmp_path / "data", wav="r /a.wav\n", **files)) == [span]
 
 
-def test_segments_are_prepared_and_loaded(tmp_path: Path) -> None:
-    path = write_audio(tmp_path / "a.flac", hiss(32000, 1))
-    directory = kaldi(
-        tmp_path / "data",
-        wav=f"r1 {path}\n",
-        segments="u1 r1 0.25 1\nu2 r1 1.25 -1\n",
-        text="u1 grüße\n",
-        utt2spk="u1 s1\nu2 s2\n",
-        utt2lang="u1 de\n",
-    )
-    cuts, rejects = prepared(directory)
-    assert rejects == []
-    labels = [{key: cuts["u1"]["supervisions"][0][key] for key in ("text", "speaker", "language")}]
-    assert labels == [{"text": "grüße", "speaker": "s1", "language": "de"}]
-    corpus = Corpus.open(tmp_path / "data.corpus")
-    loaded = dict(corpus.load(row) for row in range(2))
-    np.testing.assert_array_equal(loaded["u1"], read_audio(path)[4000:16000])
-    np.testing.assert_array_equal(loaded["u2"], read_audio(path)[20000:])
-
-
-@pytest.mark.parametrize("folder", ["recipe", "recipe/data"])
-@pytest.mark.parametrize("before", ["", "u0 gone.wav\n", "u0 /gone.wav\n", "u0 cat x |\n"])
-def test_relative_paths_start_from_the_current_or_the_data_directory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: str, before: str
-) -> None:
-    (tmp_path / "recipe").mkdir()
-    monkeypatch.chdir(tmp_path / "recipe")
-    directory = kaldi(tmp_path / "recipe" / "data", wav=f"{before}u1 audio/a.wav\nu2 ./audio/b.wav\n")
-    some_audio(tmp_path / folder / "audio" / "a.wav")
-    paths = [entry.audio.location for entry in entries_of(Path("data"))][-2:]
-    assert paths == [f"{tmp_path}/{folder}/audio/a.wav", f"{tmp_path}/{folder}/audio/b.wav"]
-    assert (directory / "audio").exists() == (folder == "recipe/data")
-
-
-def test_relative_paths_start_from_the_data_directory_if_no_file_exists(tmp_path: Path) -> None:
-    directory = kaldi(tmp_path / "data", wav="u1 gone.wav\n")
-    assert [entry.audio.location for entry in entries_of(directory)] == [f"{directory}/gone.wav"]
-
-
 @pytest.mark.parametrize(
     ("value", "channel"),
     [
         ("cat /a.wav |", None),
-        ("cat '/a.wav'|", None),
         ("flac -c -d -s /a.wav |", None),
-        ("/usr/bin/flac -cds /a.wav |", None),
-        ("sph2pipe -f wav /a.wav |", None),
         ("sph2pipe -f wav -p -c 1 /a.wav |", 0),
         ("/tools/sph2pipe_v2.5/sph2pipe -c 2 -p -f wav /a.wav |", 1),
     ],
@@ -157,10 +72,9 @@ def test_a_pipe_that_only_passes_on_a_file_is_that_file(tmp_path: Path, value: s
 @pytest.mark.parametrize(
     "value",
     [
-        *("cat /a.wav /b.wav |", "cat -n /a.wav |", "cat /a.wav | cat |", "cat $(touch ran) |", "cat `touch ran` |"),
-        *("cat /a.wav; touch ran |", "cat /a.wav > ran |", "cat /*.wav |", "cat '/a.wav |", "cat |", "|"),
-        *("flac -c /a.wav |", "flac -d /a.wav |", "flac -c -d -s --skip=9 /a.wav |"),
-        *("sph2pipe -f wav -t 0:1 /a.wav |", "sph2pipe -f wav -c 3 /a.wav |", "sox /a.wav -t wav - |", "touch ran |"),
+        *("cat -n /a.wav |", "cat /a.wav | cat |", "cat $(touch ran) |", "cat `touch ran` |", "cat /a.wav > ran |"),
+        *("cat /a.wav; touch ran |", "cat '/a.wav |", "flac -c -d -s --skip=9 /a.wav |", "touch ran |"),
+        *("sph2pipe -f wav -c 3 /a.wav |", "sox /a.wav -t wav - |"),
     ],
 )
 def test_any_other_command_is_a_reject_and_is_not_run(
@@ -183,62 +97,19 @@ def test_the_channel_of_a_pipe_and_a_span_of_its_file_are_loaded(tmp_path: Path)
     np.testing.assert_array_equal(Corpus.open(tmp_path / "data.corpus").load(0)[1], expected)
 
 
-def test_a_channel_that_a_pipe_does_not_write_is_a_reject(tmp_path: Path) -> None:
-    wav, segments = "r1 sph2pipe -f wav -c 1 /a.wav |\n", "u1 r1 0 1 1\nu2 r1 0 1 0\n"
-    first, second = entries_of(kaldi(tmp_path / "data", wav=wav, segments=segments))
-    assert isinstance(first.audio, Unusable)
-    assert first.audio.reason == "no_such_channel"
-    assert (second.audio, second.channel) == (File("/a.wav"), 0)
-
-
-def test_the_second_utterance_with_an_id_is_rejected_with_its_line(tmp_path: Path) -> None:
-    path = some_audio(tmp_path / "a.wav")
-    directory = kaldi(tmp_path / "data", wav=f"u1 {path}\n\nu2 {path}\nu1 {path}\n")
-    cuts, (reject,) = prepared(directory)
-    assert sorted(cuts) == ["u1", "u2"]
-    assert (reject["reason"], reject["where"]) == ("duplicate_id", f"{directory}/wav.scp:4")
-
-
-def test_only_the_utterance_whose_text_is_not_unicode_is_rejected(tmp_path: Path) -> None:
-    path = some_audio(tmp_path / "a.wav")
-    directory = kaldi(tmp_path / "data", wav=f"u1 {path}\nu2 {path}\n", text="u1 grüße\nu2 grüße\n".encode("latin-1"))
-    kaldi(directory, text=b"u1 gr\xfc\xdfe\nu2 hello\n")
-    cuts, (reject,) = prepared(directory)
-    assert (list(cuts), reject["cut_id"], reject["reason"]) == (["u2"], "u1", "unreadable")
-    assert "not Unicode" in reject["detail"]
-
-
 @pytest.mark.parametrize(
     ("files", "message"),
     [
         ({"wav": "u0 /a.wav\nu1\n"}, r"wav\.scp:2: not a recording and its file or command: b'u1"),
         ({"wav": "u1 foo.ark:1234\n"}, r"wav\.scp:1: 'foo.ark:1234' is in a Kaldi archive. Write it to audio files"),
         ({"segments": "u1 r1 0 1\n\nu2 r2 0 1\n"}, r"segments:3: recording 'r2' is not in wav\.scp\. Add it there"),
-        (
-            {"segments": "\nu1 r1 0\n"},
-            r"segments:2: not an utterance, .* a channel, counted from 0: 'u1",
-        ),
-        ({"segments": "u1 r1 0 1 0 0\n"}, r"segments:1: not an utterance, a recording, a start and an end"),
-        ({"segments": "u1 r1 0 1 A\n"}, r"segments:1: not an utterance, .* 'u1 r1 0 1 A'"),
         ({"segments": "u1 r1 0 1 -1\n"}, r"segments:1: .* 'u1 r1 0 1 -1'"),
-        ({"segments": "u1 r1 0 1 99999\n"}, r"segments:1: .* 'u1 r1 0 1 99999'"),
         ({"segments": "u1 r1 zero 1\n"}, r"segments:1: 'zero' is not a number of seconds"),
-        ({"segments": "u1 r1 0 nan\n"}, r"segments:1: 'nan' is not a number of seconds"),
-        ({"segments": "u1 r1 0 1e9\n"}, r"segments:1: '1e9' is not a number of seconds"),
-        ({"segments": "u1 r1 -0.5 1\n"}, r"segments:1: a segment from -0\.5 s to 1 s\. Fix or drop this line"),
         ({"segments": "u1 r1 2 1.5\n"}, r"segments:1: a segment from 2 s to 1\.5 s"),
-        ({"segments": "u1 r1 2 2\n"}, r"segments:1: a segment from 2 s to 2 s"),
         ({"utt2dur": "r1 1.5\nr2 long\n"}, r"utt2dur, r2: 'long' is not a number of seconds"),
-        ({"reco2dur": "r1\n"}, r"reco2dur, r1: '' is not a number of seconds"),
     ],
 )
 def test_a_bad_line_is_an_error_that_names_the_line(tmp_path: Path, files: dict[str, Any], message: str) -> None:
     directory = kaldi(tmp_path / "data", **{"wav": "r1 /a.wav\n", **files})
     with pytest.raises(ManifestError, match=message):
         entries_of(directory)
-
-
-def test_a_directory_without_recordings_is_an_error(tmp_path: Path) -> None:
-    directory = kaldi(tmp_path / "data", text="u1 hello\n")
-    with pytest.raises(ManifestError, match=r"data: no wav\.scp in this folder"):
-        entries_of(directory, "kaldi")

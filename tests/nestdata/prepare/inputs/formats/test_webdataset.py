@@ -1,6 +1,5 @@
 import json
 import pickle
-import tarfile
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -9,7 +8,6 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from nestdata import ManifestError
-from nestdata.prepare.inputs.audio import Unusable
 from nestdata.prepare.inputs.entry import Entry
 from nestdata.prepare.inputs.format import InputOptions
 from nestdata.prepare.inputs.formats.detect import open_sources
@@ -17,10 +15,8 @@ from nestdata.prepare.inputs.formats.folder import AudioFolder
 from nestdata.prepare.inputs.formats.webdataset import WebDataset
 from tests.nestdata.prepare.inputs.reading import (
     content_or_reason,
-    detail_of,
     entries_of,
     format_of,
-    prepared,
     some_audio,
     source_of,
 )
@@ -45,11 +41,8 @@ def found_in(entries: list[Entry]) -> list[tuple[str, str]]:
     [
         (["a.flac", "a.txt", "b.wav"], [("a", "a.flac"), ("b", "b.wav")]),
         (["x/a.cls", "x/a.FLAC", "x/b.ogg"], [("x/a", "x/a.FLAC"), ("x/b", "x/b.ogg")]),
-        (["./x/a.flac"], [("x/a", "./x/a.flac")]),
-        (["a.left.flac"], [("a", "a.left.flac")]),
         (["p1.01.flac", "p1.02.flac"], [("p1", "ambiguous_member")]),
         (["a.flac", "a.wav"], [("a", "ambiguous_member")]),
-        (["a.flac", "a.flac"], [("a", "ambiguous_member")]),
         (["a.txt", "b.flac"], [("a", "no_such_member"), ("b", "b.flac")]),
         (["__index__", "__meta__/x.flac", "._a.flac", "README", "a.flac"], [("a", "a.flac")]),
         (["../a.flac", "b.flac"], [("../a", "unsafe_member"), ("b", "b.flac")]),
@@ -75,14 +68,6 @@ def test_labels_are_the_values_of_json_and_the_text_of_txt(tmp_path: Path) -> No
     ]
     assert content_or_reason(entries[2]) == "unreadable"
     assert (entries[0].offset, entries[0].duration) == (0.0, None)
-
-
-def test_a_damaged_tar_is_one_reject_behind_its_samples(tmp_path: Path) -> None:
-    tar = write_tar(tmp_path / "a.tar", [("a.flac", b"a" * 999), ("b.flac", b"b" * 999)])
-    tar.write_bytes(tar.read_bytes()[:3800])
-    entries = entries_of(tar)
-    assert [content[:6] for _, content in found_in(entries)] == ["aaaaaa", "shard_"]
-    assert entries[1].where == str(tar)
 
 
 def test_patterns_and_folders_of_tars_are_the_same_data_set(tmp_path: Path) -> None:
@@ -111,54 +96,6 @@ def test_the_format_is_detected_by_what_is_in_a_folder(tmp_path: Path) -> None:
     assert [type(source) for source in open_sources([tmp_path], InputOptions())] == [AudioFolder, WebDataset]
 
 
-@pytest.mark.parametrize(
-    ("name", "form", "message"),
-    [
-        ("gone_{0..3}.tar", None, r"gone_\{0\.\.3\}\.tar: 4 of 4 shards do not exist, .* quote it"),
-        ("a.tar", "nemo", "a tar, which --format nemo does not read"),
-        ("m_{0..3}.json", "lhotse", "a pattern of manifests, which is read for NeMo data sets only"),
-        ("words.txt", "webdataset", "a file, but --format webdataset reads a folder"),
-        ("empty", "webdataset", "no tars in this folder"),
-    ],
-)
-def test_what_is_no_data_set_is_one_error(tmp_path: Path, name: str, form: str | None, message: str) -> None:
-    write_tar(tmp_path / "a.tar", [("a.flac", b"")])
-    (tmp_path / "words.txt").write_text("a.tar\nno tar\n")
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(ManifestError, match=message):
-        format_of(tmp_path / name, form)  # type: ignore[arg-type]
-
-
-def test_links_in_a_tar_are_rejected_by_name(tmp_path: Path) -> None:
-    with tarfile.open(tmp_path / "a.tar", "w") as tar:
-        info = tarfile.TarInfo("a.flac")
-        info.type, info.linkname = tarfile.LNKTYPE, "b.flac"
-        tar.addfile(info)
-    (entry,) = entries_of(tmp_path / "a.tar")
-    assert entry.audio == Unusable("unsafe_member", f"{tmp_path}/a.tar: the member 'a.flac' is a hard link to 'b.flac'")
-
-
-def test_samples_of_joined_tars_are_read_and_what_is_no_tar_behind_them_is_a_reject(tmp_path: Path) -> None:
-    first, second = (write_tar(tmp_path / f"{name}.tar", [(f"{name}.flac", name.encode())]) for name in "ab")
-    joined = tmp_path / "joined.tar"
-    joined.write_bytes(first.read_bytes() + second.read_bytes())
-    assert found_in(entries_of(joined)) == [("a", "a"), ("b", "b")]
-    joined.write_bytes(first.read_bytes() + b"garbage")
-    entries = entries_of(joined)
-    assert found_in(entries) == [("a", "a"), ("", "shard_unreadable")]
-    size = first.stat().st_size
-    assert detail_of(entries[1]) == (
-        f"{joined}: has an end mark, and behind it, at byte {size}, something that is not a tar"
-    )
-
-
-def test_labels_that_are_nested_too_deep_make_a_reject(tmp_path: Path) -> None:
-    deep = b'{"x": ' + b"[" * 100_000 + b"]" * 100_000 + b"}"
-    (entry,) = entries_of(write_tar(tmp_path / "a.tar", [("a.flac", b"a"), ("a.json", deep)]))
-    assert content_or_reason(entry) == "unreadable"
-    assert "recursion" in detail_of(entry)
-
-
 def latest(entries: list[Entry]) -> dict[int, Entry]:
     """Returns the entries by number, as `Collector` keeps them: a later one replaces an earlier one."""
     return {entry.number or 0: entry for entry in entries}
@@ -177,41 +114,3 @@ def test_members_of_a_sample_are_joined_in_any_order(names: list[str]) -> None:
         found = {entry.cut_id: (entry.labels, content_or_reason(entry)) for entry in entries.values()}
     expected = {key: ({"speaker": f"s{key}", "text": f"text of {key}"}, f"{key}.flac") for key in "abc"}
     assert (found, len(entries)) == (expected, 3)
-
-
-def test_a_sample_is_rejected_only_if_no_audio_comes_later(tmp_path: Path) -> None:
-    names = ["a.flac", "lost.txt", "b.txt", "a.txt", "c.flac", "b.flac"]
-    entries = latest(entries_of(write_tar(tmp_path / "a.tar", [(name, name.encode()) for name in names])))
-    assert {entry.cut_id: (entry.labels, content_or_reason(entry)) for entry in entries.values()} == {
-        "a": ({"text": "a.txt"}, "a.flac"),
-        "b": ({"text": "b.txt"}, "b.flac"),
-        "c": ({}, "c.flac"),
-        "lost": (None, "no_such_member"),
-    }
-
-
-def test_labels_packed_before_all_audio_are_those_of_the_cuts(tmp_path: Path) -> None:
-    content = some_audio(tmp_path / "s.wav").read_bytes()
-    label = b'{"text": "hello", "lang": "en"}'
-    for number, suffixes in enumerate((("json", "wav"), ("wav", "json"))):
-        members = [(f"u{i}.{suffix}", label if suffix == "json" else content) for suffix in suffixes for i in range(3)]
-        cuts, rejects = prepared(write_tar(tmp_path / f"{number}.tar", members))
-        assert rejects == []
-        assert {
-            key: (cut["supervisions"][0]["text"], cut["supervisions"][0]["language"]) for key, cut in cuts.items()
-        } == {f"u{i}": ("hello", "en") for i in range(3)}
-
-
-def test_a_video_beside_its_sound_is_not_a_second_recording(tmp_path: Path) -> None:
-    assert samples(tmp_path, "a.mp4", "a.wav", "b.mp4") == [("a", "a.wav"), ("b", "b.mp4")]
-
-
-def test_keys_that_come_in_very_many_places_are_rejected_once_and_for_all(tmp_path: Path) -> None:
-    names = [f"{key}.{number}.flac" for number in range(200) for key in ("84", "85")]
-    entries = entries_of(write_tar(tmp_path / "a.tar", [(name, name.encode()) for name in names]))
-    assert len(entries) <= 2 * 66  # each sample is not joined again for each of its members
-    assert sorted(found_in([*latest(entries).values()])) == [("84", "ambiguous_member"), ("85", "ambiguous_member")]
-
-
-def test_a_folder_in_a_tar_may_have_any_name(tmp_path: Path) -> None:
-    assert samples(tmp_path, "fo\no/x.flac") == [("fo\no/x", "fo\no/x.flac")]
