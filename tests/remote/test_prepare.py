@@ -155,10 +155,9 @@ def test_a_killed_run_is_continued_without_reading_finished_tasks_again(uploaded
     output.rename(tmp_path / "unbroken")
     assert [entries for entries, _ in run(manifest, output, kill_after=tasks[-3])] == tasks[:-2]
     last_tasks = unbroken[-1][1] - unbroken[-3][1]
-    manifest_bytes = storage().info(manifest).size
     second = run(manifest, output)
     assert [entries for entries, _ in second] == tasks
-    assert second[-1][1] == last_tasks + 2 * manifest_bytes  # to detect its format, and to read it
+    assert second[-1][1] == last_tasks
     assert tree(output) == expected
 
 
@@ -199,5 +198,5 @@ def test_a_shard_that_is_missing_in_a_bucket_is_one_error(access: Access, tmp_pa
     write_nemo_tarred(tmp_path / "files", tmp_path / "nemo")
     upload(tmp_path / "nemo", "s3://speech/missing")
     config = PrepareConfig(tars=("s3://speech/missing/audio_{0..2}.tar",))
-    with pytest.raises(ManifestError, match=r"audio_2\.tar does not exist, of 3 shards"):
+    with pytest.raises(ManifestError, match=r"1 of 3 shards do not exist, such as .*audio_2\.tar"):
         prepare_corpus(["s3://speech/missing/tarred_audio_manifest.json"], tmp_path / "a.corpus", config)
