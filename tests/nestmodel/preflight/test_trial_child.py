@@ -69,13 +69,7 @@ def killed(*_: object) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def test_a_child_that_fails_is_an_error_with_its_exit_code(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trial_child, "run_trials", os.chdir)  # which takes no connection
-    with closing(TrialChild(settings())) as trials:
-        with pytest.raises(TrainingError, match="a trial ended with exit code 1"):
-            trials.run(PLAN, SHAPES)
-
-
+@pytest.mark.slow
 def test_a_child_that_is_killed_on_a_cpu_ran_out_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trial_child, "run_trials", killed)
     with closing(TrialChild(settings())) as trials:

@@ -14,7 +14,18 @@ from nestmodel.nn.loss import loss_stats
 from nestmodel.training import module
 from tests.conftest import MessyCorpora
 from tests.synthesis import chirp, folder_corpus, tone
-from tests.training import FirstGradients, Recorder, fit, messy_data, tiny_config, trainer
+from tests.training import Recorder, fit, messy_data, tiny_config, trainer
+
+
+class FirstGradients(pl.Callback):
+    """Records the gradients that the optimizer receives in its first step."""
+
+    def __init__(self) -> None:
+        self.grads: dict[str, torch.Tensor] = {}
+
+    def on_before_zero_grad(self, _trainer: pl.Trainer, module: pl.LightningModule, _optimizer: object) -> None:
+        if not self.grads:
+            self.grads = {name: p.grad.clone() for name, p in module.named_parameters() if p.grad is not None}
 
 
 def audio_batch(*seconds: float) -> tuple[torch.Tensor, torch.Tensor]:
