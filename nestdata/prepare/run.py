@@ -314,13 +314,17 @@ def _keeps_finished_work(partial: Path) -> Iterator[None]:
 def _remove_work(partial: Path) -> None:
     """Removes the results of tasks, and tars of audio that no cut refers to."""
     shutil.rmtree(partial / _KEPT_RESULTS, ignore_errors=True)
-    if not (partial / _SHARDS).is_dir():
+    shards = partial / _SHARDS
+    if not shards.is_dir():
         return
-    if not (partial / "shards.jsonl").exists():  # no cut has an address
-        shutil.rmtree(partial / _SHARDS)
-        return
-    with (partial / "shards.jsonl").open("rb") as file:
-        used = {os.path.basename(json.loads(line)["name"]) for line in file}
-    for path in (partial / _SHARDS).rglob("*"):
-        if path.is_file() and path.name not in used:
+    listed = partial / "shards.jsonl"  # missing if no cut has an address
+    lines = listed.read_bytes().splitlines() if listed.exists() else []
+    used = {os.path.basename(json.loads(line)["name"]) for line in lines}
+    for folder in [*shards.iterdir()]:
+        if not used.intersection(os.listdir(folder)):
+            shutil.rmtree(folder)
+    for path in shards.rglob("*.tar"):
+        if path.name not in used:
             path.unlink()
+    if not os.listdir(shards):
+        shards.rmdir()

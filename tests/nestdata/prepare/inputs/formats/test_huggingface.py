@@ -70,7 +70,7 @@ def test_embedded_audio_becomes_members_of_tars_in_the_corpus(tmp_path: Path) ->
     for path in sorted((corpus.path / "shards" / "0").iterdir()):
         with tarfile.open(path) as tar:
             names += [(path.name, name) for name in tar.getnames()]
-    first, second = "0-000001-000.tar", "0-000002-000.tar"
+    first, second = "0-000001.tar", "0-000002.tar"
     assert names == [
         (first, "000000000.wav"), (first, "000000001.flac"), (first, "000000002.opus"),
         (second, "000000000.wav"), (second, "000000001.wav"),
@@ -163,7 +163,7 @@ def test_ids_of_splits_with_the_same_name_do_not_collide(tmp_path: Path) -> None
     corpus = Corpus.open(tmp_path / "speech.corpus")
     assert [corpus[row].id for row in range(2)] == ["en/train/0", "fr/train/0"]
     names = [corpus.address(row).location for row in range(2)]  # type: ignore[union-attr]
-    assert names == [f"{corpus.path}/shards/{number}/{number}-000001-000.tar" for number in (0, 1)]
+    assert names == [f"{corpus.path}/shards/{number}/{number}-000001.tar" for number in (0, 1)]
 
 
 @pytest.mark.parametrize(("columns", "chosen"), [(["clip"], 0), (["clip", "audio"], 1), (["b", "a"], 0)])
