@@ -208,18 +208,6 @@ def test_finished_work_survives_a_full_disk_and_says_so(
     assert reads(data, output) == 1
 
 
-def test_cuts_that_are_small_parts_of_their_files_are_warned_of(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    write_parquet(tmp_path / "long.parquet", [embedded(hiss(16000 * 10, 1))])
-    for seconds, is_warned in ((2.5, False), (2.0, True)):  # four and five windows
-        caplog.clear()
-        config = PrepareConfig(window_seconds=seconds)
-        prepare_corpus([tmp_path / "long.parquet"], tmp_path / "speech.corpus", config, overwrite=True)
-        found = "an epoch reads each byte 5 times" in caplog.text and "`nestdata pack " in caplog.text
-        assert found == is_warned
-
-
 def meta_of(corpus: Path) -> dict[str, Any]:
     meta: dict[str, Any] = json.loads((corpus / "meta.json").read_text())
     return meta
