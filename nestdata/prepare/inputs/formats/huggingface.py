@@ -351,11 +351,10 @@ def _columns_of(schema: Any, location: str) -> tuple[str, list[str], dict[str, l
     column = "audio" if "audio" in audio else audio[0]
     is_plain = (types.is_string, types.is_large_string, types.is_integer, types.is_floating, types.is_boolean)
     plain = [part.name for part in schema if any(check(part.type) for check in is_plain)]
-    features = _features_of(schema)
     classes = {
-        name: features[name]["names"]
-        for name in plain
-        if isinstance(features.get(name), dict) and features[name].get("_type") == "ClassLabel"
+        name: feature["names"]
+        for name, feature in _features_of(schema).items()
+        if name in plain and isinstance(feature, dict) and feature.get("_type") == "ClassLabel"
     }
     return column, plain, classes
 
