@@ -123,11 +123,8 @@ def _header_in(
         searches = (searches or flac.may_go_on(head, ranges)) and len(flac.starts_of_files(ranges)) > 1
     else:
         searches = False
-    # Otherwise, libsndfile has to read the header.
-    plain = None if searches else flac.parse_header(head) or wav.parse_header(head, ranges.size)
-    if plain:
-        info = AudioInfo(plain.rate, plain.num_samples, plain.num_channels)
-    else:
+    info = None if searches else _plain_header(head, ranges.size)
+    if info is None:
         if is_distant:
             ranges.at(HEAD_BYTES, 1)  # not under the lock of the process that soundfile holds while it opens a stream
         try:
@@ -137,6 +134,12 @@ def _header_in(
             ranges.check()
     ranges.check()
     return info
+
+
+def _plain_header(head: bytes, size: int) -> AudioInfo | None:
+    """Parses the start of a file of `size` bytes; returns None if libsndfile has to read the header."""
+    found = flac.parse_header(head) or wav.parse_header(head, size)
+    return AudioInfo(found.rate, found.num_samples, found.num_channels) if found else None
 
 
 def _info_of(file: Any) -> AudioInfo:

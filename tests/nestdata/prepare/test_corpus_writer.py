@@ -183,10 +183,10 @@ def test_a_duplicate_names_its_source_and_position(tmp_path: Path) -> None:
         writer.add(collect([Item("a"), Item("b")]), 0)
         writer.add(collect([Item("c"), Item("b")], first=41), 1)
         writer.finish([NamedSource("first"), NamedSource("second")], 16000)
-        assert writer.first_reject is not None
-        assert writer.first_reject[:3] == ("second:42", "b", "duplicate_id")
-        assert "'b' is taken by" in writer.first_reject.detail
-        assert "(first:2)" in writer.first_reject.detail
+        (reject,) = writer.first_rejects.values()
+        assert reject[:3] == ("second:42", "b", "duplicate_id")
+        assert "'b' is taken by" in reject.detail
+        assert "(first:2)" in reject.detail
 
 
 def test_rejects_are_written_and_counted_in_input_order(tmp_path: Path) -> None:
@@ -196,7 +196,7 @@ def test_rejects_are_written_and_counted_in_input_order(tmp_path: Path) -> None:
     with closing(CorpusWriter(tmp_path)) as writer:
         writer.add(probed, 0)
         written = writer.finish([NamedSource("m")], 16000)
-        assert (writer.first_reject, writer.rejected.total()) == (rejects[0], 2)
+        assert ([*writer.first_rejects.values()], writer.rejected.total()) == (rejects, 2)
     assert written is not None
     assert written.rejected == {"missing": 1, "empty": 1}
     assert [tuple(reject.values()) for reject in rejects_of(tmp_path)] == [reject[:4] for reject in rejects]
