@@ -24,16 +24,12 @@ from nestdata.prepare.found import RECORD, Found, Note, Reject, Searched
 from nestdata.prepare.inputs.entry import Source
 from nestdata.storage import ObjectInfo, common_folder, is_url, parent
 
-# Hours are not counted by language or speaker if there are more names than this: the counts would not fit a report.
-_MAX_NAMES = 100_000
 # Characters of an id in a reject, and in an explanation.
 _MAX_ID, _MAX_ID_IN_TEXT = 2000, 200
 # Records whose columns are hashed at a time, which is part of the fingerprint.
 _BLOCK = 1 << 20
 _LOW_BITS = np.uint64(0xFFFFFFFF)
 _SHIFT = np.uint64(32)
-# Mixes the bits of numbers that are hashed: 2^64 divided by the golden ratio.
-_ODD = np.uint64(0x9E3779B97F4A7C15)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,17 +50,15 @@ class CorpusStats:
     rejected: dict[str, int]
     """Number of rejects by reason, most frequent first."""
 
-    samples_by: dict[str, Counter[str]]
-    """Number of samples by name, under `rate`, `language` and `speaker`. A key without names, or with more than a
-    hundred thousand, is omitted."""
+    samples_by_rate: Counter[str]
+    """Number of samples by the sampling rate of the file, such as `16000 Hz`."""
+
+    samples_by_language: Counter[str]
 
     shards: dict[str, Any] | None
     """What `meta.json` says of the shards; None if no cut has an address.
 
     The root is the deepest folder that holds all shards, which their names are relative to; empty if there is none."""
-
-    reads_of_bytes: float
-    """How many times an epoch reads each byte of the shards, as each cut needs all of its member."""
 
     searched: Searched
     """Speech in all recordings, if it was looked for."""
@@ -96,7 +90,7 @@ class CorpusWriter:
         self._shards: dict[ObjectInfo, int] = {}
         self._num_bytes = 0
         self._searched = Searched(0.0, 0.0)
-        self._samples_by: dict[str, Counter[str]] = {"language": Counter(), "speaker": Counter()}
+        self._samples_by_language: Counter[str] = Counter()
 
     def add(self, found: Found, source_index: int) -> None:
         """Appends the cuts and rejects of the next items of a source; does not modify `found`.
@@ -119,9 +113,7 @@ class CorpusWriter:
         self._num_bytes += len(found.lines)
         self.num_entries += found.num_entries
         self._searched = Searched(*map(sum, zip(self._searched, found.searched, strict=True)))
-        for kind, counter in found.samples_by.items():
-            if len(self._samples_by[kind]) <= _MAX_NAMES:
-                self._samples_by[kind].update(counter)
+        self._samples_by_language.update(found.samples_by_language)
         self._reject(found.rejects)
         self._note(found.notes)
 
@@ -145,7 +137,6 @@ class CorpusWriter:
             records = self._without(records, [*repeated])
         self._note(self._copies(records))
         lengths, shards = self._write_index(records)
-        samples_by = {"rate": _samples_by_rate(records), **self._samples_by}
         return CorpusStats(
             num_cuts=len(records),
             num_bytes=self._num_bytes,
@@ -153,9 +144,9 @@ class CorpusWriter:
             fingerprint=_fingerprint(records, sampling_rate),
             num_resampled=int((records["file_rate"] != sampling_rate).sum()),
             rejected=dict(self.rejected.most_common()),
-            samples_by={kind: +counter for kind, counter in samples_by.items() if 0 < len(counter) <= _MAX_NAMES},
+            samples_by_rate=_samples_by_rate(records),
+            samples_by_language=+self._samples_by_language,
             shards=shards,
-            reads_of_bytes=_reads_of_bytes(records),
             searched=self._searched,
             notes=dict(self._notes),
             first_notes=self._first_notes,
@@ -197,10 +188,8 @@ class CorpusWriter:
         audio, earlier_audio = _audio_of(cut), _audio_of(self._cut_at(first["offset"]))
         detail = f"{audio}: the id {entry_id!r} is taken by {earlier_audio}{earlier and f' ({earlier})'}"
         self._reject([Reject(where or audio, cut_id, "duplicate_id", detail).shown()])
-        label = (cut["supervisions"] or [{}])[0]
-        for kind, counter in self._samples_by.items():
-            if label.get(kind) in counter:
-                counter[label[kind]] -= int(record["num_samples"])
+        if language := (cut["supervisions"] or [{}])[0].get("language"):
+            self._samples_by_language[language] -= int(record["num_samples"])
 
     def _without(self, records: NDArray[Any], repeated: list[int]) -> NDArray[Any]:
         """Removes cuts from `cuts.jsonl`, and returns the records of the others."""
@@ -254,9 +243,9 @@ class CorpusWriter:
             return values
 
         lengths, has_checksums = column("num_samples"), bool(records["has_crc32"].all())
-        self._write_array("index.npy", [lengths, column("offset")])
+        self._write_array("index.npy", np.stack([lengths, column("offset")]))
         if self._shards or (records["extent"] != NO_SHARD << 32).any():
-            self._write_array("addresses.npy", [column("begin"), column("extent").view("<i8")])
+            self._write_array("addresses.npy", np.stack([column("begin"), column("extent").view("<i8")]))
         if not self._shards:
             return lengths, None
         if has_checksums:
@@ -279,16 +268,11 @@ class CorpusWriter:
             "num_shards": len(self._shards), "root": root, "has_urls": has_urls, "has_checksums": has_checksums,
         }  # fmt: skip
 
-    def _write_array(self, name: str, rows: NDArray[Any] | list[NDArray[Any]]) -> None:
-        """Writes an array, or one from its rows."""
-        rows = [*rows] if isinstance(rows, list) else [rows]
-        shape = (len(rows), len(rows[0])) if len(rows) > 1 else rows[0].shape
+    def _write_array(self, name: str, array: NDArray[Any]) -> None:
         # Neither np.save, whose error does not say that the disk is full, nor a memory map, which kills the process.
         with (self._directory / name).open("wb") as file:
-            header = {"descr": rows[0].dtype.str, "fortran_order": False, "shape": shape}
-            np.lib.format.write_array_header_1_0(file, header)
-            for row in rows:
-                file.write(row.data)
+            np.lib.format.write_array_header_1_0(file, np.lib.format.header_data_from_array_1_0(array))
+            file.write(array.data)
 
 
 def _repeated(records: NDArray[Any]) -> dict[int, int]:
@@ -303,13 +287,6 @@ def _repeated(records: NDArray[Any]) -> dict[int, int]:
     # Other windows or segments of the first entry are no repetition.
     is_repeated = (source != source[first]) | (number != number[first])
     return dict(zip(order[is_repeated].tolist(), order[first[is_repeated]].tolist(), strict=True))
-
-
-def _reads_of_bytes(records: NDArray[Any]) -> float:
-    members = records[records["extent"] >> _SHIFT != NO_SHARD]
-    lengths = members["extent"] & _LOW_BITS
-    _, distinct = np.unique(members["extent"] * _ODD + members["begin"].astype(np.uint64), return_index=True)
-    return float(lengths.sum() / max(1, lengths[distinct].sum()))
 
 
 def _audio_of(cut: dict[str, Any]) -> str:

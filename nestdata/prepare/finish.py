@@ -51,11 +51,7 @@ def finish_corpus(
     meta = _meta(stats, sources, config, report)
     if config.pcm:
         write_bank(partial, output, meta, pool)
-    hours_by = {
-        "rate": report.hours_by_rate,
-        "language": report.hours_by_language,
-        "speaker": report.hours_by_speaker,
-    }
+    hours_by = {"rate": report.hours_by_rate, "language": report.hours_by_language}
     write_report(WrittenCuts(partial, output, meta), partial, output.name, meta, hours_by, report.notes)
     # Last, because a directory without it does not open as a corpus.
     (partial / "meta.json").write_bytes(meta_content(meta))
@@ -64,10 +60,6 @@ def finish_corpus(
 
 def _report(stats: CorpusStats, output: Path, config: PrepareConfig, others: dict[str, int]) -> PrepareReport:
     rate, lengths = config.sampling_rate, stats.lengths
-    hours_by = {
-        kind: {name: samples / rate / 3600 for name, samples in counter.most_common()}
-        for kind, counter in stats.samples_by.items()
-    }
     return PrepareReport(
         path=output,
         num_cuts=stats.num_cuts,
@@ -78,9 +70,8 @@ def _report(stats: CorpusStats, output: Path, config: PrepareConfig, others: dic
         other_files=others,
         notes=_notes(stats, config, others),
         rejected=stats.rejected,
-        hours_by_rate=hours_by["rate"],
-        hours_by_language=hours_by.get("language", {}),
-        hours_by_speaker=hours_by.get("speaker", {}),
+        hours_by_rate={name: number / rate / 3600 for name, number in stats.samples_by_rate.most_common()},
+        hours_by_language={name: number / rate / 3600 for name, number in stats.samples_by_language.most_common()},
         searched_hours=stats.searched.seconds / 3600 if config.finds_speech else None,
         speech_hours=stats.searched.speech / 3600 if config.finds_speech else None,
     )

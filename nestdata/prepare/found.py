@@ -53,7 +53,6 @@ NOTES = {
 _MIXED_CHANNEL = -1
 # Characters of the id and the explanation of a reject.
 _MAX_TEXT = 2000
-_LAYOUT = str(RECORD.descr)
 
 
 class Reject(NamedTuple):
@@ -140,8 +139,7 @@ class Found:
 
     rejects: list[Reject] = field(default_factory=list)
     notes: list[Note] = field(default_factory=list)
-    samples_by: dict[str, Counter[str]]
-    """Number of samples by name, under the keys `language` and `speaker`."""
+    samples_by_language: Counter[str]
 
     shards: list[ObjectInfo] = field(default_factory=list)
     """The shards of the cuts, in the order of first use; the shard of a record counts from the start of this list."""
@@ -156,7 +154,7 @@ class Found:
         """Returns a compressed form that `from_bytes` reads."""
         values = {each.name: getattr(self, each.name) for each in fields(self) if each.name not in ("lines", "records")}
         # json, because orjson does not write file names that are not Unicode.
-        header = json.dumps(values | {"num_records": len(self.records), "layout": _LAYOUT}).encode()
+        header = json.dumps(values | {"num_records": len(self.records)}).encode()
         return zlib.compress(header + b"\n" + self.records.tobytes() + self.lines, 1)
 
     @classmethod
@@ -168,15 +166,13 @@ class Found:
         """
         header, _, content = zlib.decompress(content).partition(b"\n")
         values = json.loads(header)
-        if values.pop("layout") != _LAYOUT:
-            raise ValueError("written by another version of the package")
         num_bytes = values.pop("num_records") * RECORD.itemsize
         return cls(
             lines=content[num_bytes:],
             records=np.frombuffer(content[:num_bytes], RECORD),
             rejects=[Reject(*reject) for reject in values.pop("rejects")],
             notes=[Note(*note) for note in values.pop("notes")],
-            samples_by={kind: Counter(counts) for kind, counts in values.pop("samples_by").items()},
+            samples_by_language=Counter(values.pop("samples_by_language")),
             shards=[ObjectInfo(*shard) for shard in values.pop("shards")],
             searched=Searched(*values.pop("searched")),
             **values,
@@ -191,8 +187,7 @@ class _Row(NamedTuple):
     """The values of its `RECORD`, without the offset of its line and the number of its shard."""
 
     shard: ObjectInfo | None
-    labels: tuple[str | None, str | None]
-    """Its language and its speaker."""
+    language: str | None
 
 
 class Collector:
@@ -232,20 +227,19 @@ class Collector:
         records = np.array([row.record for row in rows], RECORD)
         records["offset"][1:] = np.cumsum([len(row.line) for row in rows[:-1]])
         shards: dict[ObjectInfo, int] = {}
-        samples_by: dict[str, Counter[str]] = {"language": Counter(), "speaker": Counter()}
+        samples_by_language: Counter[str] = Counter()
         for index, row in enumerate(rows):
             if row.shard:
                 records["extent"][index] |= np.uint64(shards.setdefault(row.shard, len(shards)) << 32)
-            for counter, name in zip(samples_by.values(), row.labels, strict=True):
-                if name:
-                    counter[name] += row.record[0]
+            if row.language:
+                samples_by_language[row.language] += row.record[0]
         return Found(
             num_entries=self._num_entries,
             lines=b"".join([row.line for row in rows]),
             records=records,
             rejects=[outcome for outcome in ordered if isinstance(outcome, Reject)],
             notes=[outcome for outcome in ordered if isinstance(outcome, Note)],
-            samples_by=samples_by,
+            samples_by_language=samples_by_language,
             shards=[*shards],
             searched=Searched(
                 sum((each.seconds for each in searched), 0.0), sum((each.speech for each in searched), 0.0)
@@ -289,7 +283,7 @@ def _row_of(cut: Cut, number: int, where: str) -> _Row | Reject:
         content,
         _digest(f"{member.location}\0{begin}" if member else path_of(row)) if content else 0,
     )
-    return _Row(line, record, member.shard if member else None, (label.get("language"), label.get("speaker")))
+    return _Row(line, record, member.shard if member else None, label.get("language"))
 
 
 def _digest(text: str) -> int:

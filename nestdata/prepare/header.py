@@ -70,7 +70,8 @@ def read_header(audio: File | Member, *, searches: bool = False) -> AudioInfo | 
         if isinstance(audio, File):
             info, size = _header_of_file(audio.location, searches)
         else:
-            info, size = _header_of_member(audio, searches)
+            is_distant = is_url(audio.location) and not audio.is_loaded
+            info, size = _header_in(audio.ranges(), None, searches, is_distant=is_distant), audio.length
     except MixedStreamsError as error:
         return Unusable("unreadable", f"{audio}: {error}")
     except (soundfile.LibsndfileError, OSError, ValueError) as error:
@@ -102,12 +103,6 @@ def _header_of_file(path: str, searches: bool) -> tuple[AudioInfo, int]:
     return AudioInfo(
         info.rate, info.num_frames, info.num_channels, info.ends_early, FileVersion.of(status)
     ), status.st_size
-
-
-def _header_of_member(member: Member, searches: bool) -> tuple[AudioInfo, int]:
-    """Returns the header of a member and its size. Raises the errors of `_header_of_file`, and those of reading it."""
-    is_distant = is_url(member.location) and not member.is_loaded
-    return _header_in(member.ranges(), None, searches, is_distant=is_distant), member.length
 
 
 def _header_in(
@@ -143,11 +138,8 @@ def _header_in(
 
 def _plain_header(head: bytes, size: int) -> AudioInfo | None:
     """Parses the start of a file of `size` bytes; returns None if libsndfile has to read the header."""
-    if found := flac.parse_header(head):
-        return AudioInfo(found.rate, found.num_samples, found.num_channels)
-    if plain := wav.parse_header(head, size):
-        return AudioInfo(plain.rate, plain.num_samples, plain.num_channels)
-    return None
+    found = flac.parse_header(head) or wav.parse_header(head, size)
+    return AudioInfo(found.rate, found.num_samples, found.num_channels) if found else None
 
 
 def _info_of(file: Any) -> AudioInfo:

@@ -58,9 +58,6 @@ class PrepareReport:
     hours_by_language: dict[str, float] = field(default_factory=dict)
     """Hours of each language, descending; empty if the inputs give no languages."""
 
-    hours_by_speaker: dict[str, float] = field(default_factory=dict)
-    """Hours of each speaker, descending; empty if the inputs give no speakers or more than a hundred thousand."""
-
     searched_hours: float | None = None
     """Hours of audio that were searched for speech; None if it was not looked for."""
 

@@ -43,8 +43,6 @@ _log = logging.getLogger(__name__)
 _KEPT_RESULTS, _SHARDS = "tasks", "shards"
 # The rejects of a run without a corpus, beside the target.
 _REJECTS = ".rejected.jsonl"
-# Reads of each byte in an epoch above which packing is recommended.
-_MAX_READS = 4
 # Most items that are sent to a process at a time, unless the source sets a number: fewer in a slower mode, so that all
 # processes finish at about the same time. Recordings that are cut at pauses may last hours.
 _ITEMS_PER_TASK: dict[ProbeMode, int] = {"missing": 500, "all": 500, "decode": 25}
@@ -127,14 +125,6 @@ def prepare_corpus(
         assert stats is not None
         report = finish_corpus(partial, output, stats, sources, config, pool)
         _remove_work(partial)
-    if stats.reads_of_bytes > _MAX_READS:
-        _log.warning(
-            "%s: an epoch reads each byte %.0f times, because cuts are parts of long recordings, which are read whole. "
-            "`nestdata pack %s` writes each cut as a file of its own",
-            output,
-            stats.reads_of_bytes,
-            output,
-        )
     return report
 
 
@@ -220,11 +210,10 @@ def probe(entry: Entry, config: PrepareConfig) -> list[Outcome]:
 
 def _totals(sources: list[Source]) -> tuple[int | None, int]:
     """Returns the number of entries, or None if it is unknown, and the number of shards."""
-    counts = [(source.items_per_task is None, source.count()) for source in sources]
-    has_shards = any(not is_entries for is_entries, _ in counts)
-    entries = [count for is_entries, count in counts if is_entries]
-    total = None if has_shards or None in entries else sum(count or 0 for count in entries)
-    return total, sum(count or 0 for is_entries, count in counts if not is_entries)
+    entries = [source.count() for source in sources if source.items_per_task is None]
+    shards = [source.count() or 0 for source in sources if source.items_per_task is not None]
+    total = None if shards or None in entries else sum(count or 0 for count in entries)
+    return total, sum(shards)
 
 
 def _check_rejects(
@@ -314,13 +303,17 @@ def _keeps_finished_work(partial: Path) -> Iterator[None]:
 def _remove_work(partial: Path) -> None:
     """Removes the results of tasks, and tars of audio that no cut refers to."""
     shutil.rmtree(partial / _KEPT_RESULTS, ignore_errors=True)
-    if not (partial / _SHARDS).is_dir():
+    shards = partial / _SHARDS
+    if not shards.is_dir():
         return
-    if not (partial / "shards.jsonl").exists():  # no cut has an address
-        shutil.rmtree(partial / _SHARDS)
-        return
-    with (partial / "shards.jsonl").open("rb") as file:
-        used = {os.path.basename(json.loads(line)["name"]) for line in file}
-    for path in (partial / _SHARDS).rglob("*"):
-        if path.is_file() and path.name not in used:
+    listed = partial / "shards.jsonl"  # missing if no cut has an address
+    lines = listed.read_bytes().splitlines() if listed.exists() else []
+    used = {os.path.basename(json.loads(line)["name"]) for line in lines}
+    for folder in [*shards.iterdir()]:
+        if not used.intersection(os.listdir(folder)):
+            shutil.rmtree(folder)
+    for path in shards.rglob("*.tar"):
+        if path.name not in used:
             path.unlink()
+    if not os.listdir(shards):
+        shards.rmdir()

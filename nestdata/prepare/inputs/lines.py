@@ -6,13 +6,12 @@ as `json.dump` of a list, `json.dump(..., indent=2)` and `jq` write them.
 
 import codecs
 import gzip
-import io
 import json
 import re
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
-from io import BufferedIOBase, BufferedReader
+from io import BufferedReader
 from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar
@@ -30,10 +29,9 @@ MAX_LINE_BYTES = 1 << 24
 ONE_PER_LINE = "Write one object per line, for instance with `jq -c '.[]'`."
 """What to do about a JSON array where it is not read."""
 
-# A manifest may be this many times as long as its gzip stream, which is ten times what lines of a manifest reach, and
-# somewhat more if it is short. Gzip can expand a thousandfold.
-_MAX_RATIO, _MAX_EXPANDED = 200, 1 << 24
-_CHUNK_BYTES = 1 << 16
+# Length of the longest manifest whose objects are not one per line, which is held in memory.
+_MAX_SPREAD_BYTES = 1 << 28
+_BUFFER_BYTES = 1 << 16
 _BETWEEN = re.compile(r"[\s,]*")
 
 
@@ -106,14 +104,15 @@ def open_lines(path: Path | str) -> Iterator[LineReader]:
         path: A local path, or a URL as a `str`.
 
     Raises:
-        ManifestError: It is not a regular file, or a read fails. Reads raise it, too, if a line is too long, or if
-            gzip expands without bound.
+        ManifestError: It is not a regular file, or a read fails. Reads raise it, too, if a line is too long.
         StorageError: The store cannot be read.
     """
     if isinstance(path, Path):
         check_manifest(path)
     try:
-        with _opened(path) as file:
+        with path.open("rb") if isinstance(path, Path) else storage().open_stream(path) as stream:
+            is_gzip = str(path).endswith(".gz")
+            file = BufferedReader(gzip.GzipFile(fileobj=stream), _BUFFER_BYTES) if is_gzip else stream
             if file.peek(len(codecs.BOM_UTF8)).startswith(codecs.BOM_UTF8):
                 file.read(len(codecs.BOM_UTF8))
             yield LineReader(str(path), file)
@@ -188,92 +187,45 @@ def is_spread(line: bytes) -> bool:
 
 
 def spread_objects(path: Path | str) -> Iterator[bytes]:
-    """Yields the objects of a JSON array, or objects one after the other, as JSON texts.
-
-    They are read one at a time, so that memory does not depend on the length of the manifest.
+    """Yields the objects of a JSON array, or objects one after the other, as JSON texts. Holds the whole manifest.
 
     Raises:
-        ManifestError: It is not JSON, ends before its end, has something other than objects, or one of more than
-            `MAX_LINE_BYTES`; or reading fails.
+        ManifestError: It is not JSON, ends before its end, has something other than objects, or is too long; or reading
+            fails.
         StorageError: The store cannot be read.
     """
-    decode = codecs.getincrementaldecoder("utf-8")("surrogateescape").decode
-    scan = json.JSONDecoder().raw_decode
-    text, start, number, is_array = "", 0, 1, None
     with open_lines(path) as lines:
-        while True:
-            match = _BETWEEN.match(text, start)
-            start = match.end() if match else start
-            problem = "ends here, before the end of its JSON"
-            if start < len(text):
-                if is_array is None:
-                    is_array = text[start] == "["
-                    start += is_array
-                    continue
-                if is_array and text[start] == "]":
-                    is_array, start = False, start + 1
-                    continue
-                try:
-                    value, end = scan(text, start)
-                except RecursionError:
-                    raise ManifestError(f"{path}, object {number}: nested too deeply. Fix or drop it.") from None
-                except ValueError as error:
-                    problem = f"not JSON ({getattr(error, 'msg', error)})"
-                else:
-                    if not isinstance(value, dict):
-                        raise ManifestError(
-                            f"{path}, object {number}: {type(value).__name__} where a JSON object was expected. Write "
-                            "objects with a key audio_filepath, or a list of paths, one per line and without JSON."
-                        )
-                    yield text[start:end].encode(errors="surrogateescape")
-                    start, number = end, number + 1
-                    continue
-            if len(text) - start > MAX_LINE_BYTES:
-                raise ManifestError(
-                    f"{path}, object {number}: {problem}, or longer than {MAX_LINE_BYTES >> 20} MiB. Fix or drop it."
-                )
-            chunk = lines.file.read(max(_CHUNK_BYTES, len(text) - start))
-            if not chunk:
-                if start < len(text) or is_array:
-                    raise ManifestError(f"{path}, object {number}: {problem}. Check the command that wrote it.")
-                return
-            text, start = text[start:] + decode(chunk), 0
-
-
-def _opened(path: Path | str) -> BufferedReader:
-    stream = path.open("rb") if isinstance(path, Path) else storage().open_stream(path)
-    if not str(path).endswith(".gz"):
-        return stream
-    return BufferedReader(_Expanded(str(path), stream), _CHUNK_BYTES)
-
-
-class _Expanded(io.RawIOBase):
-    """The content of a gzip stream. Reads raise ManifestError if it expands more than any manifest does."""
-
-    def __init__(self, name: str, stream: BufferedIOBase) -> None:
-        self._name = name
-        self._stream = stream
-        self._file = gzip.GzipFile(fileobj=stream, mode="rb")
-        self._num_bytes = 0
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]  # the standard library says WriteableBuffer
-        count = self._file.readinto(buffer)
-        self._num_bytes += count
-        if self._num_bytes > _MAX_EXPANDED + _MAX_RATIO * self._stream.tell():
+        content = lines.file.read(_MAX_SPREAD_BYTES + 1)
+    if len(content) > _MAX_SPREAD_BYTES:
+        raise ManifestError(f"{path}: more than {_MAX_SPREAD_BYTES >> 20} MiB in one JSON value. {ONE_PER_LINE}")
+    text, scan = content.decode(errors="surrogateescape"), json.JSONDecoder().raw_decode
+    start, number = _after_blanks(text, 0), 1
+    is_array = text.startswith("[", start)
+    start += is_array
+    while (start := _after_blanks(text, start)) < len(text):
+        if is_array and text[start] == "]":
+            is_array, start = False, start + 1
+            continue
+        try:
+            value, end = scan(text, start)
+        except (ValueError, RecursionError) as error:
             raise ManifestError(
-                f"{self._name}: {self._stream.tell()} bytes of gzip expand to more than {self._num_bytes} bytes, which "
-                "no manifest does. Check where the file comes from; if it is right, decompress it first."
+                f"{path}, object {number}: not JSON ({getattr(error, 'msg', error)}). Fix or drop it."
+            ) from None
+        if not isinstance(value, dict):
+            raise ManifestError(
+                f"{path}, object {number}: {type(value).__name__} where a JSON object was expected. Write "
+                "objects with a key audio_filepath, or a list of paths, one per line and without JSON."
             )
-        return count
+        yield text[start:end].encode(errors="surrogateescape")
+        start, number = end, number + 1
+    if is_array:
+        raise ManifestError(f"{path}, object {number}: ends here, before the end of its JSON. Copy it again.")
 
-    def close(self) -> None:
-        if not self.closed:
-            self._file.close()
-            self._stream.close()
-        super().close()
+
+def _after_blanks(text: str, start: int) -> int:
+    match = _BETWEEN.match(text, start)
+    return match.end() if match else start
 
 
 def _why_no_manifest(path: Path) -> str:

@@ -282,7 +282,7 @@ class ShardSource:
 
     def where(self, number: int) -> str:
         """Returns the first file of a shard and the number of the line or sample, counted from 1."""
-        index, position = shard_and_position(number)
+        index, position = divmod(number, 1 << _POSITION_BITS)
         return f"{self.shards[index][0]}:{position}"
 
     def count(self) -> int | None:
@@ -293,8 +293,3 @@ class ShardSource:
 def entry_number(shard: int, position: int) -> int:
     """Returns one number for the index of a shard, counted from 0, and a position in it."""
     return shard << _POSITION_BITS | position
-
-
-def shard_and_position(number: int) -> tuple[int, int]:
-    """Returns the arguments of `entry_number`."""
-    return number >> _POSITION_BITS, number & ((1 << _POSITION_BITS) - 1)

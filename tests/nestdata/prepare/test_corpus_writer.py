@@ -1,6 +1,5 @@
 import json
 import zlib
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
@@ -105,10 +104,9 @@ def contents(written: CorpusStats | None) -> tuple[Any, ...] | None:
     """Returns all statistics that must be equal for two corpora with the same cuts."""
     if written is None:
         return None
-    languages = +written.samples_by.get("language", Counter())  # the plus sign drops names with zero samples
     return (
-        *(written.num_cuts, written.num_bytes, written.lengths.tolist(), written.samples_by["rate"]),
-        *(written.fingerprint, written.num_resampled, dict(languages)),
+        *(written.num_cuts, written.num_bytes, written.lengths.tolist(), written.samples_by_rate),
+        *(written.fingerprint, written.num_resampled, dict(written.samples_by_language)),
     )
 
 

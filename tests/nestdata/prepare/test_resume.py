@@ -142,6 +142,12 @@ def test_damaged_results_and_tars_that_are_gone_are_made_again(data: Path, tmp_p
     assert (report.num_cuts, report.rejected) == (2 * NUM_FILES, {"unreadable": NUM_FILES})
 
 
+def test_tars_of_files_that_are_no_longer_inputs_do_not_get_into_the_corpus(data: Path, tmp_path: Path) -> None:
+    interrupted(data, tmp_path / "speech.corpus")
+    prepare_corpus([data / "0.parquet"], tmp_path / "speech.corpus")
+    assert [path.name for path in (tmp_path / "speech.corpus").rglob("*.tar")] == ["0-000001.tar"]
+
+
 def test_finished_work_survives_a_full_disk_and_says_so(
     data: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

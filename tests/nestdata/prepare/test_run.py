@@ -130,20 +130,19 @@ def test_any_reject_is_an_error_with_strict(manifest: Path, tmp_path: Path) -> N
 
 def test_hours_count_only_cuts_that_are_kept(tmp_path: Path) -> None:
     labels = [
-        ("a", 5, "de", "s1"),
-        ("b", 7, "en", "s2"),
-        ("a", 11, "de", "s1"),
-        ("c", 13, "de", "s2"),
-        ("a", 1, "fr", "s3"),
+        ("a", 5, "de"),
+        ("b", 7, "en"),
+        ("a", 11, "de"),
+        ("c", 13, "de"),
+        ("a", 1, "fr"),
     ]
-    rows = [{"audio_filepath": f"{n}.wav", "duration": d, "lang": lang, "speaker": s} for n, d, lang, s in labels]
+    rows = [{"audio_filepath": f"{n}.wav", "duration": d, "lang": lang} for n, d, lang in labels]
     manifest = write_jsonl(tmp_path / "m.json", [*rows, {"audio_filepath": "d.wav", "duration": 3}])
     report = prepare_corpus([manifest], tmp_path / "speech.corpus", PrepareConfig(probe="missing"))
     assert (report.num_cuts, report.rejected) == (4, {"duplicate_id": 2})
     assert report.hours * 3600 == pytest.approx(28)
     seconds = {name: round(hours * 3600) for name, hours in report.hours_by_language.items()}
     assert list(seconds.items()) == [("de", 18), ("en", 7)]
-    assert {name: round(hours * 3600) for name, hours in report.hours_by_speaker.items()} == {"s2": 20, "s1": 5}
 
 
 @pytest.fixture

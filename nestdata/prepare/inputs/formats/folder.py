@@ -130,16 +130,9 @@ def _suffix(name: str) -> str:
     return name[begin:].lower() if begin >= 0 else ""
 
 
-def _kind(name: str, *, is_hidden: bool) -> str:
-    """Returns `audio`, `tar` or `parquet`, or what a file that is not read is counted by.
-
-    Args:
-        name: The name of the file.
-        is_hidden: Whether it is in a hidden folder.
-    """
+def _kind(name: str) -> str:
+    """Returns `audio`, `tar` or `parquet`, or what a file that is not read is counted by."""
     suffix = _suffix(name)
-    if is_hidden or _is_hidden(name):
-        return "hidden"
     if suffix in _AUDIO:
         return "audio"
     if suffix == PARQUET_SUFFIX:
@@ -161,12 +154,12 @@ def _order(name: str) -> tuple[int, str]:
 
 def _objects(url: str) -> Iterator[tuple[ObjectInfo, str]]:
     for info in objects_below(url):
-        *folders, name = info.location.removeprefix(url).split("/")
-        yield info, _kind(name, is_hidden=any(map(_is_hidden, folders)))
+        if not any(map(_is_hidden, info.location.removeprefix(url).split("/"))):
+            yield info, _kind(info.location.rpartition("/")[2])
 
 
-def _files(directory: str, seen: set[tuple[int, int]], *, is_hidden: bool = False) -> Iterator[tuple[str, str]]:
-    """Yields the paths of all files and their kinds, in an order that does not depend on the file system.
+def _files(directory: str, seen: set[tuple[int, int]]) -> Iterator[tuple[str, str]]:
+    """Yields the paths of files and their kinds, in an order that does not depend on the file system.
 
     Holds the names of one folder at a time. Skips folders whose device and inode are in `seen`, and adds those that it
     reads.
@@ -177,13 +170,13 @@ def _files(directory: str, seen: set[tuple[int, int]], *, is_hidden: bool = Fals
             return
         seen.add((status.st_dev, status.st_ino))
         with os.scandir(directory) as entries:
-            listed = [(_is_folder(entry), entry.name) for entry in entries]
+            listed = [(_is_folder(entry), entry.name) for entry in entries if not _is_hidden(entry.name)]
     except OSError as error:
         raise cannot_be_listed(directory, error) from error
     for name in sorted((name for is_folder, name in listed if not is_folder), key=_order):
-        yield os.path.join(directory, name), _kind(name, is_hidden=is_hidden)
+        yield os.path.join(directory, name), _kind(name)
     for name in sorted(name for is_folder, name in listed if is_folder):
-        yield from _files(os.path.join(directory, name), seen, is_hidden=is_hidden or _is_hidden(name))
+        yield from _files(os.path.join(directory, name), seen)
 
 
 def _is_folder(entry: "os.DirEntry[str]") -> bool:

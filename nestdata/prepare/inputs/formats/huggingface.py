@@ -1,8 +1,8 @@
 """Hugging Face data sets with the audio inside: as Parquet files, and as `save_to_disk` writes one split.
 
 Both need `pip install 'nest-pretrain[huggingface]'`. The bytes of a row cannot be read without the rest of its row
-group or batch. The audio is therefore copied once to uncompressed tars in the corpus directory, where each file has an
-address.
+group or batch. The audio of each file is therefore copied once to an uncompressed tar in the corpus directory, where
+it has addresses.
 """
 
 import io
@@ -13,7 +13,7 @@ import re
 import tarfile
 from collections import defaultdict
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from glob import glob, has_magic
@@ -32,9 +32,9 @@ from nestdata.storage import ObjectInfo, is_url, join, name_of, parent, storage
 PARQUET_SUFFIX = ".parquet"
 # Rows that are decoded at a time. The memory is that of a row group, whose columns the reader decompresses as a whole.
 _ROWS_PER_BATCH = 64
+_BYTES, _TEXT = (bytes, type(None)), (str, type(None))
 # Bits of an entry's number that count rows.
 _ROW_BITS = 40
-_TAR_BYTES = 1_000_000_000
 _NO_AUDIO = Unusable("missing", "the row has neither bytes nor a path of audio")
 # Words by which `datasets` recognises the splits of a data set in the names of files and folders.
 _SPLITS = {
@@ -98,20 +98,24 @@ class DataSetFiles:
         """
         location, row = item
         prefix = self.prefix or cut_id_of(location, self.root)
-        tars = _AudioTars(self.write_to, self.stored_in, number)
-        with closing(tars):
+        # The folder is part of the name, so that names are unique in the corpus.
+        tar_path = Path(self.write_to, f"{Path(self.write_to).name}-{number:06d}.tar")
+        found: list[tuple[Entry, tuple[int, int, int] | None]] = []
+        with _new_tar(tar_path) as tar:
             try:
                 for values, labels in _rows(location):
                     where = f"{self.path if self.prefix else location} (row {row})"
                     content, name = values.get("bytes"), values.get("path")
                     audio = File(resolve(self.folder, name)) if name else _NO_AUDIO
                     entry = Entry(where, f"{prefix}/{row}", audio, labels=labels, number=number << _ROW_BITS | row)
+                    found.append((entry, None if content is None else _add(tar, content, _suffix_of(name))))
                     row += 1
-                    yield from tars.add(entry, content, _suffix_of(name))
             except ManifestError as error:
                 unusable = Unusable("unreadable", str(error))
-                yield from tars.add(Entry(location, prefix, unusable, number=number << _ROW_BITS | row))
-            yield from tars.finish()
+                found.append((Entry(location, prefix, unusable, number=number << _ROW_BITS | row), None))
+        shard = ObjectInfo(f"{self.stored_in}/{tar_path.name}", tar_path.stat().st_size, None)
+        for entry, place in found:
+            yield entry._replace(audio=Member(shard, *place, written_to=str(tar_path))) if place else entry
 
     def where(self, number: int) -> str:
         """Returns the path, the number of the file, counted from 1, and the number of the row, counted from 0."""
@@ -126,66 +130,24 @@ class DataSetFiles:
         return DataSetFiles, values
 
 
-class _AudioTars:
-    """Writes the audio of one Parquet file to tars of about a gigabyte, each of which appears when it is complete.
+@contextmanager
+def _new_tar(path: Path) -> Iterator[tarfile.TarFile]:
+    """Yields a tar that appears at its path when it is complete."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_suffix(".tar.tmp")
+    with tarfile.open(temporary, "w", format=tarfile.USTAR_FORMAT) as tar:
+        yield tar
+    flush_to_disk(temporary)  # the corpus is flushed at the end, but not what is in its folders
+    temporary.replace(path)
 
-    Args:
-        write_to: Folder in the corpus directory while it is written.
-        stored_in: Path of the same folder once the corpus is in place.
-        number: Number of the file in its input; part of the names of its tars.
-    """
 
-    def __init__(self, write_to: str, stored_in: str, number: int) -> None:
-        self._write_to = Path(write_to)
-        self._stored_in = stored_in
-        # The folder is part of the name, so that names are unique in the corpus.
-        self._name = f"{self._write_to.name}-{number:06d}"
-        self._num_tars = 0
-        self._num_members = 0
-        self._tar: tarfile.TarFile | None = None
-        # With the offset, the length and the checksum of the audio, if it is in the tar.
-        self._entries: list[tuple[Entry, tuple[int, int, int] | None]] = []
-
-    def add(self, entry: Entry, content: bytes | None = None, suffix: str = "") -> Iterator[Entry]:
-        """Adds an entry and the audio that it embeds, if any; yields the entries of the tar if that is now complete."""
-        if content is None:
-            self._entries.append((entry, None))
-            return
-        if self._tar is None:
-            self._write_to.mkdir(parents=True, exist_ok=True)
-            self._tar = tarfile.open(self._temporary, "w", format=tarfile.USTAR_FORMAT)
-        header = tarfile.TarInfo(f"{self._num_members:09d}{suffix}")
-        header.size = len(content)
-        self._entries.append((entry, (self._tar.offset + tarfile.BLOCKSIZE, len(content), crc32(content))))
-        self._tar.addfile(header, io.BytesIO(content))
-        self._num_members += 1
-        if self._tar.offset >= _TAR_BYTES:
-            yield from self.finish()
-
-    def finish(self) -> Iterator[Entry]:
-        """Completes the tar that is being written, and yields its entries with their addresses."""
-        entries, self._entries = self._entries, []
-        if self._tar is None:
-            yield from (entry for entry, _ in entries)
-            return
-        self._tar.close()
-        self._tar = None
-        path = self._temporary.with_suffix("")
-        flush_to_disk(self._temporary)  # the corpus is flushed at the end, but not what is in its folders
-        self._temporary.replace(path)
-        shard = ObjectInfo(f"{self._stored_in}/{path.name}", path.stat().st_size, None)
-        self._num_tars += 1
-        for entry, place in entries:
-            yield entry._replace(audio=Member(shard, *place, written_to=str(path))) if place else entry
-
-    def close(self) -> None:
-        """Closes the tar that is being written; it keeps its temporary name."""
-        if self._tar is not None:
-            self._tar.close()
-
-    @property
-    def _temporary(self) -> Path:
-        return self._write_to / f"{self._name}-{self._num_tars:03d}.tar.tmp"
+def _add(tar: tarfile.TarFile, content: bytes, suffix: str) -> tuple[int, int, int]:
+    """Adds an audio file to a tar, and returns its offset, its length and its checksum."""
+    header = tarfile.TarInfo(f"{len(tar.getmembers()):09d}{suffix}")
+    header.size = len(content)
+    place = tar.offset + tarfile.BLOCKSIZE, len(content), crc32(content)
+    tar.addfile(header, io.BytesIO(content))
+    return place
 
 
 def _open_parquet(given: GivenInput) -> Opened:
@@ -342,7 +304,10 @@ def _rows(location: str) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
             )
         for batch in batches:
             for row in batch.to_pylist():
-                yield row.pop(column) or {}, _labels(row, classes)
+                audio = row.pop(column) or {}
+                if not (isinstance(audio.get("bytes"), _BYTES) and isinstance(audio.get("path"), _TEXT)):
+                    raise ManifestError(f"{location}: the column {column!r} holds other types than bytes and a path.")
+                yield audio, _labels(row, classes)
 
 
 @contextmanager
@@ -374,7 +339,7 @@ def _columns_of(schema: Any, location: str) -> tuple[str, list[str], dict[str, l
     """Returns the column of audio, those of plain values, and the class names of those that store numbers of classes.
 
     Raises:
-        ManifestError: There is no column of audio, or it has other types than `datasets` writes: bytes, and text.
+        ManifestError: There is no column of audio.
     """
     from pyarrow import types
 
@@ -384,22 +349,12 @@ def _columns_of(schema: Any, location: str) -> tuple[str, list[str], dict[str, l
             f"{location}: no column with audio, which is a struct of bytes and path, among {', '.join(schema.names)}."
         )
     column = "audio" if "audio" in audio else audio[0]
-    is_bytes = (types.is_binary, types.is_large_binary, types.is_fixed_size_binary, types.is_binary_view)
-    is_text = (types.is_string, types.is_large_string, types.is_string_view)
-    for part in schema.field(column).type:
-        expected = {"bytes": (types.is_null, *is_bytes), "path": (types.is_null, *is_text)}.get(part.name, ())
-        if expected and not any(check(part.type) for check in expected):
-            raise ManifestError(
-                f"{location}: the column {column!r} has a field {part.name!r} of type {part.type}, where "
-                f"{'binary' if part.name == 'bytes' else 'string'} was expected. Cast the column."
-            )
     is_plain = (types.is_string, types.is_large_string, types.is_integer, types.is_floating, types.is_boolean)
     plain = [part.name for part in schema if any(check(part.type) for check in is_plain)]
-    features = _features_of(schema)
     classes = {
-        name: features[name]["names"]
-        for name in plain
-        if isinstance(features.get(name), dict) and features[name].get("_type") == "ClassLabel"
+        name: feature["names"]
+        for name, feature in _features_of(schema).items()
+        if name in plain and isinstance(feature, dict) and feature.get("_type") == "ClassLabel"
     }
     return column, plain, classes
 

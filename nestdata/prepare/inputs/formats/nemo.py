@@ -10,8 +10,9 @@ import posixpath
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
-from itertools import groupby
+from itertools import chain, groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -250,17 +251,10 @@ FORMAT = Format("nemo", _detect, _open)
 
 def _first_names(given: GivenInput) -> Iterator[str]:
     """Yields the name in each line that has one; the manifest is only opened if the first name is not enough."""
-    yield from _name_if_any(given.first_object)
-    lines = (line for _, line in numbered_lines(given.location))
-    for item in spread_objects(given.path) if given.is_spread else lines:
-        yield from _name_if_any(item)
-
-
-def _name_if_any(item: bytes) -> Iterator[str]:
-    try:
-        yield _name_in(orjson.loads(item), "")
-    except (ValueError, TypeError, AttributeError, ManifestError):
-        return  # an error when it is read
+    lines = spread_objects(given.path) if given.is_spread else (line for _, line in numbered_lines(given.location))
+    for item in chain([given.first_object], lines):
+        with suppress(ValueError, TypeError, AttributeError, ManifestError):  # an error when it is read
+            yield _name_in(orjson.loads(item), "")
 
 
 def _tars_named(pattern: str) -> dict[int, str]:

@@ -81,26 +81,19 @@ class SharDirectory(ShardSource):
     def _in_tar(self, lines: dict[str, _Line], shard: OpenShard) -> Iterator[Entry]:
         """Yields the entry of each line: of its audio if the next member is its recording."""
         location = shard.info.location
-        audio: tuple[str, Member | Unusable] | None = None
+        audio: tuple[_Line, Member | Unusable] | None = None
         seen: set[str] = set()
         for found in shard.members():
             stem, suffix = stem_and_suffix(plain_name(found.name))
             line = lines.get(stem) or lines.get(found.name.rpartition(".")[0])
             if line is None:
                 continue
-            cut_id = line.cut_id
-            if suffix not in (".json", ".nometa", ".nodata"):
-                audio = cut_id, shard.member(found)
-                if not found.problem:
-                    continue
-            elif suffix == ".nodata":
-                audio = cut_id, Unusable("no_such_member", f"{location}: {found.name}: a cut without audio")
-            if audio is None or audio[0] != cut_id:
+            if suffix != ".json":
+                audio = line, shard.member(found)
                 continue
-            if cut_id in seen:
-                detail = f"{location}: the audio of {cut_id!r} is stored more than once"
-                yield self._rejected(line, Unusable("ambiguous_member", detail))
-            elif isinstance(audio[1], Unusable):
+            if audio is None or audio[0] is not line:
+                continue
+            if isinstance(audio[1], Unusable):
                 yield self._rejected(line, audio[1])
             elif found.size > _MAX_METADATA or not isinstance(metadata := shard.member(found), Member):
                 detail = f"{location}: {found.name} is not a recording, or has too many bytes"
@@ -108,7 +101,7 @@ class SharDirectory(ShardSource):
             else:
                 name = f"{location}: {plain_name(found.name)}"
                 yield self._entry(line, metadata.read(), audio[1], name)
-            seen.add(cut_id)
+            seen.add(line.cut_id)
             audio = None
         for cut_id, line in lines.items():
             if cut_id not in seen:

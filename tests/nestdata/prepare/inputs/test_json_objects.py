@@ -57,9 +57,7 @@ def test_what_json_dump_writes_is_read(
     path = tmp_path_factory.mktemp("json") / "m.json"
     text = json.dumps(rows, indent=indent) if is_array else "\n".join(json.dumps(row, indent=indent) for row in rows)
     path.write_text(text)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(lines_module, "_CHUNK_BYTES", 7)
-        assert repr([json.loads(item) for item in spread_objects(path)]) == repr(rows)  # NaN does not equal itself
+    assert repr([json.loads(item) for item in spread_objects(path)]) == repr(rows)  # NaN does not equal itself
 
 
 @pytest.mark.parametrize(
@@ -68,7 +66,7 @@ def test_what_json_dump_writes_is_read(
         ('[{"audio_filepath": "a.wav"}', "object 2: ends here, before the end of its JSON"),
         ('[{"audio_filepath": "a.wav"}, {"audio', "object 2: not JSON"),
         ('[{"audio_filepath": "a.wav"}, {"text": "x"}]', "object 2: the key audio_filepath is missing"),
-        ('[{"audio_filepath": "a.wav"}, ' + '{"x":' * 100_000, "object 2: nested too deeply"),
+        ('[{"audio_filepath": "a.wav"}, ' + '{"x":' * 100_000, "object 2: not JSON \\(maximum recursion"),
         ('[{"audio_filepath": "a.wav", "shard_id": 1}]', "a manifest of a tarred data set in another form.*`jq -c"),
     ],
 )
@@ -76,3 +74,15 @@ def test_what_is_not_an_object_is_an_error_that_names_its_number(tmp_path: Path,
     (tmp_path / "m.json").write_text(content)
     with pytest.raises(ManifestError, match=rf"m\.json[,:] {message}"):
         entries_of(tmp_path / "m.json")
+
+
+def test_a_manifest_in_one_json_value_may_be_longer_than_lines_but_not_of_any_length(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lines_module, "MAX_LINE_BYTES", 1 << 16)
+    path = tmp_path / "m.json"
+    path.write_text("[" + ", ".join(f'{{"audio_filepath": "/data/{number}.wav"}}' for number in range(10_000)) + "]")
+    assert sum(1 for _ in spread_objects(path)) == 10_000
+    monkeypatch.setattr(lines_module, "_MAX_SPREAD_BYTES", path.stat().st_size - 1)
+    with pytest.raises(ManifestError, match=r"m\.json: more than 0 MiB in one JSON value\. Write one object per line"):
+        next(spread_objects(path))

@@ -103,9 +103,9 @@ def test_a_folder_is_read_with_its_tars_and_parquet_files_and_the_rest_is_counte
     assert sorted(lines) == sorted([*(f"{name}-1" for name in names), "deep/x", "rows/0"])
     assert lines["deep/x"]["supervisions"][0]["text"] == "hello"
     assert report.rejected == {}
-    counts = {"hidden": 6, ".txt": 2, ".parquet": 1, ".zip": 1, "other": 1, "without suffix": 1}
+    counts = {".txt": 2, ".parquet": 1, ".zip": 1, "other": 1, "without suffix": 1}
     assert report.other_files == counts
-    text = "not read: 12 files of other kinds (6 hidden, 2 .txt, 1 .parquet, 1 .zip, 1 other, 1 without suffix)"
+    text = "not read: 6 files of other kinds (2 .txt, 1 .parquet, 1 .zip, 1 other, 1 without suffix)"
     assert text in report.notes
     assert text in (tmp_path / "m.corpus" / "report.html").read_text()
 

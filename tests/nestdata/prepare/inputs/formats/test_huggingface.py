@@ -70,7 +70,7 @@ def test_embedded_audio_becomes_members_of_tars_in_the_corpus(tmp_path: Path) ->
     for path in sorted((corpus.path / "shards" / "0").iterdir()):
         with tarfile.open(path) as tar:
             names += [(path.name, name) for name in tar.getnames()]
-    first, second = "0-000001-000.tar", "0-000002-000.tar"
+    first, second = "0-000001.tar", "0-000002.tar"
     assert names == [
         (first, "000000000.wav"), (first, "000000001.flac"), (first, "000000002.opus"),
         (second, "000000000.wav"), (second, "000000001.wav"),

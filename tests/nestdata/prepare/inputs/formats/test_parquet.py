@@ -50,7 +50,7 @@ def test_embedded_audio_becomes_members_of_tars_in_the_corpus(tmp_path: Path) ->
     assert [corpus[row].id for row in range(5)] == ["train-0/0", "train-0/1", "train-0/2", "train-1/0", "train-1/1"]
     assert [corpus[row].supervisions[0].text for row in range(5)] == [f"t{i}" for i in range(5)]
     names = sorted(str(path.relative_to(corpus.path)) for path in corpus.path.rglob("*.tar"))
-    assert names == ["shards/0/0-000001-000.tar", "shards/0/0-000002-000.tar"]
+    assert names == ["shards/0/0-000001.tar", "shards/0/0-000002.tar"]
     for row, samples in enumerate(noise):
         address = corpus.address(row)
         assert address is not None

@@ -45,14 +45,14 @@ def test_cuts_that_have_no_audio_in_the_tar_are_rejected(tmp_path: Path) -> None
     folder = shar(tmp_path, "a", "b", "c", "d", "e")
     members = [
         ("a.wav", b"a"), metadata("a"), ("b.nodata", b""), ("b.nometa", b""), ("c.wav", b"c"), ("d.wav", b"d"),
-        metadata("d"), ("d.wav", b"d"), metadata("d"), ("unknown.wav", b""), metadata("unknown"),
+        metadata("d"), ("unknown.wav", b""), metadata("unknown"),
     ]  # fmt: skip
     write_tar(folder / "recording.000000.tar", members)
     assert by_id(entries_of(folder)) == {
         "a": "a",
         "b": "no_such_member",
         "c": "no_such_member",  # without a recording behind it
-        "d": "ambiguous_member",
+        "d": "d",
         "e": "no_such_member",
     }
 
