@@ -188,8 +188,7 @@ def _process_json(view: ProcessView, diagnosis: Diagnosis, limits: StallLimits) 
         "cuts": list(reading.cuts),
         "waits_for": reading.waits_for,
         "detail": reading.detail,
-        # The file format keeps the key "verdict", which users may parse.
-        "verdict": diagnosis.kind.value,
+        "diagnosis": diagnosis.kind.value,
         "reason": diagnosis.reason,
         "is_culprit": diagnosis.is_culprit,
     }

@@ -49,7 +49,7 @@ class StopDecision(NamedTuple):
         """Returns the diagnosis of one process in one line."""
         for process in self.report["processes"]:
             if process["name"] == name:
-                return f"{name}, {process['verdict']}: {process['reason']}"
+                return f"{name}, {process['diagnosis']}: {process['reason']}"
         return str(self.report["cause"])
 
 

@@ -26,8 +26,8 @@ def report_of(run: Run) -> dict[str, Any]:
     return {**report, "directory": path.parent}
 
 
-def verdicts(report: dict[str, Any]) -> dict[str, str]:
-    return {process["name"]: process["verdict"] for process in report["processes"]}
+def diagnoses(report: dict[str, Any]) -> dict[str, str]:
+    return {process["name"]: process["diagnosis"] for process in report["processes"]}
 
 
 def left_running(run: Run) -> list[str]:
@@ -62,7 +62,7 @@ def gone_soon(run: Run) -> bool:
 @pytest.mark.slow
 @faults
 @pytest.mark.parametrize(
-    ("rank", "fault", "phase", "verdict", "function"),
+    ("rank", "fault", "phase", "diagnosis", "function"),
     [
         pytest.param(1, ("sleep in loading", 1, 2), "LOADING", "stuck", "sleep_in_loading", marks=pytest.mark.smoke),
         (1, ("hold the GIL", 1, 3), "FORWARD", "stuck", "hold_the_gil"),
@@ -75,7 +75,7 @@ def test_a_rank_that_stalls_the_others_is_reported_with_its_stack(
     rank: int,
     fault: tuple[str, int, int],
     phase: str,
-    verdict: str,
+    diagnosis: str,
     function: str,
 ) -> None:
     run = started(messy_corpora, tmp_path, num_workers=2 if phase == "LOADING" else 0, max_minutes=60)
@@ -88,10 +88,10 @@ def test_a_rank_that_stalls_the_others_is_reported_with_its_stack(
     (culprit,) = [
         process for process in report["processes"] if process["is_culprit"] and process["name"] in ("rank-0", "rank-1")
     ]
-    assert (culprit["name"], culprit["verdict"]) == (name, verdict), report
+    assert (culprit["name"], culprit["diagnosis"]) == (name, diagnosis), report
     assert culprit["phase"] == phase
-    if verdict == "stuck":
-        assert verdicts(report)[f"rank-{1 - rank}"] == "waiting"
+    if diagnosis == "stuck":
+        assert diagnoses(report)[f"rank-{1 - rank}"] == "waiting"
     stacks = "".join(path.read_text() for path in report["directory"].glob(f"{name}*.stack.txt"))
     assert function in stacks
     if phase == "LOADING":
@@ -109,7 +109,7 @@ def test_a_rank_whose_kernel_hangs_is_reported_although_all_hosts_wait_in_the_co
     codes = run.start(faults={1: ("kernel hangs in FORWARD", 1, 2)})
     assert codes == [EXIT_STALLED] * 2, run.log(0) + run.log(1)
     report = report_of(run)
-    assert verdicts(report) == {"rank-0": "waiting", "rank-1": "stuck"}
+    assert diagnoses(report) == {"rank-0": "waiting", "rank-1": "stuck"}
     ranks = {process["rank"]: process for process in report["processes"]}
     assert [ranks[rank]["phase"] for rank in (0, 1)] == ["COLLECTIVE", "COLLECTIVE"]
     assert ranks[1]["device"] == {"phase": "FORWARD", "step": 1, "microbatch": 0}
@@ -122,7 +122,7 @@ def test_a_rank_whose_kernel_hangs_is_reported_although_all_hosts_wait_in_the_co
 @pytest.mark.slow
 @faults
 @pytest.mark.parametrize(
-    ("fault", "verdict", "messages"),
+    ("fault", "diagnosis", "messages"),
     [
         pytest.param(("kill", 1, 2), "dead", (), marks=pytest.mark.smoke),
         (("raise", 1, 2), "failed", ("RuntimeError: an error on rank 1 only", "raise_for_one_rank")),
@@ -130,18 +130,18 @@ def test_a_rank_whose_kernel_hangs_is_reported_although_all_hosts_wait_in_the_co
     ],
 )
 def test_a_rank_that_ends_is_reported_immediately_and_the_others_end_too(
-    messy_corpora: MessyCorpora, tmp_path: Path, fault: tuple[str, int, int], verdict: str, messages: tuple[str, ...]
+    messy_corpora: MessyCorpora, tmp_path: Path, fault: tuple[str, int, int], diagnosis: str, messages: tuple[str, ...]
 ) -> None:
     # Workers of a fork server are no children of their rank.
-    num_workers = 2 if verdict == "dead" else 0
+    num_workers = 2 if diagnosis == "dead" else 0
     run = started(messy_corpora, tmp_path, limits={**LIMITS, "step_s": 100.0}, num_workers=num_workers)
     codes = run.start(faults={1: fault})
     log = run.log(0) + run.log(1)
     # The other rank may have failed by itself because the connection was closed.
     assert codes[0] in (1, EXIT_STALLED), (codes, log)
-    assert codes[1] in ((-signal.SIGKILL,) if verdict == "dead" else (1, EXIT_STALLED))
+    assert codes[1] in ((-signal.SIGKILL,) if diagnosis == "dead" else (1, EXIT_STALLED))
     assert run.seconds_from_fault_to_end() < END_PATIENCE_S
-    assert verdicts(report_of(run))["rank-1"] == verdict
+    assert diagnoses(report_of(run))["rank-1"] == diagnosis
     assert [message for message in messages if message not in log] == []
     assert gone_soon(run)
 
@@ -174,13 +174,13 @@ def test_a_killed_loader_worker_is_reported(messy_corpora: MessyCorpora, tmp_pat
     assert run.seconds_from_fault_to_end() < END_PATIENCE_S
     culprits = {process["name"]: process for process in report_of(run)["processes"] if process["is_culprit"]}
     rank = culprits.pop("rank-1")
-    if rank["verdict"] == "failed":
+    if rank["diagnosis"] == "failed":
         assert not culprits
         assert re.search(r"killed by (SIGKILL|signal: Killed)", log), log  # this package, or torch
     else:
         # The rank was receiving a batch from that worker, when torch does not check whether the worker is alive.
         ((name, worker),) = culprits.items()
-        assert (rank["verdict"], worker["verdict"]) == ("stuck", "dead")
+        assert (rank["diagnosis"], worker["diagnosis"]) == ("stuck", "dead")
         assert f"{name.replace('rank-1.worker-', 'worker ')} is dead" in rank["reason"]
     assert gone_soon(run)
 

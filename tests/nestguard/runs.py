@@ -48,7 +48,7 @@ class Run:
 
     def diagnoses(self) -> dict[str, str]:
         return {
-            f"{process['rank']}" + ("" if process["worker"] is None else f".{process['worker']}"): process["verdict"]
+            f"{process['rank']}" + ("" if process["worker"] is None else f".{process['worker']}"): process["diagnosis"]
             for process in self.report()["processes"]
         }
 

@@ -31,7 +31,7 @@ def test_the_rank_whose_device_hangs_is_named_although_all_hosts_wait_in_the_col
         assert started.exit_codes() == [EXIT_STALLED] * 2
         ranks = processes(started)
         assert [ranks[rank]["phase"] for rank in (0, 1)] == ["COLLECTIVE", "COLLECTIVE"]
-        assert [ranks[rank]["verdict"] for rank in (0, 1)] == ["waiting", "stuck"]
+        assert [ranks[rank]["diagnosis"] for rank in (0, 1)] == ["waiting", "stuck"]
         assert (ranks[1]["device"]["phase"], ranks[1]["device"]["step"]) == (phase, 2)
         assert f"stall guard: rank 1 is stuck in {phase}, step 2" in started.output
         if phase != "COLLECTIVE":
@@ -56,6 +56,6 @@ def test_a_kernel_that_hangs_on_a_gpu_is_named(tmp_path: Path, phase: str) -> No
     with run(tmp_path, fault=phase, faulty_rank=1, device="cuda", limits=limits) as started:
         assert started.exit_codes(150) == [EXIT_STALLED] * 2
         ranks = processes(started)
-        assert [ranks[rank]["verdict"] for rank in (0, 1)] == ["waiting", "stuck"]
+        assert [ranks[rank]["diagnosis"] for rank in (0, 1)] == ["waiting", "stuck"]
         assert ranks[1]["device"] == {"phase": phase, "step": 2, "microbatch": 0}
         assert ranks[1]["phase"] == "COLLECTIVE"

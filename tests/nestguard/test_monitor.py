@@ -128,7 +128,7 @@ def test_two_nodes_print_the_same_table_with_the_stuck_worker_of_one_and_both_en
         assert second.name.endswith("-node-1")
         assert (first / "table.txt").read_text() == (second / "table.txt").read_text()
         report = json.loads((first / "stall.json").read_text())
-        assert {process["name"]: process["verdict"] for process in report["processes"]} == {
+        assert {process["name"]: process["diagnosis"] for process in report["processes"]} == {
             **{f"rank-{rank}": "waiting" for rank in range(3)},
             "rank-3": "stuck",
             "rank-3.worker-0": "stuck",

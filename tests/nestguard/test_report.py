@@ -1,9 +1,11 @@
 import json
+from pathlib import Path
 
 from nestguard import Phase, StallLimits
+from nestguard.connect.peers import StopDecision
 from nestguard.diagnose.run import diagnose
 from nestguard.observe.view import ProcessView
-from nestguard.report import Report, main_thread_stack
+from nestguard.report import Report, main_thread_stack, write_report
 from tests.nestguard.views import view
 
 LIMITS = StallLimits()
@@ -55,8 +57,8 @@ def test_json_contains_every_process_with_its_diagnosis() -> None:
     assert report["exit_code"] == 44
     assert report["limits"]["step_s"] == 300
     done, stuck, worker = report["processes"]
-    assert (done["verdict"], done["limit_s"]) == ("done", None)
-    assert (stuck["name"], stuck["verdict"], stuck["is_culprit"], stuck["age_s"]) == ("rank-1", "stuck", True, 302)
+    assert (done["diagnosis"], done["limit_s"]) == ("done", None)
+    assert (stuck["name"], stuck["diagnosis"], stuck["is_culprit"], stuck["age_s"]) == ("rank-1", "stuck", True, 302)
     assert (worker["name"], worker["worker"], worker["cuts"]) == ("rank-1.worker-3", 3, ["a"])
 
 
@@ -76,3 +78,10 @@ def test_stack_of_a_worker_is_printed_instead_of_the_stack_of_its_rank() -> None
     stacks = {"rank-1.stack.txt": "of the rank", "rank-1.worker-0.stack.txt": "of the worker"}
     assert report.culprit_dumps(stacks) == ["rank-1.worker-0, main thread, innermost call first:\nof the worker"]
     assert report.culprit_dumps({}) == []
+
+
+def test_a_dump_of_a_peer_does_not_replace_the_report(tmp_path: Path) -> None:
+    decision = StopDecision({"processes": [], "cause": "a cause"}, "the table")
+    directory = write_report(tmp_path, 0, decision, {"stall.json": "{}", "rank-1.stack.txt": "frames"})
+    assert json.loads((directory / "stall.json").read_text())["cause"] == "a cause"
+    assert (directory / "rank-1.stack.txt").read_text() == "frames"

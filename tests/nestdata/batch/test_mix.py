@@ -291,6 +291,8 @@ def test_interference_depends_only_on_the_key() -> None:
         ({"speech_snr_db": (5.0, -5.0)}, r"mix\.speech_snr_db"),
         ({"mix_rate": (0.5, 1.5)}, r"mix\.mix_rate"),
         ({"num_speakers": (2, 1)}, r"mix\.num_speakers is \(2, 1\): expected the lower bound first"),
+        ({"noise_snr_db": (-np.inf, 0.0)}, r"mix\.noise_snr_db is \(-inf, 0\.0\): expected finite bounds"),
+        ({"speech_snr_db": (0.0, 1e4)}, r"mix\.speech_snr_db is .*: expected at most 200 dB either way"),
         ({"noise_snr_db": (20.0, -5.0)}, r"mix\.noise_snr_db is \(20\.0, -5\.0\): expected the lower bound first"),
         ({"mix_rate": (0.0, 0.5)}, r"mix\.mix_rate is \(0\.0, 0\.5\): expected shares"),
         ({"num_segments": (0, 1)}, r"mix\.num_segments is \(0, 1\): expected 1 or more"),
