@@ -211,7 +211,7 @@ def simulate_nodes(part: Part) -> None:
     """Plays the monitors of some nodes: each sends what its ranks and loader workers do once a second."""
     if part.end_node < part.num_nodes:
         # Hundreds of reports of thousands of ranks would fill the memory of this one machine.
-        nestguard.connect.follower.StopDecision = _without_report  # type: ignore[attr-defined, assignment, misc]
+        nestguard.connect.follower.StopDecision = _without_report  # type: ignore[attr-defined, assignment]
         gc.disable()
     time.sleep(max(0.0, part.begins_at - time.monotonic()))
     nodes = [_Node(part, node) for node in range(part.first_node, part.end_node)]

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from io import BufferedReader
 from itertools import islice
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import orjson
 
@@ -111,8 +111,10 @@ def open_lines(path: Path | str) -> Iterator[LineReader]:
         check_manifest(path)
     try:
         with path.open("rb") if isinstance(path, Path) else storage().open_stream(path) as stream:
-            is_gzip = str(path).endswith(".gz")
-            file = BufferedReader(gzip.GzipFile(fileobj=stream), _BUFFER_BYTES) if is_gzip else stream
+            file = stream
+            if str(path).endswith(".gz"):
+                # typeshed gives readers of different files different types.
+                file = cast(BufferedReader, BufferedReader(gzip.GzipFile(fileobj=stream), _BUFFER_BYTES))
             if file.peek(len(codecs.BOM_UTF8)).startswith(codecs.BOM_UTF8):
                 file.read(len(codecs.BOM_UTF8))
             yield LineReader(str(path), file)
