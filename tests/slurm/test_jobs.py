@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import yaml
 
 from tests.conftest import MessyCorpora
 from tests.slurm.cluster import Cluster, wait_until
@@ -124,6 +125,7 @@ def test_an_array_trains_each_seed_in_its_own_directory_at_the_same_time(run: Ti
     run.go()
     for seed, task in enumerate(tasks):
         assert task.wait() == "COMPLETED 0", task.explain()
-        assert f"Seed set to {seed}" in task.log()
-        assert (run.folder / "run" / str(seed) / "version_0" / "checkpoints" / f"step_{NUM_STEPS:08d}.ckpt").exists()
+        directory = run.folder / "run" / str(seed) / "version_0"
+        assert yaml.safe_load((directory / "config.yaml").read_text())["seed"] == seed
+        assert (directory / "checkpoints" / f"step_{NUM_STEPS:08d}.ckpt").exists()
         assert run.leftovers(task) == []
