@@ -24,6 +24,8 @@ from nestdata.prepare.found import RECORD, Found, Note, Reject, Searched
 from nestdata.prepare.inputs.entry import Source
 from nestdata.storage import ObjectInfo, common_folder, is_url, parent
 
+# Hours are not counted by language if there are more names than this: the counts would not fit a report.
+_MAX_NAMES = 100_000
 # Characters of an id in a reject, and in an explanation.
 _MAX_ID, _MAX_ID_IN_TEXT = 2000, 200
 # Records whose columns are hashed at a time, which is part of the fingerprint.
@@ -54,6 +56,7 @@ class CorpusStats:
     """Number of samples by the sampling rate of the file, such as `16000 Hz`."""
 
     samples_by_language: Counter[str]
+    """Empty without names, or with more than a hundred thousand."""
 
     shards: dict[str, Any] | None
     """What `meta.json` says of the shards; None if no cut has an address.
@@ -113,7 +116,8 @@ class CorpusWriter:
         self._num_bytes += len(found.lines)
         self.num_entries += found.num_entries
         self._searched = Searched(*map(sum, zip(self._searched, found.searched, strict=True)))
-        self._samples_by_language.update(found.samples_by_language)
+        if len(self._samples_by_language) <= _MAX_NAMES:
+            self._samples_by_language.update(found.samples_by_language)
         self._reject(found.rejects)
         self._note(found.notes)
 
@@ -137,6 +141,7 @@ class CorpusWriter:
             records = self._without(records, [*repeated])
         self._note(self._copies(records))
         lengths, shards = self._write_index(records)
+        languages = +self._samples_by_language
         return CorpusStats(
             num_cuts=len(records),
             num_bytes=self._num_bytes,
@@ -145,7 +150,7 @@ class CorpusWriter:
             num_resampled=int((records["file_rate"] != sampling_rate).sum()),
             rejected=dict(self.rejected.most_common()),
             samples_by_rate=_samples_by_rate(records),
-            samples_by_language=+self._samples_by_language,
+            samples_by_language=Counter() if len(languages) > _MAX_NAMES else languages,
             shards=shards,
             searched=self._searched,
             notes=dict(self._notes),

@@ -56,7 +56,7 @@ class PrepareReport:
     """Hours of each sampling rate of the files, such as `16000 Hz`, descending."""
 
     hours_by_language: dict[str, float] = field(default_factory=dict)
-    """Hours of each language, descending; empty if the inputs give no languages."""
+    """Hours of each language, descending; empty if the inputs give none, or more than a hundred thousand."""
 
     searched_hours: float | None = None
     """Hours of audio that were searched for speech; None if it was not looked for."""

@@ -7,6 +7,7 @@ gets nothing until a pause is over. `metrics.csv` has every metric in any case.
 import importlib.util
 import json
 import os
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -23,6 +24,7 @@ from nestmodel.errors import ConfigError, TrainingError
 
 _PROJECT = "nest-pretrain"
 _IDS = "trackers.json"
+_ID = re.compile(r"[A-Za-z0-9_-]{1,128}")
 _PAUSE_S = 300.0
 """Seconds after a failure in which a tracker gets nothing."""
 
@@ -191,10 +193,15 @@ def _flat(value: object, name: str = "") -> dict[str, object]:
 def _read_ids(path: Path) -> dict[str, str]:
     """Returns the names of the runs in trackers, which an earlier start has written."""
     try:
-        ids: dict[str, str] = json.loads(path.read_text())
-    except (OSError, ValueError):  # the run in the tracker begins anew
+        stored = json.loads(path.read_text())
+    except FileNotFoundError:
         return {}
-    return ids
+    except (OSError, ValueError):
+        stored = None
+    if not isinstance(stored, dict):
+        rank_zero_warn(f"{path}: cannot be read, so that the trackers of this start get new runs.")
+        return {}
+    return {name: value for name, value in stored.items() if isinstance(value, str) and _ID.fullmatch(value)}
 
 
 def _tensorboard(root: Path, directory: Path, _run: str | None) -> Any:

@@ -67,7 +67,7 @@ def ranks_of(directory: Path) -> list[int]:
 
 
 def wait_for_steps(run: "subprocess.Popen[bytes]", directory: Path, number: int = 2) -> None:
-    """Waits until a run has logged so many steps."""
+    """Waits until a run has logged this number of steps."""
     metrics, deadline = directory / "run" / "version_0" / "metrics.csv", time.monotonic() + LONGEST_START_S
     while not (metrics.exists() and len(metrics.read_text().splitlines()) > number):
         assert run.poll() is None, (directory / "log").read_text()

@@ -28,7 +28,7 @@ NUM_MOMENTS = 5
 
 
 def begin(corpora: MessyCorpora, directory: Path) -> "subprocess.Popen[bytes]":
-    """Starts a run of so many steps that it does not end before it is signalled."""
+    """Starts a run that lasts until it is signalled."""
     return start(fit_command(corpora, directory, 2, "--max-steps", "1000000"), directory)
 
 

@@ -27,6 +27,8 @@ _GLOB = re.compile(r"[*?]+")
 _NUMBER = re.compile(r".*_(\d+)")
 _ANY_NUMBER = re.compile(r".*?(\d+)\D*$")
 _MAX_NAMES = 1_000_000
+# Largest number of folders of a store that are listed to find out which shards exist.
+_MAX_LISTED = 16
 
 
 def is_pattern(text: str) -> bool:
@@ -110,7 +112,7 @@ def check_shards(locations: Sequence[str], given: str) -> None:
         ManifestError: Some do not exist; the message names the first.
         StorageError: The store cannot be listed.
     """
-    folders = {parent(location) for location in locations if is_url(location)}
+    folders = [*dict.fromkeys(parent(location) for location in locations if is_url(location))][:_MAX_LISTED]
     listed = {folder for folder in folders if not folder.lower().startswith("http")}  # HTTP servers cannot be listed
     there = {info.location for folder in listed for info in objects_below(folder)}
     gone = [

@@ -25,6 +25,7 @@ from torch.distributed.constants import default_pg_timeout
 import nestguard
 from nestdata import Microbatch, last_error_line
 from nestguard import Phase
+from nestmodel.errors import ConfigError
 from nestmodel.run_config import GuardConfig
 from nestmodel.training.lightning_private import process_group_timeout_s, set_process_group_timeout
 from nestmodel.training.pace import mark_end_of_backward
@@ -114,6 +115,9 @@ class StallGuard(pl.Callback):
 
         The timeout of a process group that does not exist yet is raised if it is Lightning's default and would pass
         before the stall guard acts. A warning is shown for any other timeout that is too short.
+
+        Raises:
+            ConfigError: A chosen timeout of the process group is at most `limits.step_s`.
         """
         if self._monitor is not None or self._heartbeat.slot is not None or not self.config.enabled:
             return
@@ -124,13 +128,18 @@ class StallGuard(pl.Callback):
             warnings.warn(f"the stall guard cannot start, so the run is not watched: {error}", stacklevel=1)
 
     def check_timeout(self, trainer: pl.Trainer) -> None:
-        """Checks and sets the timeout of the process group, as `start` does; see there for the warning."""
+        """Checks and sets the timeout of the process group, as `start` does; see there for errors and warnings."""
         if not self.config.enabled or not isinstance(trainer.strategy, DDPStrategy):
             return
         timeout_s, needed_s = process_group_timeout_s(trainer), self.config.limits.longest_wait_s + _REPORT_S
         default_s = default_pg_timeout.total_seconds()
         if timeout_s in (None, default_s) and not torch.distributed.is_initialized():
             set_process_group_timeout(trainer, max(needed_s, default_s))
+        elif timeout_s is not None and timeout_s <= self.config.limits.step_s:
+            raise ConfigError(
+                f"the process group times out after {timeout_s:g} s, before the stall guard can report the cause "
+                f"(limits.step_s is {self.config.limits.step_s:g} s). Raise the strategy's timeout, or lower the limit."
+            )
         elif timeout_s is not None and timeout_s < needed_s:
             rank_zero_warn(
                 f"the process group times out after {timeout_s:g} s, before the stall guard reports a rank that waits "

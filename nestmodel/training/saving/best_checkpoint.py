@@ -1,6 +1,7 @@
 """`best.ckpt`: the checkpoint with the lowest validation loss so far, over all starts of a run.
 
-`best.json` beside it holds step and loss, from which a resumed run goes on. It is written after `best.ckpt`.
+`best.json` beside it holds step and loss, from which a resumed run goes on. It is written first, and then `best.ckpt`:
+a start that finds them apart, after a kill in between, repeats the second.
 """
 
 import json
@@ -13,6 +14,7 @@ from typing import Any
 from pytorch_lightning.utilities import rank_zero_warn
 
 from nestdata.output import flush_to_disk, output_file
+from nestmodel.training.saving.checkpoint_files import checkpoint_name
 
 BEST = "best.ckpt"
 _RECORD = "best.json"
@@ -22,7 +24,7 @@ class BestCheckpoint:
     """Keeps the best of the checkpoints that are offered to it; of equal ones, the first. Used on rank 0 only."""
 
     def __init__(self) -> None:
-        self._loss = math.inf
+        self._step, self._loss = 0, math.inf
 
     def resume(self, before: Path, directory: Path, step: int) -> None:
         """Goes on from the best checkpoint of an earlier start, and makes it that of this start.
@@ -45,10 +47,14 @@ class BestCheckpoint:
         except (OSError, ValueError, TypeError, KeyError):
             rank_zero_warn(f"{before / _RECORD}: cannot be read, so that the best checkpoint is sought anew from here.")
             return
-        if (before / BEST).exists() and best_step <= step:
-            self._loss = loss  # a worse one must not replace it, even if it cannot be kept here
+        sources = [before / checkpoint_name(best_step), before / BEST]
+        source = next((path for path in sources if path.exists()), None)
+        if source is not None and best_step <= step:
             directory.mkdir(parents=True, exist_ok=True)
-            _keep(before / BEST, directory, best_step, loss)
+            try:
+                self.offer(source, directory, best_step, loss)
+            finally:
+                self._step, self._loss = best_step, loss  # a worse one must not replace it, whatever has failed here
 
     def offer(self, path: Path, directory: Path, step: int, loss: float) -> None:
         """Keeps the checkpoint of a step if its loss is lower than all before.
@@ -63,12 +69,17 @@ class BestCheckpoint:
             OSError: The files cannot be written.
         """
         if math.isfinite(loss) and loss < self._loss:
-            _keep(path, directory, step, loss)
-            self._loss = loss
+            _record(directory, step, loss)
+            try:
+                _link(path, directory / BEST)
+            except OSError:
+                if self._step:
+                    _record(directory, self._step, self._loss)
+                raise
+            self._step, self._loss = step, loss
 
 
-def _keep(source: Path, directory: Path, step: int, loss: float) -> None:
-    _link(source, directory / BEST)
+def _record(directory: Path, step: int, loss: float) -> None:
     with output_file(directory / _RECORD, overwrite=True) as partial:
         partial.write_text(json.dumps({"step": step, "val_loss": loss}) + "\n")
 

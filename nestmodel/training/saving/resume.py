@@ -33,6 +33,7 @@ STAGE_PREFIX = "data.plan.stages."
 
 _MIXTURE = ("data.plan.weights", "data.plan.temperature", "data.plan.language_temperature")
 _MAX_CHANGES_SHOWN = 8
+_MAX_DIGITS = 18
 
 
 def find_resumed(given: str, root: Path, *, must_exist: bool, directory: Path | None = None) -> Path | None:
@@ -197,7 +198,8 @@ def _is_later_stage(name: str, old: str, new: str, *, step: int) -> bool:
         ConfigError: The stage has begun before the step of the checkpoint.
     """
     from_step = name.removeprefix(STAGE_PREFIX)
-    if from_step == name or not from_step.isdecimal():
+    # Names in a checkpoint may be anything; Python converts no text of thousands of digits.
+    if from_step == name or not from_step.isdecimal() or len(from_step) > _MAX_DIGITS:
         return False
     if int(from_step) >= step:
         return True

@@ -32,7 +32,6 @@ from nestdata.storage import ObjectInfo, is_url, join, name_of, parent, storage
 PARQUET_SUFFIX = ".parquet"
 # Rows that are decoded at a time. The memory is that of a row group, whose columns the reader decompresses as a whole.
 _ROWS_PER_BATCH = 64
-_BYTES, _TEXT = (bytes, type(None)), (str, type(None))
 # Bits of an entry's number that count rows.
 _ROW_BITS = 40
 _NO_AUDIO = Unusable("missing", "the row has neither bytes nor a path of audio")
@@ -304,10 +303,7 @@ def _rows(location: str) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
             )
         for batch in batches:
             for row in batch.to_pylist():
-                audio = row.pop(column) or {}
-                if not (isinstance(audio.get("bytes"), _BYTES) and isinstance(audio.get("path"), _TEXT)):
-                    raise ManifestError(f"{location}: the column {column!r} holds other types than bytes and a path.")
-                yield audio, _labels(row, classes)
+                yield row.pop(column) or {}, _labels(row, classes)
 
 
 @contextmanager
@@ -339,7 +335,7 @@ def _columns_of(schema: Any, location: str) -> tuple[str, list[str], dict[str, l
     """Returns the column of audio, those of plain values, and the class names of those that store numbers of classes.
 
     Raises:
-        ManifestError: There is no column of audio.
+        ManifestError: There is no column of audio, or it has other types than `datasets` writes: bytes, and text.
     """
     from pyarrow import types
 
@@ -349,6 +345,15 @@ def _columns_of(schema: Any, location: str) -> tuple[str, list[str], dict[str, l
             f"{location}: no column with audio, which is a struct of bytes and path, among {', '.join(schema.names)}."
         )
     column = "audio" if "audio" in audio else audio[0]
+    is_bytes = (types.is_binary, types.is_large_binary, types.is_fixed_size_binary, types.is_binary_view)
+    is_text = (types.is_string, types.is_large_string, types.is_string_view)
+    for part in schema.field(column).type:
+        expected = {"bytes": (types.is_null, *is_bytes), "path": (types.is_null, *is_text)}.get(part.name, ())
+        if expected and not any(check(part.type) for check in expected):
+            raise ManifestError(
+                f"{location}: the column {column!r} has a field {part.name!r} of type {part.type}, where "
+                f"{'binary' if part.name == 'bytes' else 'string'} was expected. Cast the column."
+            )
     is_plain = (types.is_string, types.is_large_string, types.is_integer, types.is_floating, types.is_boolean)
     plain = [part.name for part in schema if any(check(part.type) for check in is_plain)]
     classes = {

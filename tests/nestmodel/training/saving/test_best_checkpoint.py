@@ -47,6 +47,16 @@ def test_a_resumed_run_knows_the_best_so_far_and_has_it_in_its_own_directory(tmp
     assert (best_of(now), best_of(before)) == ("state of step 4", "state of step 1")
 
 
+def test_a_kill_between_the_record_and_the_file_is_repaired_by_the_next_start(tmp_path: Path) -> None:
+    best = BestCheckpoint()
+    best.offer(written(tmp_path, 1), tmp_path, 1, 2.0)
+    record = {"step": 2, "val_loss": 1.0}
+    written(tmp_path, 2)
+    (tmp_path / "best.json").write_text(json.dumps(record))
+    BestCheckpoint().resume(tmp_path, tmp_path, step=2)
+    assert best_of(tmp_path) == "state of step 2"
+
+
 def test_the_best_of_abandoned_steps_is_not_taken_over(tmp_path: Path) -> None:
     before, now = tmp_path / "before", tmp_path / "now"
     BestCheckpoint().offer(written(before, 1), before, 1, 1.0)
@@ -58,7 +68,7 @@ def test_the_best_of_abandoned_steps_is_not_taken_over(tmp_path: Path) -> None:
     assert best_of(now) == "state of step 3"
 
 
-@pytest.mark.parametrize("text", ["", '{"step": "a", "val_loss": 1}'])
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"step": "a", "val_loss": 1}'])
 def test_a_damaged_record_is_a_warning(tmp_path: Path, text: str) -> None:
     (tmp_path / "best.json").write_text(text)
     with pytest.warns(UserWarning, match=r"best\.json: cannot be read, so that the best checkpoint is sought anew"):
