@@ -1,5 +1,6 @@
 import json
 import sqlite3
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -118,10 +119,12 @@ def test_wandb_gets_metrics_and_settings_in_one_run_over_resumes(
         assert run.name.endswith(ids.copy().pop())
 
 
-def test_ids_of_runs_that_cannot_be_read_are_left_out(tmp_path: Path) -> None:
+def test_ids_of_runs_are_checked(tmp_path: Path) -> None:
     from nestmodel.training.trackers import _read_ids
 
-    for content in ("", "\x00"):
+    for content in ("", "[]", '{"mlflow": 3}', '{"mlflow": "../../x"}', "\x00"):
         (tmp_path / "trackers.json").write_text(content)
-        assert _read_ids(tmp_path / "trackers.json") == {}
+        is_damaged = content not in ('{"mlflow": 3}', '{"mlflow": "../../x"}')
+        with pytest.warns(UserWarning, match="cannot be read") if is_damaged else nullcontext():
+            assert _read_ids(tmp_path / "trackers.json") == {}
     assert _read_ids(tmp_path / "gone.json") == {}
