@@ -84,7 +84,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             missing = [part for part in parts if not results.has(ended=part.name, code=0)]
             run_beside(results, missing, end_s, packages)
     names = [part.name for parts in steps for part in parts]
-    text, is_good = report(results.rows(), names)
+    text, is_good = report(results.rows(), names, failed_tests(arguments.output))
     (arguments.output / "results.md").write_text(text, encoding="utf-8")
     print(text)
     return 0 if is_good else 1
@@ -109,6 +109,13 @@ def check_identity(results: Results, device: str) -> None:
             f"{results.folder} has results of {json.dumps(rows[0])}, and this is {json.dumps(identity)}. Give another "
             "folder with -o."
         )
+
+
+def failed_tests(folder: Path) -> list[str]:
+    """Returns the lines of pytest's summary that name tests which failed."""
+    log = folder / "log-tests.txt"
+    lines = log.read_text(encoding="utf-8", errors="replace").splitlines() if log.exists() else []
+    return [line for line in lines if line.startswith(("FAILED", "ERROR"))]
 
 
 def _gpu_name() -> str:
@@ -141,7 +148,20 @@ def plan(arguments: argparse.Namespace) -> list[list[Part]]:
     of_nemo = ["--nemo-wheels", str(arguments.nemo_wheels.resolve())]
     has_nemo = any(arguments.nemo_wheels.glob("*.whl"))
     compared = [preset for preset in COMPARED if preset in arguments.presets and has_nemo]
-    test = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "gpu", "--timeout", "60", *_test_files()]
+    test = [
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "-p",
+        "no:benchmark",
+        "-m",
+        "gpu",
+        "--timeout",
+        "60",
+        *_test_files(),
+    ]
     in_order = [
         ("machine", [[part("machine", 45)]]),
         ("check", [[of_preset("check", 140, preset) for preset in arguments.presets]]),

@@ -5,7 +5,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-import torch._inductor.config as inductor
 from torch import device as Device
 
 from nestmodel import NestModel
@@ -25,9 +24,6 @@ class Form:
 
     has_fixed_shapes: bool = False
     """Compiled for the one shape that is measured, instead of for varying shapes."""
-
-    combined: bool = False
-    """The compiler joins kernels that do not depend on each other (`combo_kernels`)."""
 
     graph: bool = False
     """Forward and backward pass of a microbatch are replayed as CUDA graphs."""
@@ -50,28 +46,20 @@ FORMS = {
     REFERENCE: Form(subsampling_kernel=False),
     PLAIN: Form(),
     "compiled": Form(compiled=True),
-    "combined": Form(compiled=True, combined=True),
     "compiled-fixed": Form(compiled=True, has_fixed_shapes=True),
-    "combined-fixed": Form(compiled=True, has_fixed_shapes=True, combined=True),
     "graph": Form(graph=True),
     "compiled-fixed-graph": Form(compiled=True, has_fixed_shapes=True, graph=True),
-    "combined-fixed-graph": Form(compiled=True, has_fixed_shapes=True, combined=True, graph=True),
     "graph-in-ddp": Form(graph=True, in_ddp=True),
 }
 """All forms by name."""
 
-_FEW = (PLAIN, "compiled", "compiled-fixed", "graph", "compiled-fixed-graph", "combined", REFERENCE)
-_MORE = ("combined-fixed", "combined-fixed-graph")
-
-
-def step_forms(preset: str) -> tuple[str, ...]:
-    """Returns the forms whose steps are timed, those first that decide most."""
-    return _FEW + _MORE if preset == "large" else _FEW
+TIMED = ("compiled", PLAIN, "compiled-fixed", "compiled-fixed-graph", "graph", REFERENCE)
+"""Forms whose steps are timed, those first that decide most."""
 
 
 def checked_forms(preset: str) -> tuple[str, ...]:
     """Returns the forms whose results are compared with float32."""
-    return step_forms(preset) + (("graph-in-ddp",) if preset == "small" else ())
+    return TIMED + (("graph-in-ddp",) if preset == "small" else ())
 
 
 def set_form(model: NestModel, form: Form, capture: Capture) -> None:
@@ -83,8 +71,6 @@ def set_form(model: NestModel, form: Form, capture: Capture) -> None:
         capture: Captures graphs.
     """
     torch.compiler.reset()
-    inductor.combo_kernels = form.combined
-    inductor.combo_kernel_allow_mixed_sizes = 2 if form.combined else 1
     forms = Forms(
         subsampling_kernel=form.subsampling_kernel,
         compiled=form.compiled,

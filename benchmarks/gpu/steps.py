@@ -8,14 +8,11 @@ from typing import Any
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from benchmarks.gpu.forms import FORMS, PLAIN, REFERENCE, step_forms
+from benchmarks.gpu.forms import FORMS, PLAIN, REFERENCE, TIMED
 from benchmarks.gpu.machine import peak_tflops
 from benchmarks.gpu.profiling import profile_call
 from benchmarks.gpu.results import Results
 from benchmarks.gpu.trial import RATE, Trial, batch_of, config_of, cuts_of, free
-
-WIDE_CUTS = 133
-"""Cuts of 2,000 s: a wider microbatch of `small`, for fewer launches."""
 
 TRACED_PRESET = "large"
 
@@ -35,12 +32,9 @@ FORMULAS = {torch.ops.aten.convolution_backward: _backward_of_convolution}
 
 
 def measure_steps(results: Results, device: torch.device, preset: str, forms: list[str]) -> None:
-    """Adds a row for each form of a preset, and for `small` those of wider microbatches."""
-    forms = [form for form in step_forms(preset) if form in forms]
+    """Adds a row for each form of a preset."""
+    forms = [form for form in TIMED if form in forms]
     _Steps(results, device, preset, cuts_of(preset, device)).measure(forms)
-    if preset == "small" and device.type == "cuda":
-        few = [form for form in (PLAIN, "compiled", "graph", "compiled-fixed-graph") if form in forms]
-        _Steps(results, device, preset, WIDE_CUTS).measure(few)
 
 
 class _Steps:

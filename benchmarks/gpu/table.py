@@ -23,16 +23,18 @@ STEP_COLUMNS = (
 NEMO_COLUMNS = ("preset", "NeMo's attention", "form", "cuts", "ms", "NeMo, ms", "NeMo / ours", "spread")
 
 
-def report(rows: Sequence[Row], parts: Iterable[str]) -> tuple[str, bool]:
+def report(rows: Sequence[Row], parts: Iterable[str], failed_tests: Sequence[str] = ()) -> tuple[str, bool]:
     """Returns the report, and whether all parts ended well, nothing failed, and every form is right.
 
     Args:
         rows: All rows of the results.
         parts: Names of the planned parts.
+        failed_tests: A line for each.
     """
     ends = {row["ended"]: row["code"] for row in rows if "ended" in row}
     failed = [f"!! {part}: {_ending(ends.get(part))}" for part in parts if ends.get(part) != 0]
     failed += [f"!! {_name(row)}: {row['error']}" for row in rows if "error" in row]
+    failed += [f"!! {line}" for line in failed_tests]
     warned = [f"!! {_name(row)}: {text}" for row in rows for text in row.get("warnings", [])]
     checks = [row for row in rows if "is_right" in row]
     rates = [row for row in rows if row.get("part") == "machine"]

@@ -18,7 +18,6 @@ from nestmodel.nn.attention import (
     RelPositionAttention,
     mask_keys,
     relative_positions,
-    shift_to_distances,
 )
 from nestmodel.nn.gpu.cast_weights import FusedParameters, Weights, fused_parameters
 from nestmodel.nn.precision import product_dtype
@@ -116,7 +115,7 @@ def fused_attention(
         frames: Their masks: valid frames and scores of the keys.
         dropout_p: Probability with which attention weights are dropped.
     """
-    num_frames, head_dim = qkv.shape[1], qkv.shape[-1]
+    head_dim = qkv.shape[-1]
     scale = 1.0 / math.sqrt(head_dim)
     # A memory-efficient kernel for 16-bit types exists for multiples of 8 only; for others, torch computes attention in
     # several steps. Zeros add nothing to the scores.
@@ -125,52 +124,93 @@ def fused_attention(
         qkv, positions, biases = (F.pad(heads, padding) for heads in (qkv, positions, biases))
     q, k, v = qkv.unbind(2)
     content_q, position_q = (q + bias for bias in biases)
-    scores = _shifted_scores(position_q, positions, scale) + frames.key_scores
-    scores = _FirstColumns.apply(scores, num_frames)  # type: ignore[no-untyped-call]  # torch has no annotations for it
+    scores = _position_scores(position_q * scale, positions, frames.key_scores)
     # (batch, enc_frames, heads, head_dim) -> (batch, heads, enc_frames, head_dim)
     content_q, k, v = (rows.transpose(1, 2) for rows in (content_q, k, v))
     mixed = F.scaled_dot_product_attention(content_q, k, v, scores, dropout_p=dropout_p, scale=scale)
     return mixed.transpose(1, 2)[..., :head_dim] * frames.is_valid.unsqueeze(3)
 
 
-def _shifted_scores(
+def _position_scores(
     q: Float[Tensor, "batch enc_frames heads head_dim"],
     positions: Float[Tensor, "positions heads head_dim"],
-    scale: float,
-) -> Float[Tensor, "batch heads enc_frames keys"]:
-    """Returns the scores by position: out[b, h, i, j] = scale · q[b, i, h] · positions[enc_frames - 1 - i + j, h]."""
-    num_frames, num_keys = q.shape[1], len(positions) // 2
+    key_scores: Float[Tensor, "batch 1 queries keys"],
+) -> Float[Tensor, "batch heads enc_frames enc_frames"]:
+    """Returns q[b, i, h] · positions[enc_frames - 1 - i + j, h] + key_scores[b, 0, i, j] at [b, h, i, j]."""
     # One product for each head, with the rows of all utterances: torch would copy the positions for each utterance.
-    rows, columns = q.flatten(0, 1).transpose(0, 1), positions.permute(1, 2, 0)
-    if torch.compiler.is_compiling():
-        # The compiler scales where it adds the biases, and shifts where it adds the scores of the keys. It would
-        # materialise the first argument of `baddbmm`, and zeros before the gradient of `as_strided`.
-        scores = torch.bmm(rows * scale, columns)
-        return shift_to_distances(scores.unflatten(1, (-1, num_frames)).transpose(0, 1), num_keys)
-    # With beta = 0 the first argument is ignored.
-    scores = torch.baddbmm(q.new_empty(1, 1, 1), rows, columns, beta=0, alpha=scale)
-    # As `shift_to_distances` does, in one operation, whose gradient takes two.
-    num_utterances, num_heads, num_positions = len(q), q.shape[2], len(positions)
-    strides = (num_frames * num_positions, num_utterances * num_frames * num_positions, num_positions - 1, 1)
-    return scores.as_strided((num_utterances, num_heads, num_frames, num_keys), strides, num_frames - 1)
+    products = torch.bmm(q.flatten(0, 1).transpose(0, 1), positions.permute(1, 2, 0))
+    by_distance = products.unflatten(1, (-1, q.shape[1]))
+    scores: Tensor = _ScoresByKey.apply(by_distance, key_scores)  # type: ignore[no-untyped-call]  # of torch
+    return scores
 
 
-class _FirstColumns(torch.autograd.Function):
-    """Returns the first columns as a view, whose rows start at multiples of 8 values, as the kernel wants.
+class _ScoresByKey(torch.autograd.Function):
+    """Shifts scores by distance to scores by key, in two operations that torch's compiler takes as they are.
 
-    torch's compiler would copy a slice, and fill the gradient with zeros before it copies into it.
+    Compiled for varying shapes, each value costs it several divisions by sizes: on an H100, 17 and 9 times the time of
+    code for one shape, and a quarter of a step of `large`.
     """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, num_columns: int) -> Tensor:
-        ctx.num_left_out = x.shape[-1] - num_columns
-        if not torch.compiler.is_compiling():
-            return x[..., :num_columns]
-        # Strides are computed from the sizes: the compiler takes those of dimensions of size 1 for others'.
-        _, num_heads, num_rows, num_stored = x.shape
-        strides = (num_heads * num_rows * num_stored, num_rows * num_stored, num_stored, 1)
-        return x.contiguous().as_strided((*x.shape[:-1], num_columns), strides)
+    def forward(ctx: Any, by_distance: Tensor, key_scores: Tensor) -> Tensor:
+        ctx.num_positions = by_distance.shape[-1]
+        scores: Tensor = scores_by_key(by_distance, key_scores)
+        # A view whose rows start at multiples of 8 values, as fused attention wants. Strides are computed from the
+        # sizes: the compiler takes those of dimensions of size 1 for others', and would copy a slice.
+        num_utterances, num_heads, num_frames, num_keys = scores.shape
+        strides = (num_heads * num_frames * num_keys, num_frames * num_keys, num_keys, 1)
+        return scores.as_strided((num_utterances, num_heads, num_frames, num_frames), strides)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        return F.pad(grads[0], (0, ctx.num_left_out)), None
+        return gradients_by_distance(grads[0], ctx.num_positions), None
+
+
+@torch.library.custom_op("nestmodel::scores_by_key", mutates_args=())
+def scores_by_key(by_distance: Tensor, key_scores: Tensor) -> Tensor:
+    """Returns by_distance[h, b, i, enc_frames - 1 - i + j] + key_scores[b, 0, i, j] at [b, h, i, j].
+
+    Args:
+        by_distance: Scores, of shape (heads, batch, enc_frames, positions).
+        key_scores: Of `GpuFrames`: (batch, 1, enc_frames or 1, keys).
+    """
+    num_heads, num_utterances, num_frames, _ = by_distance.shape
+    scores = by_distance.new_empty(num_utterances, num_heads, num_frames, key_scores.shape[-1])
+    torch.add(_aligned(by_distance, key_scores.shape[-1]), key_scores, out=scores)
+    return scores
+
+
+@torch.library.custom_op("nestmodel::gradients_by_distance", mutates_args=())
+def gradients_by_distance(grads: Tensor, num_positions: int) -> Tensor:
+    """Returns the gradient of `scores_by_key` with respect to `by_distance`.
+
+    Args:
+        grads: Gradients of the scores of all frames, of shape (batch, heads, enc_frames, enc_frames).
+        num_positions: Last size of `by_distance`.
+    """
+    num_utterances, num_heads, num_frames, num_keys = grads.shape
+    by_distance = grads.new_zeros(num_heads, num_utterances, num_frames, num_positions)
+    _aligned(by_distance, num_keys).copy_(grads)
+    return by_distance
+
+
+@scores_by_key.register_fake
+def _(by_distance: Tensor, key_scores: Tensor) -> Tensor:
+    num_heads, num_utterances, num_frames, _ = by_distance.shape
+    return by_distance.new_empty(num_utterances, num_heads, num_frames, key_scores.shape[-1])
+
+
+@gradients_by_distance.register_fake
+def _(grads: Tensor, num_positions: int) -> Tensor:
+    num_utterances, num_heads, num_frames, _ = grads.shape
+    return grads.new_empty(num_heads, num_utterances, num_frames, num_positions)
+
+
+def _aligned(by_distance: Tensor, num_keys: int) -> Tensor:
+    """Returns a view with by_distance[h, b, i, enc_frames - 1 - i + j] at [b, h, i, j].
+
+    Row i starts one column to the left of row i - 1, so rows of the view are one value shorter than they are stored.
+    """
+    num_heads, num_utterances, num_frames, num_positions = by_distance.shape
+    strides = (num_frames * num_positions, num_utterances * num_frames * num_positions, num_positions - 1, 1)
+    return by_distance.as_strided((num_utterances, num_heads, num_frames, num_keys), strides, num_frames - 1)

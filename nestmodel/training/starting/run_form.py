@@ -57,9 +57,9 @@ def determinism() -> bool:
 MAX_LAUNCH_BOUND_VALUES = 1e8
 """Largest number of values (frames, width, layers) of a microbatch for which graphs win.
 
-The CPU launches about 1,800 operations for a microbatch of any preset, which takes 60 to 110 ms, while the GPU moves
-the values of the residual paths: about 0.5 ms for a million of them on an H100, estimated for all presets alike. Above
-this number, the GPU is the slower one, and launches are hidden.
+On an H100, the CPU needs 110 to 130 ms to launch a compiled microbatch, and the GPU 0.6 to 0.9 ms to compute a million
+of them (benchmarks/results/gpu_forms_h100_2026-11.md). Above this number, the GPU soon is the slower one, and launches
+are hidden.
 """
 
 _BYTES_PER_VALUE = 250
