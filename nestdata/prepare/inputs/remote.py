@@ -20,7 +20,7 @@ from nestdata.storage.location import parse_url
 # holds at most 256 MiB.
 _MAX_LOADED_BYTES = 8 << 20
 
-_POINTER_SPAN = re.compile(r"\?o=\d+&e=\d+$")
+_POINTER_SPAN = re.compile(r"\?o=\d+&e=\d+(&n=[^&]*(&s=1)?)?$")
 
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")

@@ -249,8 +249,15 @@ def open_shard(location: str) -> Iterator[OpenShard]:
         yield OpenShard(info, file)
 
 
-def member_at(location: str, start: int, info: ObjectInfo) -> Member | Unusable:
-    """Returns the member whose header is at a byte of a tar, or why it must not be used; raises StorageError."""
+def member_at(location: str, start: int, info: ObjectInfo, name: str | None = None) -> Member | Unusable:
+    """Returns the member whose header is at a byte of a tar, or why it must not be used; raises StorageError.
+
+    Args:
+        location: Absolute path or URL of the tar.
+        start: The byte.
+        info: Of the tar.
+        name: That of the member; None if it may have any.
+    """
     size = info.size - start
     ranges = Member(info, start, size).ranges()
     shard = OpenShard(info, SplicedStream(ranges))
@@ -262,6 +269,8 @@ def member_at(location: str, start: int, info: ObjectInfo) -> Member | Unusable:
         return Unusable(error.reason, f"{location}: {error}")
     if found is None:
         return Unusable("no_such_member", f"{location}: the tar ends at byte {start}")
+    if name not in (None, found.name):
+        return Unusable("no_such_member", f"{location}: the member at byte {start} is {found.name!r}, not {name!r}")
     return shard.address(found._replace(offset=start + found.offset))
 
 

@@ -1,10 +1,12 @@
 import json
 import pickle
 import shutil
+import tarfile
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 from zlib import crc32
 
 import numpy as np
@@ -19,7 +21,6 @@ from nestdata import (
     Corpora,
     Corpus,
     CorpusError,
-    ManifestError,
     PrepareConfig,
     prepare_corpus,
 )
@@ -190,11 +191,26 @@ def test_pointers_that_lead_nowhere_are_rejected(folder: Path, tmp_path: Path) -
     manifest = write_jsonl(tmp_path / "cuts.jsonl", rows)
     report = prepare_corpus([manifest], tmp_path / "again.corpus")
     assert report.rejected == {"shard_unreadable": 2, "missing": 1, "no_such_member": 1}
-    rows[0]["recording"]["sources"][0]["source"] = tar
-    with pytest.raises(
-        ManifestError, match=r"cuts\.jsonl:1: a source of type 'shar_ptr' at .* Give TAR\?o=START&e=END"
-    ):
-        prepare_corpus([write_jsonl(manifest, rows)], tmp_path / "again.corpus", overwrite=True)
+
+
+def test_pointers_with_the_name_of_the_member_are_checked_and_other_keys_are_rejected(
+    folder: Path, tmp_path: Path
+) -> None:
+    corpus = tar_corpus(folder)
+    rows = [corpus.line(0) | {"id": str(i)} for i in range(7)]
+    pointer, address = rows[0]["recording"]["sources"][0]["source"], corpus.address(0)
+    with tarfile.open(pointer.partition("?")[0]) as tar:
+        name = next(quote(one.name, safe="") for one in tar if address and one.offset_data == address.offset)
+    endings = ("", f"&n={name}", f"&n={name}&s=1", "&n=other.flac", "&n=", f"&n={name}&s=2", "&x=1")
+    for row, ending in zip(rows, endings, strict=True):
+        row["recording"]["sources"][0]["source"] = pointer + ending
+    manifest = write_jsonl(tmp_path / "cuts.jsonl", rows)
+    report = prepare_corpus([manifest], tmp_path / "again.corpus")
+    assert report.rejected == {"no_such_member": 2, "unknown_pointer": 2}
+    again = Corpus.open(tmp_path / "again.corpus")
+    assert [again.address(index) for index in range(3)] == [address] * 3
+    rejected = [*map(json.loads, (again.path / "rejected.jsonl").read_text().splitlines())]
+    assert pointer + "&x=1" in rejected[-1]["detail"]
 
 
 def test_content_that_the_caller_has_checked_is_not_checked_again(folder: Path) -> None:

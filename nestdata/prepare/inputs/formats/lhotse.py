@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import orjson
 
@@ -23,8 +24,8 @@ from nestdata.storage import is_url, storage
 
 _CORPUS_FILES = ("meta.json", "index.npy", "cuts.jsonl")
 # Pointers of Lhotse 2 to members of tars, as `cuts.jsonl` has them as well. END is the header of the next sample, and
-# says nothing that the header at START does not.
-_POINTER = re.compile(r"(?P<tar>[^?]+)\?o=(?P<start>\d{1,18})&e=\d{1,18}")
+# says nothing that the header at START does not. With s=1, Lhotse does not search the tar for a NAME that is elsewhere.
+_POINTER = re.compile(r"(?P<tar>[^?]+)\?o=(?P<start>\d{1,18})&e=\d{1,18}(&n=(?P<name>[^&]*)(&s=1)?)?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +68,7 @@ class LhotseManifest(LineSource):
                 source["source"], hint = file.location, file.hint
                 if is_url(file.location):
                     source["type"] = "url"
-        found = self._located(cut, where)
+        found = self._located(cut)
         yield Entry(where, cut["id"], found if isinstance(found, Unusable) else LhotseCut(cut, found, hint=hint))
 
     def parse_cut(self, row: dict[str, Any], where: str) -> dict[str, Any]:
@@ -98,7 +99,7 @@ class LhotseManifest(LineSource):
                 label["alignment"] = {kind: [*map(list, items)] for kind, items in label["alignment"].items()}
         return cut
 
-    def _located(self, cut: dict[str, Any], where: str) -> Member | Unusable | None:
+    def _located(self, cut: dict[str, Any]) -> Member | Unusable | None:
         """Returns the member that the source of a cut points to; None if it is not a pointer into a tar."""
         source = next((source for source in cut["recording"]["sources"] if cut["channel"] in source["channels"]), None)
         if source is not None and source["type"] == "command":
@@ -107,12 +108,11 @@ class LhotseManifest(LineSource):
             return None
         parts = _POINTER.fullmatch(source["source"])
         if parts is None:
-            raise ManifestError(
-                f"{where}: a source of type 'shar_ptr' at {source['source']!r}. Give TAR?o=START&e=END."
-            )
+            return Unusable("unknown_pointer", f"{source['source'][:200]!r} is not TAR?o=START&e=END[&n=NAME[&s=1]]")
         tar = self.names.file(parts["tar"]).location
+        name = None if parts["name"] is None else unquote(parts["name"], errors="surrogateescape")
         try:
-            found = member_at(tar, int(parts["start"]), object_info(tar) if is_url(tar) else storage().info(tar))
+            found = member_at(tar, int(parts["start"]), object_info(tar) if is_url(tar) else storage().info(tar), name)
         except StorageError as error:
             if error.kind not in ("missing", "changed"):
                 raise
