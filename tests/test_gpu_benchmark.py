@@ -14,7 +14,6 @@ from benchmarks.gpu import trial
 from benchmarks.gpu.__main__ import Part, run_beside
 from benchmarks.gpu.check import check_forms, verdict
 from benchmarks.gpu.forms import Form, set_form
-from benchmarks.gpu.machine import peak_tflops
 from benchmarks.gpu.results import Results
 from nestguard.observe.process import process_state, start_ticks
 from nestmodel import NestModel
@@ -103,16 +102,3 @@ def test_a_part_that_hangs_ends_at_its_limit_with_all_its_processes(tmp_path: Pa
         wait_until(lambda pid=int(child): process_state(pid, start_ticks(pid) or 0).has_ended, PATIENCE_S)
     run_beside(results, parts, time.monotonic() + 1, str(tmp_path))  # too little time to begin
     assert len(results.rows()) == 2
-
-
-@pytest.mark.parametrize(
-    ("name", "peak"),
-    [
-        ("NVIDIA H100 80GB HBM3", 989),
-        ("NVIDIA H100 PCIe", 756),
-        ("NVIDIA L4", 121),
-        ("NVIDIA L40", None),
-    ],
-)
-def test_the_peak_of_a_gpu_is_known_by_its_name_or_not_at_all(name: str, peak: float | None) -> None:
-    assert peak_tflops(name) == peak

@@ -144,7 +144,7 @@ def test_the_commands_of_continued_pretraining_start_from_the_weights_and_replay
 
     (checkpoint,) = (tmp_path / "runs" / "continued").rglob("last.ckpt")
     content = torch.load(checkpoint, weights_only=True)
-    assert content["nest_training"]["started_from"] == "start.nemo"
+    assert content["nest_training"]["started with the weights of"] == "start.nemo"
     assert [corpus["name"] for corpus in content["nest_training"]["corpora"]] == ["new.corpus", "old.corpus"]
     assert content["nest_settings"]["data.plan.weights"] == "(0.5, 0.5)"
     assert content["global_step"] == 2

@@ -1,7 +1,6 @@
 """Part `machine`: the GPU, its versions, and the rates that no step can exceed."""
 
 import os
-import re
 import subprocess
 import time
 from collections.abc import Callable
@@ -12,28 +11,7 @@ import torch
 
 from benchmarks.gpu.results import Results
 
-PEAK_BF16_TFLOPS = {
-    "B200": 2250,
-    "GH200": 989,
-    "H200": 989,
-    "H100 PCIe": 756,
-    "H100 NVL": 835,
-    "H100": 989,
-    "A100": 312,
-    "L40S": 362,
-    "L4": 121,
-    "A40": 150,
-    "A10": 125,
-}
-"""Dense bf16 operations a second, in 10^12, by words of the name that torch reports; the first match counts. Source:
-NVIDIA's data sheets, whose figures with sparsity are halved."""
-
 _QUERY = "name,driver_version,clocks.sm,clocks.mem,power.limit,temperature.gpu"
-
-
-def peak_tflops(name: str) -> float | None:
-    """Returns the peak of a GPU by its name; None if it is not in the table."""
-    return next((peak for part, peak in PEAK_BF16_TFLOPS.items() if re.search(rf"\b{part}\b", name)), None)
 
 
 def measure_machine(results: Results, device: torch.device) -> None:

@@ -9,10 +9,10 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks.gpu.forms import FORMS, PLAIN, REFERENCE, TIMED
-from benchmarks.gpu.machine import peak_tflops
 from benchmarks.gpu.profiling import profile_call
 from benchmarks.gpu.results import Results
 from benchmarks.gpu.trial import RATE, Trial, batch_of, config_of, cuts_of, free
+from nestmodel.training.utilisation import peak_tflops
 
 TRACED_PRESET = "large"
 

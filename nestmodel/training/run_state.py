@@ -63,6 +63,9 @@ class RunState:
     audio_s_per_s: float | None = None
     """Seconds of audio per second, over all ranks."""
 
+    mfu: float | None = None
+    """Model FLOPs utilisation, as a share; None if the peak of the device is not known."""
+
     data_wait: float | None = None
     """Share of time spent waiting for data."""
 
@@ -134,6 +137,7 @@ def read_state(
         validation=None if validated_step is None else scores_of(metrics, "val"),
         validated_step=validated_step,
         audio_s_per_s=metrics.get("audio_s_per_s"),
+        mfu=metrics.get("mfu"),
         data_wait=metrics.get("data_wait"),
         memory_gb=metrics.get("memory_gb"),
         steps_skipped=int(metrics.get("steps_skipped", 0)),

@@ -8,7 +8,7 @@ import pytest
 from tests.conftest import MessyCorpora
 from tests.distributed.runs import Run
 
-pytestmark = [pytest.mark.multiprocess, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.multiprocess, pytest.mark.slow, pytest.mark.timeout(900)]
 BASE_MS, EXTRA_MS = 300, 90
 """Times of a microbatch. The work of the tiny model adds some, so that the slow rank takes about a fifth longer."""
 

@@ -201,6 +201,8 @@ def training_facts(state: RunState) -> list[str]:
     facts = [] if state.training is None else score_facts(state.training)
     if state.audio_s_per_s is not None and state.data_wait is not None:
         facts += [f"{state.audio_s_per_s:,.0f} s of audio/s", f"{100 * state.data_wait:.0f} % waiting"]
+    if state.mfu is not None:
+        facts.append(f"{100 * state.mfu:.1f} % MFU")
     if state.memory_gb:
         facts.append(f"{state.memory_gb:.1f} GB")
     if state.steps_skipped:

@@ -1,4 +1,4 @@
-"""Throughput of training, and the share of time spent waiting for data."""
+"""Throughput of training, utilisation of the device, and the share of time spent waiting for data."""
 
 import time
 from typing import Any, cast
@@ -6,16 +6,19 @@ from typing import Any, cast
 import pytorch_lightning as pl
 
 from nestdata import RemoteStats
+from nestmodel.nn.network import num_padded_frames
 from nestmodel.nn.network_input import NetworkInput
 from nestmodel.training.module import NestModel
 from nestmodel.training.run_state import peak_memory_bytes
 from nestmodel.training.step_limits import ends_step
+from nestmodel.training.utilisation import encoder_operations, peak_of_run
 
 
 class Throughput(pl.Callback):
-    """Logs throughput in seconds of audio per second, share of time waiting for data, padding, memory and bad audio.
+    """Logs throughput in seconds of audio per second, utilisation, waiting for data, padding, memory and bad audio.
 
-    The audio of this rank is multiplied by the number of ranks. The time of validation and checkpoints is excluded.
+    The audio of this rank is multiplied by the number of ranks; all of them have as much work. The time of validation
+    and checkpoints is excluded.
     """
 
     def __init__(self) -> None:
@@ -37,6 +40,9 @@ class Throughput(pl.Callback):
         self._working_s += self._batch_ended - self._batch_started
         self._samples += batch.num_samples
         self._padded_samples += batch.audio.numel()
+        config = cast(NestModel, pl_module).config
+        num_frames = num_padded_frames(batch.audio.shape[1], config.features)
+        self._operations += encoder_operations(config.encoder, config.features.num_mels, len(batch.audio), num_frames)
         self._replaced += len(batch.bad_cuts)
         self._failed_reads += sum(len(mix.bad_noise) for mix in batch.mixes)
         self._white += sum("white noise" in mix.sources for mix in batch.mixes)
@@ -48,6 +54,8 @@ class Throughput(pl.Callback):
             total_s = self._working_s + self._waiting_s
             model = cast(NestModel, pl_module)
             rate = model.config.features.sampling_rate
+            peak = peak_of_run(model.device, str(trainer.precision))
+            utilisation = {} if peak is None else {"mfu": self._operations / total_s / peak}
             remote: dict[str, float] = {}  # what reading from object stores has cost this rank
             if (counted := self._remote) is not None:
                 remote["remote_wait"], remote["bytes_fetched"] = counted.wait_s, counted.bytes_fetched
@@ -55,6 +63,7 @@ class Throughput(pl.Callback):
             model.log_numbers(
                 {
                     "audio_s_per_s": self._samples / rate / total_s * trainer.world_size,
+                    **utilisation,
                     "data_wait": self._waiting_s / total_s,
                     "padding": 1 - self._samples / self._padded_samples,
                     "memory_gb": peak_memory_bytes(model.device) / 1e9,
@@ -77,4 +86,5 @@ class Throughput(pl.Callback):
     def _reset(self) -> None:
         self._working_s = self._waiting_s = 0.0
         self._remote = None
+        self._operations = 0
         self._samples = self._padded_samples = self._replaced = self._failed_reads = self._white = 0

@@ -4,6 +4,9 @@ import pytest
 
 from nestdata import RemoteConfig
 from nestmodel import NestModel, StallGuard, Throughput
+from nestmodel.nn.network import num_padded_frames
+from nestmodel.training.callbacks import throughput
+from nestmodel.training.utilisation import encoder_operations
 from tests.addressed import WebServer, addressed_copy
 from tests.conftest import MessyCorpora
 from tests.training import Recorder, fit, messy_data, tiny_config, trainer
@@ -39,3 +42,19 @@ def test_reading_from_object_stores_is_counted_and_is_no_setting_of_the_run(
     assert logged["cache_hits"] == 0
     assert logged["remote_wait"] >= 0
     assert data.settings == messy_data(messy_corpora).settings
+
+
+def test_the_utilisation_follows_from_the_shapes_where_the_peak_is_known(
+    messy_corpora: MessyCorpora, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(throughput, "peak_of_run", lambda _device, precision: 1e12 if precision == "32-true" else None)
+    callbacks, config = [Throughput()], tiny_config()
+    runner = trainer(tmp_path, callbacks, max_steps=1, log_every_n_steps=1)
+    data = messy_data(messy_corpora)
+    runner.fit(NestModel(config), datamodule=data)
+    logged = {name: float(value) for name, value in runner.callback_metrics.items()}
+    shapes = [data.train_dataset[0, microbatch].audio.shape for microbatch in range(2)]
+    frames = [(cuts, num_padded_frames(samples, config.features)) for cuts, samples in shapes]
+    operations = sum(encoder_operations(config.encoder, config.features.num_mels, *shape) for shape in frames)
+    seconds = sum(int(data.train_dataset[0, i].audio_len.sum()) for i in range(2)) / 16000 / logged["audio_s_per_s"]
+    assert logged["mfu"] == pytest.approx(operations / seconds / 1e12, rel=1e-5)
