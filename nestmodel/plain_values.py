@@ -20,7 +20,8 @@ def build(cls: type[ConfigT], mapping: object, where: str) -> ConfigT:
     hints = get_type_hints(cls)
     for key in mapping:
         if key not in hints:
-            hint = nearest_name_hint(str(key), hints)
+            deeper = _place_below(cls, str(key))
+            hint = f"; {deeper} is known" if deeper else nearest_name_hint(str(key), hints)
             raise ConfigError(f"{_below(where, key)} is unknown{hint}. The fields are {', '.join(hints)}.")
     values = {key: convert(value, hints[key], _below(where, key)) for key, value in mapping.items()}
     try:
@@ -74,11 +75,21 @@ def convert(value: object, hint: Any, where: str) -> Any:
         if len(parts) == len(value):
             return tuple(convert(part, part_hint, where) for part, part_hint in zip(value, parts, strict=True))
     # YAML 1.1 reads 1e-5 as a string, although it looks like a number.
-    is_number = isinstance(value, str) and hint in (int, float)
+    is_number = isinstance(value, str) and hint is float
     advice = " Write numbers with a point, such as 1.0e-5." if is_number else ""
     if str in (hint, *get_args(hint)) and isinstance(value, int | float):
         advice = " Put text in quotes."
     raise ConfigError(f"{where} is {value!r}: expected {_described(hint)}.{advice}")
+
+
+def _place_below(cls: type, name: str) -> str:
+    """Returns the field with a name in the dataclasses within one, such as `model.config.optimizer`; empty if none."""
+    for part, hint in get_type_hints(cls).items():
+        if is_dataclass(hint) and isinstance(hint, type):
+            below = name if name in get_type_hints(hint) else _place_below(hint, name)
+            if below:
+                return f"{part}.{below}"
+    return ""
 
 
 def _below(where: str, key: object) -> str:

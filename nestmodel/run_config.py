@@ -310,6 +310,7 @@ class RunConfig:
             ConfigError: A name is neither, a file cannot be read, a key is unknown or a value has the wrong type, or
                 together they are no whole model.
         """
+        names = list(names)
         paths = [config_path(name) for name in names]
         content = read_merged(paths)
         if "model" not in content:
@@ -322,7 +323,11 @@ class RunConfig:
                 f"{paths[0].stem} is not a whole model: give it after a size, such as `--config small --config "
                 f"{paths[0].stem}`."
             )
-        return build(cls, content, "")
+        try:
+            return build(cls, content, "")
+        except ConfigError as error:
+            files = [str(name) for name in names if Path(name).is_file()]
+            raise ConfigError(f"{', '.join(files)}: {error}" if files else str(error)) from error
 
 
 def config_path(name: str | Path) -> Path:
@@ -331,7 +336,12 @@ def config_path(name: str | Path) -> Path:
     Raises:
         ConfigError: The name is neither a file nor a preset.
     """
-    return Path(name) if Path(name).is_file() else preset_path(str(name))
+    path = Path(name)
+    if path.is_dir():
+        raise ConfigError(f"{name} is a folder: give a YAML file or the name of a preset.")
+    if path.suffix in (".yaml", ".yml") and not path.exists():
+        raise ConfigError(f"{name}: there is no such file in {path.absolute().parent}.")
+    return path if path.is_file() else preset_path(str(name))
 
 
 def read_merged(paths: Iterable[Path]) -> dict[str, Any]:

@@ -8,8 +8,10 @@ from typing import Annotated, Any
 
 import yaml
 
+from nestdata.corpus.meta import why_no_corpus
+from nestdata.errors import CorpusError
 from nestmodel.config import preset_names
-from nestmodel.run_config import RunConfig
+from nestmodel.run_config import LAST, RunConfig
 
 from ..options import AsJson, ConfigNames, config_names
 from ..parsing import Unprefixed, UsageError, option
@@ -89,6 +91,10 @@ def _is_printed(run: RunConfig, names: Sequence[str], *, command: str, print_con
     for given in (*run.data.corpora, run.data.noise, run.data.val_corpus):
         if given is not None and not given.exists():
             raise UsageError(f"{given}: there is no such corpus. Check the path, or make it by `nestdata prepare`.")
+        if given is not None and not (given / "meta.json").exists():
+            raise CorpusError(f"{given}: {why_no_corpus(given)}")
+    if run.ckpt_path not in (None, LAST) and not Path(str(run.ckpt_path)).exists():
+        raise UsageError(f"{run.ckpt_path}: does not exist. Give a checkpoint that exists.")
     return False
 
 

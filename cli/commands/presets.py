@@ -21,7 +21,8 @@ _DAY = 24 * _HOUR
 _NOTES = """\
 audio a run: the steps of the preset, whatever the size of the corpus.
 GPU memory, audio-s/s: measured on one H100 with the batches of the preset and
-  cuts of 15 s (benchmarks/results/gpu_h100_2026-11.md); demo runs on a CPU.
+  cuts of 15 s, not compiled (benchmarks/results/gpu_forms_h100_2026-11.md;
+  medium: an earlier version); demo runs on a CPU.
 days: the audio of a run at that rate on one H100. No such run was made.
 24, 40, 80 GB: estimate of the largest --max-batch-seconds on such a GPU, for
   cuts of up to 60 s (docs/gpu.md); `preflight --find-budget` finds yours.
@@ -51,10 +52,10 @@ class Figures(NamedTuple):
 
 FIGURES = {
     "demo": Figures(2.2),
-    "small": Figures(14, 2.217, 1002, (3640, 6260, 12800)),
+    "small": Figures(14, 19.1, 20832, (3640, 6260, 12800)),
     "medium": Figures(28, 30.09, 9263, (2740, 4760, 9780)),
-    "large": Figures(113, 27.25, 6268, (1160, 2120, 4500)),
-    "xlarge": Figures(616, 37.55, 2669, (160, 500, 1400)),
+    "large": Figures(113, 24.2, 11270, (1160, 2120, 4500)),
+    "xlarge": Figures(616, 34.9, 3817, (160, 500, 1400)),
 }
 """Figures of each preset, in order of size."""
 

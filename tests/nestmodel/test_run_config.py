@@ -155,3 +155,14 @@ def test_a_duration_is_read_in_seconds(text: str, seconds: float) -> None:
 def test_a_duration_without_a_unit_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match=r"trainer\.max_time is .*: give it with its unit"):
         parse_duration("trainer.max_time", text)
+
+
+def test_an_error_names_the_file_and_where_a_misplaced_section_belongs(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text("optimizer: {lr: 1.0}\n")
+    with pytest.raises(ConfigError, match=r"mine\.yaml: optimizer is unknown; model\.config\.optimizer is known"):
+        RunConfig.read(["demo", path])
+    with pytest.raises(ConfigError, match=r"other\.yml: there is no such file"):
+        RunConfig.read([tmp_path / "other.yml"])
+    with pytest.raises(ConfigError, match="is a folder"):
+        RunConfig.read([tmp_path])

@@ -27,11 +27,11 @@ Rows = list[tuple[str, str]]
 def summarise_run(run: "Run") -> Rows:
     """Returns the summary of a run before `fit` as (name, text); URLs in it are without their secrets."""
     trainer, model, data, config = run.trainer, run.model, run.data, run.config
-    noise, val = data.noise.corpus, data.val_dataset
+    noise = data.noise.corpus
     rows = [
         ("corpus", ", ".join(_corpus_text(corpus) for corpus in data.train_dataset.corpus.corpora)),
         ("noise", "other speech only" if noise is None else f"{_corpus_text(noise)}, and other speech"),
-        ("validation", "none" if val is None else ", ".join(_corpus_text(corpus) for corpus in val.corpus.corpora)),
+        ("validation", _validation_text(run)),
         ("model", _model_text(model)),
         *([("look-ahead", model.config.describe_contexts())] if model.config.encoder.is_limited else []),
         ("steps", _steps_text(trainer, data, config.trainer.max_time)),
@@ -48,6 +48,18 @@ def summarise_run(run: "Run") -> Rows:
         ("output", str(trainer.log_dir or config.output)),
     ]
     return [(name, redacted(text)) for name, text in rows]
+
+
+def _validation_text(run: "Run") -> str:
+    val, interval = run.data.val_dataset, run.config.trainer.val_check_interval
+    if val is None:
+        return "none"
+    corpora = ", ".join(_corpus_text(corpus) for corpus in val.corpus.corpora)
+    if not isinstance(interval, int):
+        return corpora
+    num_steps = num_steps_of_run(run.trainer, run.data.train_dataset.plan.steps_per_epoch)
+    never = ", so none in this run" if num_steps is not None and interval > num_steps else ""
+    return f"{corpora}, every {interval:,} steps{never}"
 
 
 def _corpus_text(corpus: Corpus) -> str:
