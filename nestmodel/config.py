@@ -48,26 +48,29 @@ _PRESETS = Path(__file__).parent / "presets"
 
 
 LIVE_PRESETS = ("streaming", "unified")
-"""Presets that make an encoder of any size one for live speech; given after the preset of a size."""
+"""Presets that make an encoder of any size one for live speech."""
+
+PARTIAL_PRESETS = (*LIVE_PRESETS, "v2")
+"""Presets that are no whole model; given after the preset of a size."""
 
 
 def preset_names() -> list[str]:
     """Returns the names of the presets of the package that are whole models, sorted."""
-    return sorted(path.stem for path in _PRESETS.glob("*.yaml") if path.stem not in LIVE_PRESETS)
+    return sorted(path.stem for path in _PRESETS.glob("*.yaml") if path.stem not in PARTIAL_PRESETS)
 
 
 def preset_path(name: str) -> Path:
-    """Returns the path of the YAML file of a preset of the package, `LIVE_PRESETS` included.
+    """Returns the path of the YAML file of a preset of the package, `PARTIAL_PRESETS` included.
 
     Raises:
         ConfigError: No preset has that name.
     """
     known = preset_names()
-    if name not in (*known, *LIVE_PRESETS):
-        hint = nearest_name_hint(name, (*known, *LIVE_PRESETS), min_similarity=0.6)
+    if name not in (*known, *PARTIAL_PRESETS):
+        hint = nearest_name_hint(name, (*known, *PARTIAL_PRESETS), min_similarity=0.6)
         raise ConfigError(
             f"{name!r} is neither a file nor a preset{hint}. The presets are {', '.join(known)}. After one of them, "
-            f"{' or '.join(LIVE_PRESETS)} may be given."
+            f"{', '.join(PARTIAL_PRESETS)} may be given."
         )
     return _PRESETS / f"{name}.yaml"
 
@@ -144,6 +147,10 @@ class QuantizerConfig:
     normalize: Literal["as_features", "per_feature"] = "as_features"
     """Normalisation of the feature frames that tokens are computed from: that of the features, as in NeMo; or
     `per_feature`, so that an encoder whose features are not normalised learns the tokens of one whose features are."""
+
+    input_norm: bool = False
+    """Whether each frame that tokens are computed from gets zero mean and unit deviation over its dimensions before
+    frames are stacked, as in NEST v2. The norm has no weights."""
 
     def __post_init__(self) -> None:
         require_at_least(2, "quantizer", self, "num_classes")

@@ -26,7 +26,7 @@ from nestdata import (
 from nestdata.config_checks import require, require_at_least
 from nestdata.field_docs import with_field_docs
 from nestguard import StallLimits
-from nestmodel.config import LIVE_PRESETS, Kernels, NestConfig, TrackerName, WeightParts, preset_names, preset_path
+from nestmodel.config import PARTIAL_PRESETS, Kernels, NestConfig, TrackerName, WeightParts, preset_names, preset_path
 from nestmodel.errors import ConfigError
 from nestmodel.plain_values import build, to_plain
 
@@ -318,7 +318,7 @@ class RunConfig:
                 f"no configuration: give --config with a preset ({', '.join(preset_names())}) or a YAML file. "
                 "`nestmodel presets` compares the presets."
             )
-        if paths[0] in map(preset_path, LIVE_PRESETS):
+        if paths[0] in map(preset_path, PARTIAL_PRESETS):
             raise ConfigError(
                 f"{paths[0].stem} is not a whole model: give it after a size, such as `--config small --config "
                 f"{paths[0].stem}`."

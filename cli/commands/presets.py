@@ -29,6 +29,8 @@ days: the audio of a run at that rate on one H100. No such run was made.
 
 streaming, unified: share of microbatches; given after a size, as in `--config
   small --config streaming`. The frames are of 80 ms (docs/streaming.md).
+v2: features, targets and mixing of NEST v2; given after a size
+  (docs/from-nemo.md).
 
 `nestmodel presets large > run.yaml` starts a configuration, and
 `nestmodel fit speech.corpus --config run.yaml` trains with it."""

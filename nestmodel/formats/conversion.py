@@ -249,12 +249,18 @@ def _name(source: str | None) -> str | None:
 
 
 def _warn_of_lost_targets(config: NestConfig) -> None:
-    """Warns of settings without a field in NeMo that decide what is learned."""
+    """Warns of settings that decide what is learned and that NeMo, or its releases, do not have."""
     plain = QuantizerConfig.normalize, MaskConfig.target_shift
     if (config.quantizer.normalize, config.masking.target_shift) != plain:
         warnings.warn(
             "NeMo has no field for model.config.quantizer.normalize and model.config.masking.target_shift, so the file "
             "loses them: training that starts from it learns other targets.",
+            stacklevel=3,
+        )
+    if config.quantizer.input_norm:
+        warnings.warn(
+            "NeMo 3.0.0 has no model.config.quantizer.input_norm and rejects the file; NeMo with pull request 15589 "
+            "opens it. For the encoder alone, remove quantizer.learnable_norm from model_config.yaml in the file.",
             stacklevel=3,
         )
 

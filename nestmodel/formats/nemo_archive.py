@@ -21,7 +21,7 @@ from torch import Tensor
 
 from nestmodel.config import NestConfig
 from nestmodel.errors import ConfigError, WeightsError
-from nestmodel.formats.nemo_config import config_from_nemo, config_to_nemo
+from nestmodel.formats.nemo_config import config_from_nemo, config_to_nemo, is_nest_v2
 
 CONFIG_MEMBER = "model_config.yaml"
 WEIGHTS_MEMBER = "model_weights.ckpt"
@@ -63,7 +63,8 @@ def config_of_section(section: Mapping[str, Any], path: Path) -> NestConfig:
     divides it again whenever it opens the file. Here the stored value is multiplied by the factor once; the remainder
     that the division lost has no effect. NeMo has no counterpart of `seed` and `encoder.checkpoint_activations`, which
     get their defaults. An optimizer or schedule that is not implemented here is replaced by the default with a warning,
-    because it does not change what the model computes.
+    because it does not change what the model computes. Nor does `quantizer.input_norm`, which decides what is learned:
+    if the section does not tell, it is off, with a warning.
 
     Args:
         section: The `model` section.
@@ -75,6 +76,13 @@ def config_of_section(section: Mapping[str, Any], path: Path) -> NestConfig:
     section = _with_whole_blocks(section)
     without_optimizer = {key: value for key, value in section.items() if key != "optim"}
     config = config_from_nemo(without_optimizer)
+    if is_nest_v2(section) is None:
+        _logger.warning(
+            "%s: a configuration of NeMo %s does not tell whether the model is NEST v2: quantizer.input_norm is false. "
+            "To train such a model further, give `--config v2` after the size.",
+            path,
+            section["nemo_version"],
+        )
     try:
         return config_from_nemo(section)
     except ConfigError as error:

@@ -3,10 +3,11 @@
 This module knows the names and defaults of NeMo's `model` section. A field with a value that is not implemented here is
 rejected, and so is an unknown field in a section that affects the computation, because it could change the results.
 
-Source: numerics of NeMo 2.5 to 3.0. A missing field has NeMo's own default.
+Source: numerics of NeMo 2.5 to 3.0, and of its pull request 15589 for NEST v2. A missing field has NeMo's own default.
 """
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
@@ -28,7 +29,8 @@ def config_from_nemo(section: Mapping[str, Any]) -> NestConfig:
 
     Args:
         section: The section from which NeMo builds its EncDecDenoiseMaskedTokenPredModel. A missing field has NeMo's
-            own default; a missing `optim` section gives the default optimizer.
+            own default; a missing `optim` section gives the default optimizer. `quantizer.input_norm` is set if the
+            section is known to be of NEST v2.
 
     Raises:
         ConfigError: A field is missing, unknown, or has a value that is not implemented here; the message names it.
@@ -44,7 +46,7 @@ def config_from_nemo(section: Mapping[str, Any]) -> NestConfig:
     # and combine_time_steps of the loss, so either value is accepted.
     num_stacked = encoder.subsampling_factor if position == "pre_conv" else 1
     dims = {features.num_mels} if position == "pre_conv" else {features.num_mels, encoder.d_model}
-    quantizer = _nemo_quantizer(model.child("quantizer"), dims, num_stacked)
+    quantizer = _nemo_quantizer(model.child("quantizer"), dims, num_stacked, input_norm=is_nest_v2(section) is True)
     steps_combined = {num_stacked, encoder.subsampling_factor}
     _check_nemo_targets(model.child("decoder"), model.child("loss"), quantizer, steps_combined)
     return NestConfig(
@@ -56,6 +58,28 @@ def config_from_nemo(section: Mapping[str, Any]) -> NestConfig:
     )
 
 
+def is_nest_v2(section: Mapping[str, Any]) -> bool | None:
+    """Returns whether the quantizer of a `model` section normalises its input; None if the section does not tell.
+
+    With pull request 15589, NeMo always normalises it and has no field for that. What tells is a field that came with
+    the pull request, or the version that saved the section. A section without a version was not saved by NeMo.
+    """
+    quantizer = section.get("quantizer")
+    fields = {*section, *(quantizer if isinstance(quantizer, Mapping) else ())}
+    if not fields.isdisjoint(_V2_FIELDS):
+        return True
+    if "nemo_version" not in section:
+        return False
+    found = re.match(r"(\d+)\.(\d+)\.(\d+)(.*)", str(section["nemo_version"]))
+    if found is None:
+        return None
+    version, suffix = tuple(map(int, found.groups()[:3])), found[4]
+    # No release up to 3.0.0 has the norm. Release candidates and branches, whose versions have a suffix, may have it
+    # from 2.7 on.
+    return False if version < (2, 7) or (version <= (3, 0, 0) and not suffix) else None
+
+
+_V2_FIELDS = {"learnable_norm", "xavier_normal_init", "log_codebook_coverage"}
 _MISSING = object()
 
 
@@ -178,17 +202,18 @@ def _nemo_encoder(section: _NemoSection) -> EncoderConfig:
     return encoder
 
 
-def _nemo_quantizer(section: _NemoSection, dims: set[int], num_stacked: int) -> QuantizerConfig:
+def _nemo_quantizer(section: _NemoSection, dims: set[int], num_stacked: int, *, input_norm: bool) -> QuantizerConfig:
     section.choose("combine_time_steps", num_stacked, default=1)
     section.choose("feat_in", *dims, default=min(dims))
-    section.only(time_ahead=False, freeze=True)
+    section.only(time_ahead=False, freeze=True, learnable_norm=False)
     quantizer = QuantizerConfig(
         num_classes=section.take("num_classes", int),
         num_codebooks=section.take("num_books", int),
         code_dim=section.take("code_dim", int),
         distance=section.take("dist_fn", Literal["l2", "cosine"], "cosine"),
+        input_norm=input_norm,
     )
-    section.close("squeeze_single")
+    section.close("squeeze_single", "xavier_normal_init")
     return quantizer
 
 
@@ -244,7 +269,8 @@ def config_to_nemo(config: NestConfig) -> dict[str, Any]:
     The section is complete for NeMo's `restore_from`, and `config_from_nemo` reads it back. NeMo has no fields for
     `seed`, `encoder.checkpoint_activations`, `quantizer.normalize` and
     `masking.target_shift`, so they are lost. If encoder frames are masked, the section has the values of NeMo's own
-    YAML files: NeMo divides the block size, and overwrites other fields, when it builds the model.
+    YAML files: NeMo divides the block size, and overwrites other fields, when it builds the model. With
+    `quantizer.input_norm`, a field of NEST v2 keeps NeMo 3.0.0, which has no norm there, from building another model.
 
     Source: NeMo 3.0.0.
     """
@@ -281,6 +307,7 @@ def config_to_nemo(config: NestConfig) -> dict[str, Any]:
             "freeze": True,
             "squeeze_single": False,
             "combine_time_steps": factor if is_pre_conv else 1,
+            **({"learnable_norm": False} if config.quantizer.input_norm else {}),
         },
         "encoder": _encoder_to_nemo(config.encoder, mels),
         "decoder": {

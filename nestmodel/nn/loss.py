@@ -61,16 +61,16 @@ def token_counts(
     return torch.searchsorted(rows.sort().values, classes).diff()
 
 
-def token_entropy(counts: Real[Tensor, "*codebooks classes"]) -> Float[Tensor, ""]:
-    """Returns the entropy of the class distribution in nats, averaged over codebooks.
+def token_entropy(counts: Real[Tensor, "*codebooks classes"]) -> Float[Tensor, " *codebooks"]:
+    """Returns the entropy of the class distribution of each codebook, in nats and in double precision.
 
-    This is the loss of a model that knows only the frequency of each class, so a useful model has a lower loss. Counts
-    may be weighted. Equally frequent classes give log(classes); zero counts give 0.
+    Its mean is the loss of a model that knows only the frequency of each class, so a useful model has a lower loss.
+    Counts may be weighted. Equally frequent classes give log(classes); zero counts give 0.
     """
     totals = counts.double().sum(-1, keepdim=True)
     shares = counts / totals.clamp(min=torch.finfo(totals.dtype).tiny)
     entropies: Tensor = -torch.special.xlogy(shares, shares).sum(-1)
-    return entropies.mean().float()
+    return entropies
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,12 +105,15 @@ class LossStats:
     def metrics(self, counts: Float[Tensor, "2 codebooks classes"]) -> dict[str, Tensor]:
         """Returns the logged metrics by name, without the prefix `train_` or `val_`.
 
+        With several codebooks, use and token entropy are also there for each, such as `codebook_use_cb0`.
+
         Args:
             counts: Class counts of the target tokens and of the predictions, for the entropies and codebook use. They
                 may cover more steps than the other sums.
         """
-        of_tokens, of_predictions = token_entropy(counts[0]), token_entropy(counts[1])
-        return {
+        uses, entropies = (counts[0] > 0.5).float().mean(-1), token_entropy(counts[0])
+        of_tokens, of_predictions = entropies.mean().float(), token_entropy(counts[1]).mean().float()
+        metrics = {
             "loss": self.loss,
             "accuracy": self.num_correct / self.num_tokens.clamp(min=1),
             "codebook_use": (counts[0] > 0.5).float().mean(),
@@ -119,6 +122,10 @@ class LossStats:
             "prediction_entropy": of_predictions,
             "prediction_perplexity": of_predictions.exp(),
         }
+        if len(uses) > 1:
+            for book, (use, entropy) in enumerate(zip(uses, entropies.float(), strict=True)):
+                metrics |= {f"codebook_use_cb{book}": use, f"token_entropy_cb{book}": entropy}
+        return metrics
 
     @classmethod
     def unflatten(cls, values: Float[Tensor, " values"], num_codebooks: int) -> "LossStats":

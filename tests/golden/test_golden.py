@@ -131,6 +131,37 @@ def test_tokens_are_equal_on_every_valid_frame(golden: Mapping[str, Any], model:
         assert np.array_equal(tokens[utterance, :num_valid].numpy(), expected)
 
 
+def reference_tokens(feats: NDArray[np.float64], model: NestNetwork) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """Returns the tokens of the frames (mels, frames) of an utterance with the norm of NEST v2, computed in float64.
+
+    The second array tells how much nearer the code of a token is than the next one, as a difference of cosines.
+    """
+    quantizer = model.quantizer
+    weight, codes = (tensor.double().numpy() for tensor in (quantizer.proj.weight, quantizer.codebooks[0]))
+    normalised = (feats - feats.mean(axis=0)) / np.sqrt(feats.var(axis=0) + 1e-5)
+    factor = weight.shape[1] // len(feats)
+    stacks = [normalised[:, i : i + factor].T.reshape(-1) for i in range(0, feats.shape[1], factor)]
+    points = np.stack(stacks) @ weight.T
+    cosines = points @ codes.T / (np.linalg.norm(points, axis=1, keepdims=True) * np.linalg.norm(codes, axis=1))
+    best = np.sort(cosines, axis=1)
+    return cosines.argmax(axis=1), best[:, -1] - best[:, -2]
+
+
+def test_tokens_of_nest_v2_equal_a_reference_in_double_precision(golden: Mapping[str, Any], model: NestNetwork) -> None:
+    """No release of NeMo computes them, so the golden features and weights meet the formula instead."""
+    quantizer = deepcopy(model.quantizer)
+    quantizer.has_input_norm = True
+    tokens = quantizer(torch.from_numpy(golden["features_clean"]))
+    num_changed = 0
+    for utterance, num_valid in enumerate(golden["encoded_len"]):
+        feats = golden["features_clean"][utterance, :, : 8 * num_valid].astype(np.float64)
+        expected, margins = reference_tokens(feats, model)
+        assert margins.min() > 1e-4  # some thousand roundings of float32
+        assert np.array_equal(tokens[utterance, :num_valid, 0].numpy(), expected)
+        num_changed += int((expected != golden["tokens"][utterance, :num_valid, 0]).sum())
+    assert num_changed > 0
+
+
 def test_masked_features_are_equal(golden: Mapping[str, Any], model: NestNetwork) -> None:
     noisy = torch.from_numpy(golden["features_noisy"])
     masked = model.mask_processor.apply_mask(noisy, torch.from_numpy(golden["mask"]).bool())

@@ -1,5 +1,5 @@
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import pytest
 
@@ -32,6 +32,16 @@ def test_preset_has_the_size_of_the_paper(
     )
     expected = NestConfig(encoder=encoder, optimizer=OptimizerConfig(weight_decay=weight_decay))
     assert NestConfig.preset(name) == expected
+
+
+def test_preset_v2_changes_features_and_quantizer_of_any_size() -> None:
+    small, config = NestConfig.preset("small"), NestConfig.preset("small", "v2")
+    assert config == replace(
+        small, features=replace(small.features, num_mels=128), quantizer=replace(small.quantizer, input_norm=True)
+    )
+    live = NestConfig.preset("small", "v2", "streaming")
+    assert live == NestConfig.preset("small", "streaming", "v2")
+    assert live.quantizer == replace(config.quantizer, normalize="per_feature")
 
 
 def test_unknown_preset_is_rejected_and_the_known_ones_are_listed() -> None:

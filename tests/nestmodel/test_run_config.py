@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from nestmodel import ConfigError, NestConfig, RunConfig, preset_names
-from nestmodel.config import LIVE_PRESETS
+from nestmodel.config import PARTIAL_PRESETS
 from nestmodel.run_config import parse_duration, read_data
 
 CHANGED = """
@@ -71,11 +71,18 @@ def written(path: Path, content: object) -> Path:
     return path
 
 
-@pytest.mark.parametrize("names", [*([name] for name in preset_names()), *(["small", live] for live in LIVE_PRESETS)])
+@pytest.mark.parametrize(
+    "names", [*([name] for name in preset_names()), *(["small", part] for part in PARTIAL_PRESETS)]
+)
 def test_a_preset_is_read_as_it_was_stored(names: list[str], tmp_path: Path) -> None:
     config = RunConfig.read(names)
     assert RunConfig.read([written(tmp_path / "config.yaml", config.stored())]) == config
     assert replace(config.model.config, seed=0) == NestConfig.preset(*names)
+
+
+def test_preset_v2_mixes_quieter_speech_over_other_lengths() -> None:
+    mix, of_size = (RunConfig.read(names).data.mix for names in (["small", "v2"], ["small"]))
+    assert mix == replace(of_size, speech_snr_db=(10.0, 20.0), mix_rate=(0.3, 0.6))
 
 
 def test_a_run_with_settings_of_every_kind_is_read_as_it_was_stored(tmp_path: Path) -> None:

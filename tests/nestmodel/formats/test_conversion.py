@@ -1,3 +1,4 @@
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -8,6 +9,7 @@ from nestdata import OutputError
 from nestmodel import (
     ConfigError,
     NestModel,
+    NestNetwork,
     WeightsError,
     export_model,
     import_model,
@@ -41,6 +43,13 @@ def test_exporting_a_network_needs_an_output(tmp_path: Path) -> None:
     network, _ = checkpoint(tmp_path)
     with pytest.raises(ConfigError, match="output is missing: a network has no name"):
         export_model(network, "nemo")
+
+
+def test_an_export_of_nest_v2_to_nemo_warns_that_releases_reject_it(tmp_path: Path) -> None:
+    network = NestNetwork(replace(CONFIG, quantizer=replace(CONFIG.quantizer, input_norm=True)))
+    with pytest.warns(UserWarning, match=r"NeMo 3\.0\.0 has no model\.config\.quantizer\.input_norm"):
+        path = export_model(network, "nemo", tmp_path / "v2.nemo")
+    assert load_network(path).config.quantizer == network.config.quantizer
 
 
 def test_lightning_accepts_an_imported_checkpoint(messy_corpora: MessyCorpora, tmp_path: Path) -> None:

@@ -55,6 +55,7 @@ CONFIGS = {
             causal_downsampling=True,
         ),
     ),
+    "v2": replace(TINY, quantizer=replace(TINY.quantizer, input_norm=True)),
     "post_conv": replace(TINY, masking=MaskConfig(position="post_conv", block_size=44)),
 }
 
@@ -184,6 +185,19 @@ def test_a_model_with_an_unknown_schedule_is_read_with_a_warning(
     back = load_network(tar_of(members, tmp_path / "polynomial.nemo"))
     assert back.config == replace(TINY, optimizer=OptimizerConfig())
     assert "model.optim.sched.name is 'PolynomialHoldDecayAnnealing'" in caplog.text
+
+
+@pytest.mark.parametrize(("version", "is_warned"), [("3.0.0", False), ("3.1.0", True)])
+def test_a_file_that_does_not_tell_whether_it_is_nest_v2_is_named_in_a_warning(
+    version: str, is_warned: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    write_nemo(tmp_path / "model.nemo", TINY, NestNetwork(TINY).state_dict())
+    members = members_of(tmp_path / "model.nemo")
+    section = {**yaml.safe_load(members["./model_config.yaml"]), "nemo_version": version}
+    members["./model_config.yaml"] = yaml.safe_dump(section).encode()
+    path = tar_of(members, tmp_path / "saved.nemo")
+    assert load_network(path).config == TINY
+    assert (f"{path}: a configuration of NeMo {version} does not tell" in caplog.text) == is_warned
 
 
 @pytest.mark.parametrize(

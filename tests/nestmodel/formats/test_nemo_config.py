@@ -18,7 +18,7 @@ from nestmodel import (
     QuantizerConfig,
     config_from_nemo,
 )
-from nestmodel.formats.nemo_config import config_to_nemo
+from nestmodel.formats.nemo_config import config_to_nemo, is_nest_v2
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "nemo_tiny.npz"
 
@@ -55,6 +55,36 @@ def test_variants_are_translated_to_settings(nemo_section: Mapping[str, Any]) ->
     section = changed(section, "encoder.conv_norm_type", "layer_norm")
     config = config_from_nemo(section)
     assert (config.quantizer.distance, config.encoder.conv_norm) == ("cosine", "layer_norm")
+
+
+@pytest.mark.parametrize("path", ["quantizer.learnable_norm", "quantizer.xavier_normal_init", "log_codebook_coverage"])
+def test_a_field_of_nest_v2_tells_that_the_quantizer_normalises_its_input(
+    nemo_section: Mapping[str, Any], path: str
+) -> None:
+    config = config_from_nemo(changed(nemo_section, path, False))
+    assert config.quantizer == QuantizerConfig(num_classes=128, input_norm=True)
+    assert config_from_nemo(config_to_nemo(config)) == config
+
+
+@pytest.mark.parametrize(
+    ("version", "expected"),
+    [
+        ("2.0.0rc1", False),  # those of files that NVIDIA has released
+        ("2.2.0rc0", False),
+        ("2.7.3", False),
+        ("3.0.0", False),
+        ("2.8.0rc0", None),
+        ("3.0.0+5d1bc1a", None),
+        ("3.1.0", None),
+        ("main", None),
+    ],
+)
+def test_a_version_before_nest_v2_tells_that_a_model_is_not(
+    nemo_section: Mapping[str, Any], version: str, expected: bool | None
+) -> None:
+    section = changed(nemo_section, "nemo_version", version)
+    assert is_nest_v2(section) is expected
+    assert not config_from_nemo(section).quantizer.input_norm
 
 
 def test_a_cosine_schedule_comes_back_from_a_section(nemo_section: Mapping[str, Any]) -> None:
@@ -95,6 +125,7 @@ def test_n_fft_of_null_is_the_next_power_of_two(nemo_section: Mapping[str, Any])
         ("masking.allow_overlap", False),
         ("quantizer.dist_fn", "manhattan"),
         ("quantizer.combine_time_steps", 4),
+        ("quantizer.learnable_norm", True),
         ("encoder.subsampling", "striding"),
         ("encoder.att_context_size", [70]),
         ("encoder.att_context_probs", "uniform"),

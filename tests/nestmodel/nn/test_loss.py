@@ -41,8 +41,8 @@ def test_entropy_by_hand() -> None:
     assert float(token_entropy(torch.tensor([2, 1, 1, 0]))) == pytest.approx(expected, rel=1e-6)
 
 
-def test_entropy_is_averaged_over_codebooks() -> None:
-    assert float(token_entropy(torch.tensor([[1, 1], [7, 0]]))) == pytest.approx(math.log(2) / 2, rel=1e-6)
+def test_entropy_of_each_codebook() -> None:
+    assert token_entropy(torch.tensor([[1, 1], [7, 0]])).tolist() == pytest.approx([math.log(2), 0.0], rel=1e-6)
 
 
 def output(probs: list[list[float]], targets: list[int]) -> NestOutput:
@@ -90,4 +90,18 @@ def test_metrics_by_hand() -> None:
         "token_perplexity": pytest.approx(2),
         "prediction_entropy": pytest.approx(math.log(2)),
         "prediction_perplexity": pytest.approx(2),
+    }
+
+
+def test_with_several_codebooks_use_and_entropy_are_there_for_each() -> None:
+    tokens, predictions = torch.tensor([[2.0, 2.0, 0.0], [0.0, 7.0, 0.0]]), torch.ones(2, 3)
+    stats = LossStats(*torch.tensor([1.0, 4.0, 2.0]), tokens, predictions)
+    metrics = {name: value.item() for name, value in stats.metrics(torch.stack([tokens, predictions])).items()}
+    assert metrics["codebook_use"] == pytest.approx(1 / 2)
+    assert metrics["token_entropy"] == pytest.approx(math.log(2) / 2)
+    assert {name: value for name, value in metrics.items() if "_cb" in name} == {
+        "codebook_use_cb0": pytest.approx(2 / 3),
+        "token_entropy_cb0": pytest.approx(math.log(2)),
+        "codebook_use_cb1": pytest.approx(1 / 3),
+        "token_entropy_cb1": 0.0,
     }

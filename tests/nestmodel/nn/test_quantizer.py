@@ -57,6 +57,28 @@ def test_frames_are_stacked_in_time_order() -> None:
     assert quantizer(feats).flatten().tolist() == [1, 0]
 
 
+def test_the_input_norm_is_of_each_frame_before_frames_are_stacked() -> None:
+    quantizer = RandomProjectionQuantizer(
+        QuantizerConfig(num_classes=2, code_dim=4, input_norm=True), dim=2, num_stacked=2
+    )
+    quantizer.proj.weight.copy_(torch.eye(4))
+    quantizer.codebooks.copy_(torch.tensor([[[1.0, 0.0, 0.0, 0.0], [0.5, -0.5, -0.5, 0.5]]]))
+    feats = torch.tensor([[[9.0, 0.1], [1.0, 0.3]]])  # normalised: (1, -1) and (-1, 1)
+    assert quantizer(feats).tolist() == [[[1]]]
+    assert quantizer(feats, torch.tensor([0])).tolist() == [[1]]
+    quantizer.has_input_norm = False  # the first number dominates, and would so in a norm of the stack
+    assert quantizer(feats).tolist() == [[[0]]]
+
+
+@pytest.mark.parametrize("num_stacked", [1, 2])
+def test_with_the_input_norm_tokens_do_not_depend_on_level_and_mean_of_a_frame(num_stacked: int) -> None:
+    config = QuantizerConfig(num_classes=64, num_codebooks=2, input_norm=True)
+    quantizer, feats = RandomProjectionQuantizer(config, dim=40, num_stacked=num_stacked), torch.randn(3, 40, 20)
+    tokens = quantizer(feats)
+    assert len(tokens.unique()) > 30
+    assert torch.equal(quantizer(feats * torch.rand(3, 1, 20).add(1) + torch.randn(3, 1, 20)), tokens)
+
+
 def test_searching_in_chunks_gives_the_same_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     quantizer, feats = build(num_codebooks=2), torch.randn(3, 4, 20)
     expected = quantizer(feats)
