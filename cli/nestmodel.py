@@ -51,6 +51,7 @@ PROGRAM = Program(
             (
                 "nestmodel features last.ckpt talks/ -o talks.features",
                 "nestmodel features last.ckpt speech.corpus -o speech.features --layers all",
+                "nestmodel features last.ckpt speech.corpus -o speech.features --devices 8",
             ),
         ),
         "probe label": Command(

@@ -85,28 +85,7 @@ class Program:
             configuration, 130 after Ctrl-C. A command may return others.
         """
         words = list(sys.argv[1:] if argv is None else argv)
-        try:
-            result = self._run(words)
-            sys.stdout.flush()
-        except SystemExit as end:
-            if end.code is None or isinstance(end.code, int):
-                return end.code or 0
-            return _fail(end.code, EXIT_ERROR)
-        except KeyboardInterrupt:
-            return _fail("interrupted", EXIT_INTERRUPTED)
-        except BrokenPipeError:  # of `| head`
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            return EXIT_ERROR
-        except Exception as error:
-            if _is_usage(error):
-                return _fail_as_rank(_message(error))
-            if isinstance(error, OSError) and _is_of_a_users_file(error):
-                return _fail(_file_message(error), EXIT_ERROR)
-            if not _is_explained(error):
-                sys.excepthook = _print_traceback
-                raise
-            return _fail(_message(error), EXIT_ERROR)
-        return result if isinstance(result, int) else 0
+        return exit_code_of(lambda: self._run(words))
 
     def _run(self, words: list[str]) -> Any:
         if not words or words[0] in ("-h", "--help"):
@@ -152,6 +131,32 @@ class Program:
         near = difflib.get_close_matches(typed, names, n=1) or difflib.get_close_matches(name, names, n=1)
         hint = f" Did you mean '{names[near[0]]}'?" if near else ""
         return f"No such command '{name}'.{hint} See `{self.name} --help`."
+
+
+def exit_code_of(action: Callable[[], Any]) -> int:
+    """Runs what a process was started for, prints an error that ends it, and returns the exit code."""
+    try:
+        result = action()
+        sys.stdout.flush()
+    except SystemExit as end:
+        if end.code is None or isinstance(end.code, int):
+            return end.code or 0
+        return _fail(end.code, EXIT_ERROR)
+    except KeyboardInterrupt:
+        return _fail("interrupted", EXIT_INTERRUPTED)
+    except BrokenPipeError:  # of `| head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_ERROR
+    except Exception as error:
+        if _is_usage(error):
+            return _fail_as_rank(_message(error))
+        if isinstance(error, OSError) and _is_of_a_users_file(error):
+            return _fail(_file_message(error), EXIT_ERROR)
+        if not _is_explained(error):
+            sys.excepthook = _print_traceback
+            raise
+        return _fail(_message(error), EXIT_ERROR)
+    return result if isinstance(result, int) else 0
 
 
 def _is_usage(error: Exception) -> bool:

@@ -110,6 +110,11 @@ def has_json_kind(directory: Path, file_name: str, kind: str) -> bool:
         return False
 
 
+def partial_path(output: Path) -> Path:
+    """Returns the directory in which an output is written before it is renamed to its target."""
+    return output.with_name(output.name + ".partial")
+
+
 def locked_directory(directory: Path) -> AbstractContextManager[None]:
     """Excludes other runs that write to a directory during the block; the lock ends with the process.
 
@@ -168,7 +173,7 @@ def _partial_directory(output: Path, resumable: Collection[str] = ()) -> Iterato
     At first it contains at most the subfolders in `resumable`, which an earlier run has left. If the block raises and
     one of them contains a file, the directory and these subfolders stay for the next run.
     """
-    partial = output.with_name(output.name + ".partial")
+    partial = partial_path(output)
     try:
         partial.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -100,6 +100,9 @@ from .evaluate.extract import (
 from .evaluate.extract import (
     extract_features as extract_features,
 )
+from .evaluate.extract import (
+    extract_share as extract_share,
+)
 from .evaluate.inputs import RejectedUtterance as RejectedUtterance
 from .evaluate.probe import (
     run_ctc_probe as run_ctc_probe,
@@ -303,6 +306,7 @@ __all__ = [
     "error_rate",
     "export_model",
     "extract_features",
+    "extract_share",
     "find_budget",
     "fit",
     "import_model",

@@ -88,7 +88,7 @@ def encode(model: Model, audio: Audio, *, sampling_rate: int | None = None, laye
     source = audio.detach().cpu().numpy() if isinstance(audio, Tensor) else audio
     rate, device = model.config.features.sampling_rate, next(model.parameters()).device
     samples = load_audio(source, rate, source_rate=sampling_rate)
-    with _in_eval_mode(model, device):
+    with in_eval_mode(model, device):
         (found,) = _compute_batch([samples], rate, compute, device)
     if isinstance(found, tuple):
         name = str(audio) if isinstance(audio, str | Path) else "the array"
@@ -151,17 +151,56 @@ def iterate_corpus(
     torch_device = resolve_device(device)
     check_batch_seconds(max_batch_seconds)
     reject = on_reject or _raise_rejected
-    rate = corpus.sampling_rate
-    with _in_eval_mode(model, torch_device):
-        for batch in _batches(corpus, range(len(corpus)) if rows is None else rows, int(max_batch_seconds * rate)):
-            loaded = [(row, samples) for row in batch if (samples := _load(corpus, row, reject)) is not None]
-            lines = [corpus.line(row) for row, _ in loaded]
-            found = _compute_batch([samples for _, samples in loaded], rate, compute, torch_device) if loaded else ()
-            for (row, _), line, values in zip(loaded, lines, found, strict=True):
-                if isinstance(values, tuple):
-                    reject(_rejected(line, *values))
-                else:
-                    yield Utterance(row, line, values)
+    with in_eval_mode(model, torch_device):
+        for batch in batches_of(corpus, max_batch_seconds, rows):
+            yield from encode_batch(corpus, batch, compute, torch_device, reject)
+
+
+def batches_of(corpus: Corpus, max_batch_seconds: float, rows: Sequence[int] | None = None) -> Iterator[list[int]]:
+    """Yields batches of utterance indices, longest first; each has at most `max_batch_seconds` after padding.
+
+    Args:
+        corpus: The corpus.
+        max_batch_seconds: Seconds of audio in a batch. A longer utterance is a batch by itself.
+        rows: Indices of utterances; None for all.
+    """
+    max_samples = int(max_batch_seconds * corpus.sampling_rate)
+    batch: list[int] = []
+    # A corpus is sorted by length.
+    for row in reversed(range(len(corpus))) if rows is None else sorted(rows, reverse=True):
+        if batch and (len(batch) + 1) * corpus.num_samples_of(batch[0]) > max_samples:
+            yield batch
+            batch = []
+        batch.append(row)
+    if batch:
+        yield batch
+
+
+def encode_batch(
+    corpus: Corpus, batch: Sequence[int], compute: BatchFunction, device: torch.device, reject: OnReject
+) -> Iterator[Utterance]:
+    """Yields the features of the utterances of one batch, the longest of which comes first.
+
+    Args:
+        corpus: The corpus, at the sampling rate of the model.
+        batch: Indices of utterances.
+        compute: Computes the features.
+        device: Device of the audio.
+        reject: Called for each utterance without features.
+
+    Raises:
+        ExtractError: The batch does not fit into memory.
+    """
+    loaded = [(row, samples) for row in batch if (samples := _load(corpus, row, reject)) is not None]
+    if not loaded:
+        return
+    found = _compute_batch([samples for _, samples in loaded], corpus.sampling_rate, compute, device)
+    for (row, _), values in zip(loaded, found, strict=True):
+        line = corpus.line(row)
+        if isinstance(values, tuple):
+            reject(_rejected(line, *values))
+        else:
+            yield Utterance(row, line, values)
 
 
 def as_network(model: Model) -> NestNetwork:
@@ -255,6 +294,16 @@ def resolve_device(name: str) -> torch.device:
     return device
 
 
+def device_of_rank(name: str, local_rank: int) -> str:
+    """Returns the name of the device of one of several ranks on a machine.
+
+    `auto` and `cuda` are a GPU of its own, as far as there are enough; a launcher may show each rank only its own.
+    """
+    if name not in ("auto", "cuda") or not torch.cuda.is_available():
+        return name
+    return f"cuda:{local_rank % torch.cuda.device_count()}"
+
+
 def frame_rate_hz(model: NestNetwork) -> float:
     """Returns the number of encoder frames per second of audio."""
     features = model.config.features
@@ -273,18 +322,6 @@ def _iterate_prepared(
     rate = model.config.features.sampling_rate
     with TemporaryDirectory() as name, open_inputs(inputs, rate, Path(name), on_reject) as corpus:
         yield from iterate_corpus(model, corpus, compute, max_batch_seconds, device, on_reject=on_reject)
-
-
-def _batches(corpus: Corpus, rows: Sequence[int], max_samples: int) -> Iterator[list[int]]:
-    """Yields batches of utterance indices, longest first; each has at most `max_samples` samples after padding."""
-    batch: list[int] = []
-    for row in sorted(rows, reverse=True):  # a corpus is sorted by length
-        if batch and (len(batch) + 1) * corpus.num_samples_of(batch[0]) > max_samples:
-            yield batch
-            batch = []
-        batch.append(row)
-    if batch:
-        yield batch
 
 
 def _load(corpus: Corpus, row: int, reject: OnReject) -> NDArray[np.float32] | None:
@@ -342,7 +379,7 @@ def _compute_batch(
 
 
 @contextmanager
-def _in_eval_mode(model: NestNetwork, device: torch.device) -> Iterator[None]:
+def in_eval_mode(model: NestNetwork, device: torch.device) -> Iterator[None]:
     """Moves a model to a device, and switches it to eval mode inside the block."""
     was_training = model.training
     model.eval().to(device)

@@ -5,38 +5,73 @@
     features/        one file per utterance: (enc_frames, dim) for one layer, (layers, enc_frames, dim) for several
     rejected.jsonl   one line per input without features: its location and the reason
 
-The directory is renamed to its target when it is complete. If the process is killed, the earlier content of
-the target remains.
+The directory is renamed to its target when it is complete. If a process is killed, the earlier content of the target
+remains, and the next run goes on with the batches that are missing.
+
+Several ranks divide the batches: rank 0 calls `extract_features`, which prepares the inputs and completes the output,
+and the others call `extract_share`. The batches are the same for any number of ranks, and so are the files.
 """
 
 import hashlib
+import importlib.metadata
 import io
 import json
+import logging
 import re
+import shutil
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from nestdata import AudioInputs, Corpus, output_directory
-from nestdata.output import has_json_kind
+from nestdata.output import has_json_kind, partial_path
 from nestmodel.errors import ExtractError
 from nestmodel.evaluate.config import ExtractConfig
 from nestmodel.evaluate.encode import (
     Model,
     Utterance,
     as_network,
+    batches_of,
+    encode_batch,
     frame_rate_hz,
-    iterate_features,
+    in_eval_mode,
+    layer_function,
     resolve_device,
     resolve_layers,
 )
-from nestmodel.evaluate.inputs import OnProgress, RejectedUtterance, RejectLog, audio_path, cut_labels, open_inputs
+from nestmodel.evaluate.extract_ranks import (
+    RECORDS,
+    FinishedBatch,
+    Ranks,
+    Start,
+    has_records,
+    keep_records,
+    read_records,
+)
+from nestmodel.evaluate.inputs import (
+    OnProgress,
+    RejectedUtterance,
+    RejectLog,
+    as_corpus,
+    audio_path,
+    cut_labels,
+    open_inputs,
+    open_prepared,
+)
 from nestmodel.nn.network import NestNetwork
 
+_log = logging.getLogger(__name__)
+
 FORMAT_VERSION = 1
+_DISTRIBUTION = "nest-pretrain"
+_FEATURES = "features"
 _MAX_READABLE_CHARACTERS = 80
 
 
@@ -63,42 +98,142 @@ def extract_features(
     *,
     overwrite: bool = False,
     model_name: str = "",
+    num_ranks: int = 1,
     on_progress: OnProgress | None = None,
 ) -> ExtractReport:
     """Writes the encoder features of a corpus, or of any inputs that `nestdata prepare` reads.
 
     Args:
         model: A network, whose encoder is used in eval mode and moved to the device; or the path of one.
-        inputs: A `Corpus`; or anything else that `prepare_corpus` accepts, such as a file, a folder or a `CutSet`,
-            which is prepared with every file header read.
+        inputs: A `Corpus`, or the path of one at the sampling rate of the model; or anything else that `prepare_corpus`
+            accepts, such as a file, a folder or a `CutSet`, which is prepared with every file header read.
         output: Directory to create.
         config: Layers and storage of the features.
         overwrite: Whether an existing directory of features is replaced. It is replaced in one step at the end.
         model_name: Name of the model in `meta.json`.
-        on_progress: Called with the number of finished utterances and their total.
+        num_ranks: Number of processes that divide the work: this one, and those that call `extract_share` with ranks
+            from 1. The features do not depend on it.
+        on_progress: Called with the number of finished utterances and their total; other ranks count as being as far
+            as this one.
 
     Raises:
         ConfigError: The layers or the device do not exist, or the corpus has another sampling rate than the model.
-        ExtractError: No utterance has features, or a batch does not fit into memory.
-        OutputError: `output` exists and may not be replaced, or cannot be written. Nothing is left behind.
+        ExtractError: No utterance has features, a batch does not fit into memory, or another rank has ended.
+        OutputError: `output` exists and may not be replaced, or cannot be written.
         NestError: The model or an input cannot be read.
+
+    If the call fails or is interrupted, finished batches are left in `OUTPUT.partial`: the next call with the same
+    model, inputs, settings and target goes on from there, with any number of ranks.
     """
     model, config = as_network(model), config or ExtractConfig()
     output = Path(output).resolve()
     resolve_layers(config.layers, model.config.encoder.num_layers)
-    resolve_device(config.device)
+    device = resolve_device(config.device)
     rate, rejects = model.config.features.sampling_rate, RejectLog()
+    inputs = as_corpus(inputs, rate)
     with (
         output_directory(
-            output, kind="a directory of features", overwrite=overwrite, may_replace=_is_feature_directory
+            output,
+            kind="a directory of features",
+            overwrite=overwrite,
+            may_replace=_is_feature_directory,
+            resumable=(RECORDS, _FEATURES),
         ) as directory,
+        _keeps_finished_batches(directory),
+        Ranks(directory, 0, num_ranks) as ranks,
         open_inputs(inputs, rate, directory, rejects.add, on_progress) as corpus,
     ):
-        report = _write_features(model, corpus, directory, config, rejects, on_progress)
+        settings = _settings(model, corpus, config, device)
+        start = ranks.start(settings, keep_records(directory, settings))
+        _write_share(model, corpus, directory, config, start, ranks, on_progress)
+        ranks.finish()
+        report = _merge(model, corpus, directory, config, ranks.wait_for_others(start), rejects)
         meta = _meta(corpus, report, config, model_name)
         (directory / "meta.json").write_text(json.dumps(meta, indent=2) + "\n")
         rejects.write(directory / "rejected.jsonl")
+        shutil.rmtree(directory / RECORDS)
     return replace(report, path=output)
+
+
+def extract_share(
+    model: Model,
+    inputs: AudioInputs,
+    output: str | Path,
+    config: ExtractConfig | None = None,
+    *,
+    rank: int,
+    num_ranks: int,
+) -> None:
+    """Writes the share of one rank of the features that rank 0 writes by `extract_features`.
+
+    The ranks see the same directory of `output`. This one waits until rank 0 has prepared the inputs.
+
+    Args:
+        model: As for `extract_features`.
+        inputs: As for `extract_features`; only a `Corpus` is read here.
+        output: As for `extract_features`.
+        config: As for `extract_features`; only the device may differ, as another one of the same type.
+        rank: Number of this rank, from 1.
+        num_ranks: Number of all ranks.
+
+    Raises:
+        ConfigError: The layers or the device do not exist.
+        ExtractError: A batch does not fit into memory, rank 0 has ended, or its model, inputs or settings are others.
+        NestError: The model or the corpus cannot be read.
+    """
+    model, config = as_network(model), config or ExtractConfig()
+    directory = partial_path(Path(output).resolve())
+    resolve_layers(config.layers, model.config.encoder.num_layers)
+    device = resolve_device(config.device)
+    inputs = as_corpus(inputs, model.config.features.sampling_rate)
+    with Ranks(directory, rank, num_ranks) as ranks:
+        start = ranks.wait_for_start()
+        corpus = inputs if isinstance(inputs, Corpus) else open_prepared(directory)
+        settings = _settings(model, corpus, config, device)
+        if settings != start.settings:
+            other = ", ".join(name for name in settings if settings[name] != start.settings.get(name))
+            raise ExtractError(
+                f"rank {rank} of {num_ranks} has another {other} than rank 0. Start all ranks with the same command, "
+                "with a model file and inputs that do not change meanwhile."
+            )
+        _write_share(model, corpus, directory, config, start, ranks, None)
+    ranks.finish()
+
+
+@contextmanager
+def _keeps_finished_batches(directory: Path) -> Iterator[None]:
+    """If the block raises, logs that finished batches are kept, or removes their folders if there is none."""
+    try:
+        yield
+    except BaseException:
+        if has_records(directory):
+            _log.warning(
+                "finished batches are kept in %s. The same call goes on from there; remove the directory to start over",
+                directory,
+            )
+        else:
+            for name in (RECORDS, _FEATURES):
+                shutil.rmtree(directory / name, ignore_errors=True)
+        raise
+
+
+def _settings(model: NestNetwork, corpus: Corpus, config: ExtractConfig, device: torch.device) -> dict[str, Any]:
+    """Returns all that a feature file and its line of the index depend on, as plain values."""
+    weights = hashlib.blake2b(json.dumps(asdict(model.config)).encode(), digest_size=16)
+    for name, tensor in model.state_dict().items():
+        weights.update(name.encode())
+        weights.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+    with (corpus.path / "cuts.jsonl").open("rb") as cuts:
+        content = hashlib.file_digest(cuts, "blake2b").hexdigest()
+    return {
+        "version": importlib.metadata.version(_DISTRIBUTION),
+        "model": weights.hexdigest(),
+        "inputs": [corpus.fingerprint, content],
+        "layers": resolve_layers(config.layers, model.config.encoder.num_layers),
+        "dtype": config.dtype,
+        "max_batch_seconds": config.max_batch_seconds,
+        "device": device.type,
+    }
 
 
 def _is_feature_directory(directory: Path) -> bool:
@@ -112,37 +247,71 @@ def file_stem(cut_id: str) -> str:
     return f"{readable}-{digest}" if readable else digest
 
 
-def _write_features(
+def _write_share(
     model: NestNetwork,
     corpus: Corpus,
     directory: Path,
     config: ExtractConfig,
-    rejects: RejectLog,
+    start: Start,
+    ranks: Ranks,
     on_progress: OnProgress | None,
+) -> None:
+    """Computes every n-th of the missing batches for n ranks, and writes a record of each."""
+    compute, device = layer_function(model, config.layers), resolve_device(config.device)
+    kept = set(start.kept)
+    numbered = enumerate(batches_of(corpus, config.max_batch_seconds))
+    missing = ((number, batch) for number, batch in numbered if number not in kept)
+    share = islice(missing, start.names.index(ranks.name), None, len(start.names))
+    with ranks.records.open("w", encoding="utf-8") as records, in_eval_mode(model, device):
+        for number, batch in share:
+            rejected: list[RejectedUtterance] = []
+            utterances = encode_batch(corpus, batch, compute, device, rejected.append)
+            written = list(_write_files(utterances, corpus, directory, config, rejected))
+            for reject in rejected:  # an interrupted run may have written its features
+                (directory / _file_name(reject.cut_id)).unlink(missing_ok=True)
+            num_samples = sum(corpus.num_samples_of(row) for row, _ in written)
+            records.write(FinishedBatch(number, [line for _, line in written], num_samples, rejected).to_line())
+            records.flush()
+            if on_progress:
+                on_progress(len(corpus) - batch[-1], len(corpus))
+
+
+def _write_files(
+    utterances: Iterable[Utterance],
+    corpus: Corpus,
+    directory: Path,
+    config: ExtractConfig,
+    rejected: list[RejectedUtterance],
+) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Writes features, and yields the index of each utterance in the corpus and its line of `index.jsonl`."""
+    for utterance in utterances:
+        cut_id = utterance.line["id"]
+        with np.errstate(over="ignore"):  # the next lines check for overflow
+            values = utterance.values.astype(config.dtype)
+        if not np.isfinite(values).all():
+            detail = f"values up to {np.abs(utterance.values).max():.3g} do not fit into {config.dtype}"
+            rejected.append(RejectedUtterance(audio_path(utterance.line) or "", cut_id, "overflow", detail))
+            continue
+        file = _file_name(cut_id)
+        (directory / file).write_bytes(_encode_file(values[0] if len(values) == 1 else values))
+        yield utterance.row, _index_row(utterance, file, corpus)
+
+
+def _merge(
+    model: NestNetwork, corpus: Corpus, directory: Path, config: ExtractConfig, records: list[Path], rejects: RejectLog
 ) -> ExtractReport:
-    (directory / "features").mkdir()
+    """Writes the index from the records of all ranks, and adds their rejects to those of the inputs."""
     num_utterances = num_frames = num_samples = 0
     with (directory / "index.jsonl").open("w", encoding="utf-8") as index:
-        utterances = iterate_features(
-            model, corpus, config.layers, config.max_batch_seconds, config.device, on_reject=rejects.add
-        )
-        for utterance in utterances:
-            cut_id = utterance.line["id"]
-            with np.errstate(over="ignore"):  # the next lines check for overflow
-                values = utterance.values.astype(config.dtype)
-            if not np.isfinite(values).all():
-                detail = f"values up to {np.abs(utterance.values).max():.3g} do not fit into {config.dtype}"
-                rejects.add(RejectedUtterance(audio_path(utterance.line) or "", cut_id, "overflow", detail))
-                continue
-            file = f"features/{file_stem(cut_id)}.npy"
-            (directory / file).write_bytes(_encode_file(values[0] if len(values) == 1 else values))
-            index.write(json.dumps(_index_row(utterance, file, corpus)) + "\n")
-            num_utterances += 1
-            num_frames += values.shape[1]
-            num_samples += corpus.num_samples_of(utterance.row)
-            if on_progress:
-                on_progress(len(corpus) - utterance.row, len(corpus))
+        for record in read_records(records):
+            index.writelines(json.dumps(row) + "\n" for row in record.rows)
+            for reject in record.rejected:
+                rejects.add(reject)
+            num_utterances += len(record.rows)
+            num_frames += sum(row["num_frames"] for row in record.rows)
+            num_samples += record.num_samples
     if not num_utterances:
+        shutil.rmtree(directory / RECORDS)
         _, cut_id, reason, detail = rejects.last
         raise ExtractError(
             f"none of {len(corpus)} utterances has features; for example {cut_id!r}: {reason}, {detail}. "
@@ -158,6 +327,10 @@ def _write_features(
         frame_rate_hz=frame_rate_hz(model),
         left_out=rejects.counts,
     )
+
+
+def _file_name(cut_id: str) -> str:
+    return f"{_FEATURES}/{file_stem(cut_id)}.npy"
 
 
 def _index_row(utterance: Utterance, file: str, corpus: Corpus) -> dict[str, Any]:

@@ -8,8 +8,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from nestdata import AudioInputs, Corpus, PrepareConfig, PrepareProgress, prepare_corpus
+from nestdata import AudioInputs, Corpus, CorpusError, PrepareConfig, PrepareProgress, prepare_corpus
 from nestmodel.errors import ConfigError
+
+_PREPARED = "corpus"
 
 OnProgress = Callable[[int, int | None], None]
 """Called with the number of finished items and their total; the total is None while it is unknown."""
@@ -83,7 +85,7 @@ def open_inputs(
         check_rate(inputs, sampling_rate)
         yield inputs
         return
-    temporary = directory / "corpus"
+    temporary = directory / _PREPARED
     config = PrepareConfig(sampling_rate=sampling_rate, min_seconds=0.0, probe="all", report_samples=0)
 
     def show(found: PrepareProgress) -> None:
@@ -98,6 +100,27 @@ def open_inputs(
         yield Corpus.open(temporary)
     finally:
         shutil.rmtree(temporary)
+
+
+def as_corpus(inputs: AudioInputs, sampling_rate: int) -> AudioInputs:
+    """Opens inputs that are the directory of one corpus at a sampling rate, which needs no preparation.
+
+    Returns:
+        The corpus, or the inputs if they are anything else.
+    """
+    (path, *others) = inputs if isinstance(inputs, list | tuple) and inputs else (inputs,)
+    if others or not isinstance(path, str | Path) or not Path(path, "meta.json").is_file():
+        return inputs
+    try:
+        corpus = Corpus.open(path)
+    except CorpusError:
+        return inputs
+    return corpus if corpus.sampling_rate == sampling_rate else inputs
+
+
+def open_prepared(directory: Path) -> Corpus:
+    """Returns the corpus that another process has prepared by `open_inputs`, whose block has not ended."""
+    return Corpus.open(directory / _PREPARED)
 
 
 def check_rate(corpus: Corpus, sampling_rate: int) -> None:

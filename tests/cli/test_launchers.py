@@ -56,19 +56,20 @@ def test_other_ranks_than_those_of_the_launcher_are_one_line_before_anything_is_
     assert sorted(path.name for path in tmp_path.iterdir()) == ["last.ckpt", "tiny.yaml"]
 
 
-def test_features_refuse_a_launcher_of_several_processes_and_the_first_says_so_first(
+def test_of_a_mistake_of_all_ranks_the_first_says_so_first(
     environment: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     waits: list[float] = []
     monkeypatch.setattr(program.time, "sleep", waits.append)
     monkeypatch.chdir(tmp_path)
-    environment |= {"TORCHELASTIC_RUN_ID": "none", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "RANK": "0"}
-    command = ["features", "last.ckpt", "talks", "-o", "talks.features"]
+    environment |= {"TORCHELASTIC_RUN_ID": "none", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "LOCAL_RANK": "0"}
+    environment["RANK"] = "0"
+    command = ["features", "last.ckpt", "talks", "-o", "talks.features", "--devices", "2"]
     assert main(command) == 2
-    assert "WORLD_SIZE of torchrun is 2, but features runs as 1 process" in error_of(capsys)
+    assert error_of(capsys).startswith("error: --devices is 2, but a launcher has started 2 processes")
     environment["RANK"] = "1"
     assert main(command) == 2
-    assert error_of(capsys).startswith("error: another rank than the first: WORLD_SIZE of torchrun is 2")
+    assert error_of(capsys).startswith("error: another rank than the first: --devices is 2")
     assert waits == [10.0]  # in which a launcher ends it, after the first one
     assert list(tmp_path.iterdir()) == []
 

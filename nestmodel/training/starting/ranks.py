@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from nestmodel.errors import ConfigError
 
@@ -82,6 +82,9 @@ class Launch:
 
     problem: str = ""
     """Why no run can use these processes."""
+
+    own_rank: tuple[str, str] = ("RANK", "LOCAL_RANK")
+    """The environment variables with the number of this process among all of them, and on its node."""
 
     for_lightning: Mapping[str, str] = field(default_factory=dict)
     """Environment variables without which Lightning refuses or overlooks the launcher."""
@@ -179,17 +182,28 @@ def check_start(environment: Environment, devices: int, num_nodes: int) -> None:
         )
 
 
-def check_single_process(command: str) -> None:
-    """Checks that no launcher has started several processes of a command that runs as one.
+class OwnRank(NamedTuple):
+    """Which of the processes of a command this one is."""
+
+    rank: int
+    num_ranks: int
+    local_rank: int
+    """Number of the process among those on its machine."""
+
+
+def find_own_rank(environment: Environment) -> OwnRank:
+    """Returns which of the processes of a launcher this one is; without a launcher, it is the only one.
 
     Raises:
-        ConfigError: One has: each process would write the same output.
+        ConfigError: The processes do not know their ranks, or a variable that has to be a number is none.
     """
-    launch = find_launch(os.environ)
-    if launch is not None and launch.num_ranks > 1:
-        raise ConfigError(
-            f"{launch.source} is {launch.num_ranks}, but {command} runs as 1 process: start it without the launcher."
-        )
+    launch = find_launch(environment)
+    if launch is None or launch.num_ranks == 1:
+        return OwnRank(0, 1, 0)
+    if launch.problem:
+        raise ConfigError(launch.problem)
+    rank, local_rank = (_number(environment, name, least=0) for name in launch.own_rank)
+    return OwnRank(rank, launch.num_ranks, local_rank)
 
 
 def _by_torchrun(environment: Environment) -> Launch | None:
@@ -247,6 +261,7 @@ def _by_slurm(environment: Environment) -> Launch | None:
         num_nodes=num_nodes,
         command=f"start srun with --nodes {{nodes}} --ntasks-per-node {{devices}}{one}",
         problem=problem if is_uneven else "",
+        own_rank=("SLURM_PROCID", "SLURM_LOCALID"),
         for_lightning=variables,
     )
 
@@ -279,14 +294,14 @@ def _by_hand(environment: Environment) -> Launch | None:
     return Launch(source="WORLD_SIZE", num_ranks=num_ranks, problem=problem) if num_ranks > 1 else None
 
 
-def _number(environment: Environment, name: str, default: int | None = None) -> int:
+def _number(environment: Environment, name: str, default: int | None = None, *, least: int = 1) -> int:
     value = environment.get(name)
     if value is None and default is not None:
         return default
-    if value is None or not re.fullmatch("[1-9][0-9]{0,8}", value):
+    if value is None or not re.fullmatch("[0-9]{1,9}", value) or int(value) < least:
         raise ConfigError(
             f"the environment variable {name} is {'not set' if value is None else repr(value)}, and a launcher sets it "
-            "to a number from 1: unset the variables of launchers that have not started this process."
+            f"to a number from {least}: unset the variables of launchers that have not started this process."
         )
     return int(value)
 

@@ -8,7 +8,7 @@ from pytorch_lightning.strategies import DDPStrategy
 
 from nestmodel.errors import ConfigError
 from nestmodel.training.data import num_ranks
-from nestmodel.training.starting.ranks import check_ranks, check_single_process, check_start, find_launch, take_ranks
+from nestmodel.training.starting.ranks import check_ranks, check_start, find_launch, find_own_rank, take_ranks
 from tests.training import trainer
 
 Variables = dict[str, str]
@@ -178,18 +178,35 @@ def test_without_slurm_ntasks_lightning_starts_the_ranks(variables: Variables) -
 
 
 @pytest.mark.parametrize(
-    ("variables", "number"),
-    [({"WORLD_SIZE": "4"}, 1), (torchrun(2, 2), 2), (srun(8), 8), (job(8), 1)],
+    ("variables", "own"),
+    [
+        ({}, (0, 1, 0)),
+        ({"WORLD_SIZE": "4"}, (0, 1, 0)),
+        (job(8), (0, 1, 0)),
+        (srun(1), (0, 1, 0)),
+        ({**torchrun(4, 2, 2), "RANK": "3", "LOCAL_RANK": "1"}, (3, 4, 1)),
+        ({**srun(8, 2), "SLURM_PROCID": "6", "SLURM_LOCALID": "2"}, (6, 8, 2)),
+        ({"WORLD_SIZE": "3", "RANK": "2", "LOCAL_RANK": "0"}, (2, 3, 0)),
+    ],
 )
-def test_a_command_of_one_process_refuses_several(
-    variables: Variables, number: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(os, "environ", {**os.environ, **variables})
-    if number == 1:
-        check_single_process("features")
-        return
-    with pytest.raises(ConfigError, match=f"is {number}, but features runs as 1 process"):
-        check_single_process("features")
+def test_a_process_knows_its_rank_from_its_launcher(variables: Variables, own: tuple[int, int, int]) -> None:
+    assert find_own_rank(variables) == own
+
+
+@pytest.mark.parametrize(
+    ("variables", "message"),
+    [
+        ({"WORLD_SIZE": "3", "LOCAL_RANK": "0"}, "RANK is not set"),
+        (
+            {"WORLD_SIZE": "3", "LOCAL_RANK": "0", "RANK": "-1"},
+            "RANK is '-1', and a .* number from 0",
+        ),
+        ({"PMI_SIZE": "2"}, "PMI_SIZE is 2"),
+    ],
+)
+def test_processes_that_do_not_know_their_ranks_are_refused(variables: Variables, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        find_own_rank(variables)
 
 
 def test_a_trainer_of_another_number_of_ranks_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,166 @@
+"""`nestmodel features` by several processes, as torchrun, srun and `--devices` start them, one of which is killed."""
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+import torch
+
+from nestcli.nestmodel import main
+from nestmodel import NestModel
+from tests.cli.commands import Outcome, error_of
+from tests.cli.dying_rank import NUM_BATCHES
+from tests.synthesis import hiss, write_audio, write_jsonl
+from tests.training import tiny_config
+
+REPOSITORY = Path(__file__).parents[2]
+SCRIPTS = Path(sys.executable).parent
+NESTMODEL = [str(SCRIPTS / "nestmodel")]
+DYING = [sys.executable, "-m", "tests.cli.dying_rank"]
+TIMEOUT_S = 600
+
+
+def features(output: str) -> list[str]:
+    """Returns a command line for 14 batches, the first of which has a reject."""
+    return f"features model.ckpt speech.json -o {output} --device cpu --max-batch-seconds 1".split()
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Holds `model.ckpt`, `speech.json` with 20 files, a broken one and a missing one, and the features of one rank."""
+    directory = tmp_path_factory.mktemp("ranks")
+    torch.manual_seed(0)
+    model = NestModel(tiny_config())
+    torch.save({"nest_config": asdict(model.config), "state_dict": model.state_dict()}, directory / "model.ckpt")
+    for number in range(20):
+        write_audio(directory / "speech" / f"{number}.flac", hiss(4000 + 400 * number, number))
+    # The header is intact, so that a rank rejects it.
+    late = directory / "speech" / "19.flac"
+    late.write_bytes(late.read_bytes()[:4000])
+    write_jsonl(directory / "speech.json", [{"audio_filepath": f"speech/{number}.flac"} for number in range(21)])
+    assert ended(start(NESTMODEL + features("one"), directory)).code == 0
+    assert len((directory / "one" / "index.jsonl").read_text().splitlines()) == 19
+    assert len((directory / "one" / "rejected.jsonl").read_text().splitlines()) == 2
+    return directory
+
+
+def start(command: list[str], directory: Path, **variables: str) -> "subprocess.Popen[str]":
+    launcher = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "NODE_RANK", "SLURM")
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(launcher)}
+    environment |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPOSITORY), **variables}
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command, cwd=directory, env=environment, stdout=pipe, stderr=pipe, text=True)
+
+
+def ended(process: "subprocess.Popen[str]") -> Outcome:
+    out, err = process.communicate(timeout=TIMEOUT_S)
+    return Outcome(process.returncode, out, err)
+
+
+def contents(output: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(output)): path.read_bytes() for path in output.rglob("*") if path.is_file()}
+
+
+def finished(partial: Path) -> dict[str, int]:
+    """Returns the feature files of the batches that were finished without a reject, and when they were written."""
+    lines = [line for path in (partial / "batches").glob("*.jsonl") for line in path.read_text().splitlines()]
+    files = [row["file"] for _, rows, _, rejected in map(json.loads, lines) if not rejected for row in rows]
+    return {file: (partial / file).stat().st_mtime_ns for file in files}
+
+
+def check_that_it_goes_on(killed: Path, resumed: Path, one: Path, before: dict[str, int]) -> None:
+    """Checks that a resumed run equals that of one rank, and has not computed again what was finished."""
+    assert contents(resumed) == contents(one)
+    assert not killed.exists()
+    assert {file: (resumed / file).stat().st_mtime_ns for file in before} == before
+
+
+@pytest.mark.slow
+@pytest.mark.multiprocess
+def test_after_the_death_of_a_rank_of_torchrun_more_ranks_go_on_and_equal_one(directory: Path) -> None:
+    torchrun = [str(SCRIPTS / "torchrun"), "--nproc-per-node", "2", "--master-port", "0", "-m"]
+    killed = ended(start([*torchrun, "tests.cli.dying_rank", *features("a")], directory))
+    assert killed.code != 0
+    assert "(local_rank: 1)" in killed.err
+    assert "Signal 9 (SIGKILL)" in killed.err
+    assert not (directory / "a").exists()
+    before = finished(directory / "a.partial")
+    assert len(before) >= NUM_BATCHES
+    resumed = ended(start([*NESTMODEL, *features("a"), "--devices", "3"], directory))
+    assert resumed.code == 0, resumed.err
+    assert resumed.out.startswith(f"{directory / 'a'}: 19 utterances")
+    assert resumed.out.count("index: ") == 1
+    check_that_it_goes_on(directory / "a.partial", directory / "a", directory / "one", before)
+
+
+@pytest.mark.slow
+@pytest.mark.multiprocess
+def test_a_killed_rank_of_devices_is_named_and_fewer_ranks_go_on(directory: Path) -> None:
+    killed = ended(start([*DYING, *features("b"), "--devices", "3"], directory))
+    (line,) = killed.error_lines
+    assert killed.code == 1
+    assert line.startswith("error: rank 1 of 3 was killed by SIGKILL, and the others were ended.")
+    before = finished(directory / "b.partial")
+    assert len(before) >= NUM_BATCHES
+    assert ended(start(NESTMODEL + features("b"), directory)).code == 0
+    check_that_it_goes_on(directory / "b.partial", directory / "b", directory / "one", before)
+
+
+@pytest.mark.slow
+@pytest.mark.multiprocess
+def test_processes_of_srun_equal_one(directory: Path) -> None:
+    variables = {"JOB_ID": "7", "STEP_ID": "0", "NTASKS": "2", "NNODES": "1", "JOB_NAME": "features"}
+    tasks = [
+        start(
+            NESTMODEL + features("c"),
+            directory,
+            **{f"SLURM_{name}": value for name, value in variables.items()},
+            SLURM_PROCID=str(rank),
+            SLURM_LOCALID=str(rank),
+        )
+        for rank in range(2)
+    ]
+    outcomes = [ended(task) for task in tasks]
+    assert [outcome.code for outcome in outcomes] == [0, 0], outcomes
+    assert contents(directory / "c") == contents(directory / "one")
+
+
+@pytest.mark.slow
+@pytest.mark.multiprocess
+def test_a_mistake_that_all_ranks_make_is_one_line(directory: Path) -> None:
+    mistaken = ended(start([*NESTMODEL, *features("d"), "--devices", "2", "--layers", "9"], directory))
+    assert mistaken.code == 2
+    assert mistaken.err.splitlines() == mistaken.error_lines
+    assert len(mistaken.error_lines) == 1
+    assert not (directory / "d.partial").exists()
+
+
+@pytest.mark.parametrize(
+    ("devices", "variables", "message"),
+    [
+        ("0", {}, "devices is 0"),
+        ("2", {"WORLD_SIZE": "4", "RANK": "1", "LOCAL_RANK": "1"}, "a launcher has started 4 processes"),
+        ("1", {"WORLD_SIZE": "4", "LOCAL_RANK": "1"}, "the environment variable RANK is not set"),
+        ("1", {"OMPI_COMM_WORLD_SIZE": "4"}, "use torchrun or srun"),
+    ],
+)
+def test_ranks_that_cannot_be_used_are_one_line(
+    devices: str,
+    variables: dict[str, str],
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr("nestcli.program.time.sleep", lambda _: None)
+    assert main(["features", "model.ckpt", "speech", "-o", str(tmp_path / "f"), "--devices", devices]) == 2
+    assert message in error_of(capsys)
+    assert list(tmp_path.iterdir()) == []
