@@ -11,7 +11,7 @@ import pytest
 import soundfile
 import torch
 
-from nestmodel import FeatureConfig, NestConfig, NestNetwork, WeightsError, save_network
+from nestmodel import FeatureConfig, NestConfig, NestNetwork, WeightsError, export_model, save_network
 from nestmodel import normalise_text as normalised
 from tests.extras import needs
 from tests.test_examples import load
@@ -113,6 +113,14 @@ def test_an_encoder_that_cannot_be_streamed_is_an_error_before_the_training(
         finetune.main(command)
     with pytest.raises(WeightsError, match=r"no\.ckpt: does not exist"):
         finetune.main([str(tmp_path / "no.ckpt"), *command[1:]])
+
+
+def test_an_export_of_an_encoder_for_live_speech_is_an_error_before_the_training(
+    finetune: ModuleType, tmp_path: Path
+) -> None:
+    folder = export_model(build_network(att_context_size=((6, 2),)), "huggingface", tmp_path / "encoder")
+    with pytest.raises(SystemExit, match=r"encoder: no ParakeetEncoder\. Pass the checkpoint"):
+        finetune.main([str(folder), "train.json", "test.json", "-o", str(tmp_path / "out")])
 
 
 @pytest.mark.slow

@@ -33,6 +33,7 @@ from transformers import (
     AutoConfig,
     ParakeetCTCConfig,
     ParakeetEncoder,
+    ParakeetEncoderConfig,
     ParakeetFeatureExtractor,
     ParakeetForCTC,
     ParakeetProcessor,
@@ -79,6 +80,8 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     write_or_compare_options(args)
     disable_progress_bar()
     torch.manual_seed(args.seed)
+    if args.encoder.is_dir() and not isinstance(AutoConfig.from_pretrained(args.encoder), ParakeetEncoderConfig):
+        raise SystemExit(f"{args.encoder}: no ParakeetEncoder. Pass the checkpoint of an encoder for live speech.")
     network = None if args.encoder.is_dir() else load_live_network(args)
     extractor = LiveFeatures(network) if network else ParakeetFeatureExtractor.from_pretrained(args.encoder)
     train = prepare(args.train, args.output / "train.corpus", extractor.sampling_rate, args.batch_seconds)

@@ -1,7 +1,7 @@
 """A recogniser for live speech: an encoder that can be streamed, and a linear layer trained with the loss of CTC.
 
-transformers has no such encoder, so this is the network of nestmodel. Its classes are called as those of transformers
-are, so that `finetune.py` and `score.py` use either. `Transcriber` writes text while audio arrives.
+transformers has no CTC model with such an encoder, so this is the network of nestmodel. Its classes are called as those
+of transformers are, so that `finetune.py` and `score.py` use either. `Transcriber` writes text while audio arrives.
 """
 
 from collections.abc import Sequence

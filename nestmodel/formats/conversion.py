@@ -159,8 +159,8 @@ def export_model(
             the source. A network has no name, so an output is required.
         parts: The parts to write; None writes all for NeMo, and the encoder for the other formats. Only safetensors
             can hold either.
-        context: The only attention context of the result, one of those of the encoder; by default, NeMo and safetensors
-            keep all, `onnx` has the first, and `onnx-streaming` the first that can be streamed.
+        context: The only attention context of the result, one of those of the encoder; by default, `onnx` has
+            the first, `onnx-streaming` the first that can be streamed, and the other formats keep all.
         overwrite: Whether to replace an existing result.
 
     Returns:

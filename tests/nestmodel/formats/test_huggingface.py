@@ -1,9 +1,12 @@
 import json
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from nestdata import OutputError
 from nestmodel import (
@@ -20,11 +23,37 @@ from nestmodel import (
 from nestmodel.formats.conversion import export_model
 from nestmodel.formats.huggingface import write_huggingface
 from nestmodel.formats.nemo_archive import write_nemo
-from tests.nestmodel.formats.models import CONFIG, assert_equal_states, checkpoint
+from tests.nestmodel.formats.models import CONFIG, assert_equal_states
 from tests.synthesis import chirp
 from tests.training import tiny_config
 
 TINY = tiny_config()
+
+
+def streaming_config(**encoder: Any) -> NestConfig:
+    """Returns a model whose contexts have chunks of 4, 2 and 1 frames."""
+    settings: dict[str, Any] = {
+        "conv_norm": "layer_norm",
+        "conv_context_size": "causal",
+        "causal_downsampling": True,
+        "att_context_style": "chunked_limited",
+        "att_context_size": ((8, 3), (8, 1), (8, 0)),
+    }
+    return replace(tiny_config(**{**settings, **encoder}), features=FeatureConfig(normalize="NA"))
+
+
+STREAMING = streaming_config()
+SMALL_STREAMING = replace(
+    streaming_config(
+        att_context_style="regular",
+        att_context_size=((5, 0),),
+        subsampling_factor=4,
+        use_bias=False,
+        xscaling=False,
+        conv_kernel_size=5,
+    ),
+    features=FeatureConfig(num_mels=31, window_length=320, hop_length=128, preemphasis=0.9, n_fft=400, normalize="NA"),
+)
 
 
 def exported(config: NestConfig, directory: Path) -> NestNetwork:
@@ -36,6 +65,11 @@ def exported(config: NestConfig, directory: Path) -> NestNetwork:
             value.data += 0.1 * torch.rand(value.shape, generator=generator)
     write_huggingface(directory, config, model.state_dict())
     return model
+
+
+def assert_equal_frames(found: Tensor, expected: Tensor) -> None:
+    """Compares with a tolerance of 1e-5 of the largest magnitude."""
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-5 * float(expected.abs().max()))
 
 
 @pytest.mark.smoke
@@ -51,15 +85,20 @@ def exported(config: NestConfig, directory: Path) -> NestNetwork:
             features=FeatureConfig(num_mels=64, window_length=320, hop_length=128, preemphasis=0.9, n_fft=400),
             encoder=replace(TINY.encoder, subsampling_factor=4, ff_expansion=2),
         ),
+        STREAMING,
+        SMALL_STREAMING,
     ],
-    ids=["tiny", "no biases, no scaling", "other features, by four"],
+    ids=["tiny", "no biases, no scaling", "other features, by four", "streaming", "streaming, other settings"],
 )
 def test_transformers_computes_the_same_features_and_encoder_frames(config: NestConfig, tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
     model = exported(config, tmp_path)
-    encoder, loading = transformers.ParakeetEncoder.from_pretrained(tmp_path, output_loading_info=True)
+    encoder, loading = transformers.AutoModel.from_pretrained(tmp_path, output_loading_info=True)
     assert not any(loading.values()), loading
-    extractor = transformers.ParakeetFeatureExtractor.from_pretrained(tmp_path)
+    extractor = transformers.AutoFeatureExtractor.from_pretrained(tmp_path)
+    model_class = "NemotronAsrStreaming" if config.encoder.causal_downsampling else "Parakeet"
+    assert type(encoder).__name__ == f"{model_class}Encoder"
+    assert type(extractor).__name__ == f"{model_class}FeatureExtractor"
     signals = [torch.from_numpy(chirp(100, 3000, seconds)) for seconds in (1.3, 0.71, 0.2)]
     inputs = extractor([signal.numpy() for signal in signals], sampling_rate=16000, return_tensors="pt")
     audio_lens = torch.tensor([len(signal) for signal in signals])
@@ -73,17 +112,62 @@ def test_transformers_computes_the_same_features_and_encoder_frames(config: Nest
         found = encoder.eval()(**inputs)
     assert found.attention_mask.sum(1).tolist() == enc_lens.tolist()
     for row, num_valid in enumerate(enc_lens.tolist()):
-        torch.testing.assert_close(found.last_hidden_state[row, :num_valid], expected[row, :num_valid])
+        assert_equal_frames(found.last_hidden_state[row, :num_valid], expected[row, :num_valid])
 
 
-def test_an_export_is_read_back_bit_for_bit(tmp_path: Path) -> None:
-    network, path = checkpoint(tmp_path)
-    folder = export_model(path, "huggingface", tmp_path / "exported")
+def feature_chunks(extractor: Any, audio: Tensor, first: int, size: int) -> Iterator[Tensor]:
+    """Yields the feature frames of chunks of audio, (1, frames, mels): `first` frames, then `size` at a time."""
+    hop, n_fft = extractor.hop_length, extractor.n_fft
+    padded = torch.cat([torch.zeros(n_fft // 2), audio])
+    begin, end = 0, first
+    while end <= len(audio) // hop:
+        samples = padded[hop * begin : hop * (end - 1) + n_fft].numpy()
+        yield extractor([samples], center=False, sampling_rate=16000, return_tensors="pt")["input_features"]
+        begin, end = end, end + size
+
+
+@pytest.mark.smoke
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:::transformers", "ignore:::huggingface_hub")
+@pytest.mark.parametrize("config", [STREAMING, SMALL_STREAMING], ids=["streaming", "streaming, other settings"])
+def test_transformers_computes_the_same_frames_chunk_by_chunk(config: NestConfig, tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    model = exported(config, tmp_path)
+    encoder = transformers.AutoModel.from_pretrained(tmp_path).eval()
+    extractor = transformers.AutoFeatureExtractor.from_pretrained(tmp_path)
+    factor = config.encoder.subsampling_factor
+    for context in config.encoder.att_context_size:
+        right = context[1]
+        first, size = 1 + factor * right, factor * (right + 1)
+        num_chunks = 24 // (right + 1)  # three times the left context, so that the cache drops frames
+        num_feats = first + size * (num_chunks - 1)
+        num_samples = num_feats * config.features.hop_length + config.features.n_fft // 2
+        audio = torch.from_numpy(chirp(100, 3000, num_samples / 16000))
+        feats = list(feature_chunks(extractor, audio, first, size))
+        theirs = torch.cat(feats, dim=1).transpose(1, 2)
+        ours, _ = model.features(audio.unsqueeze(0), torch.tensor([len(audio)]))
+        torch.testing.assert_close(theirs, ours[..., :num_feats], rtol=0, atol=1e-3)
+        chunks, cache = [], {}
+        for chunk in feats:
+            with torch.no_grad():
+                output = encoder(chunk, use_cache=True, num_lookahead_tokens=right, **cache)
+            cache = {"past_key_values": output.past_key_values, "padding_cache": output.padding_cache}
+            chunks.append(output.last_hidden_state[0])
+        assert [len(chunk) for chunk in chunks] == [right + 1] * num_chunks
+        with torch.no_grad():
+            expected, _ = model.encoder(theirs, torch.tensor([num_feats]), context=context)
+        assert_equal_frames(torch.cat(chunks), expected[0])
+
+
+@pytest.mark.parametrize("config", [CONFIG, STREAMING, SMALL_STREAMING], ids=["whole", "streaming", "by four"])
+def test_an_export_is_read_back_bit_for_bit(config: NestConfig, tmp_path: Path) -> None:
+    network = NestNetwork(config)
+    folder = export_model(network, "huggingface", tmp_path / "exported")
     names = {name for name in network.state_dict() if name.startswith("encoder.")}
     for given in (folder, folder / "model.safetensors"):
-        assert read_config(given) == CONFIG
-        assert_equal_states(NestModel(CONFIG, given, "encoder"), network, "encoder.")
-        report = load_weights(NestNetwork(CONFIG), given)
+        assert read_config(given) == config
+        assert_equal_states(NestModel(config, given, "encoder"), network, "encoder.")
+        report = load_weights(NestNetwork(config), given)
         assert (set(report.loaded), report.unused, report.mismatched) == (names, (), ())
         with pytest.raises(WeightsError, match=r"the encoder and not the whole model .*--model\.init-parts encoder"):
             load_network(given)
@@ -97,17 +181,54 @@ def test_layers_are_not_dropped_in_training(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("config", "field"),
     [
-        (replace(TINY, encoder=replace(TINY.encoder, conv_norm="layer_norm")), "encoder.conv_norm is 'layer_norm'"),
-        (replace(TINY, features=FeatureConfig(num_mels=83)), "features.num_mels is 83"),
-        (tiny_config(att_context_size=((8, 2),)), r"encoder.att_context_size is \(\(8, 2\),\)"),
-        (tiny_config(conv_context_size="causal"), "encoder.conv_context_size is 'causal'"),
+        (tiny_config(conv_norm="layer_norm"), "encoder.conv_norm is 'layer_norm', and Parakeet"),
+        (replace(TINY, features=FeatureConfig(num_mels=83)), "features.num_mels is 83, and Parakeet"),
+        (tiny_config(att_context_size=((8, 2),)), r"encoder.att_context_size is \(\(8, 2\),\), and Parakeet"),
+        (tiny_config(conv_context_size="causal"), "encoder.conv_context_size is 'causal', and Parakeet"),
+        (tiny_config(causal_downsampling=True), "encoder.causal_downsampling is True, and Parakeet"),
+        (replace(TINY, features=FeatureConfig(normalize="NA")), "features.normalize is 'NA', and Parakeet"),
+        (replace(TINY, features=FeatureConfig(n_fft=513)), "features.n_fft is 513, and Parakeet"),
+        (streaming_config(conv_norm="batch_norm"), "encoder.conv_norm is 'batch_norm', and Nemotron"),
+        (streaming_config(conv_context_size=None), "encoder.conv_context_size is None, and Nemotron"),
+        (streaming_config(causal_downsampling=False), "encoder.causal_downsampling is False, and Nemotron"),
+        (
+            streaming_config(att_context_size=((-1, -1), (8, 1))),
+            r"encoder.att_context_size is \(\(-1, -1\), \(8, 1\)\), and Nemotron",
+        ),
+        (
+            streaming_config(att_context_size=((8, 1), (4, 1))),
+            r"encoder.att_context_size is \(\(8, 1\), \(4, 1\)\), and Nemotron",
+        ),
+        (streaming_config(att_context_size=((-1, 1),)), r"encoder.att_context_size is \(\(-1, 1\),\), and Nemotron"),
+        (
+            streaming_config(att_context_style="regular", att_context_size=((8, 1),)),
+            r"encoder.att_context_size is \(\(8, 1\),\), and Nemotron",
+        ),
+        (streaming_config(att_context_size=((0, 1),)), r"encoder.att_context_size is \(\(0, 1\),\), and Nemotron"),
+        (
+            replace(STREAMING, features=FeatureConfig(normalize="per_feature")),
+            "features.normalize is 'per_feature', and Nemotron",
+        ),
+        (
+            replace(STREAMING, features=FeatureConfig(normalize="NA", n_fft=513)),
+            "features.n_fft is 513, and Nemotron",
+        ),
     ],
 )
-def test_a_model_that_parakeet_cannot_hold_is_rejected(config: NestConfig, field: str, tmp_path: Path) -> None:
+def test_a_model_that_no_class_of_transformers_can_hold_is_rejected(
+    config: NestConfig, field: str, tmp_path: Path
+) -> None:
     model = NestNetwork(config)
-    with pytest.raises(ConfigError, match=f"{field}, and ParakeetEncoder .* cannot hold that: "):
+    with pytest.raises(ConfigError, match=f"{field}.*Encoder of transformers cannot hold that: "):
         write_huggingface(tmp_path, config, model.state_dict())
     assert not list(tmp_path.iterdir())
+
+
+def test_one_context_of_an_encoder_for_recordings_and_live_speech_is_exported(tmp_path: Path) -> None:
+    network = NestNetwork(streaming_config(att_context_size=((-1, -1), (8, 3), (8, 1))))
+    folder = export_model(network, "huggingface", tmp_path / "exported", context=(8, 1))
+    settings = json.loads((folder / "config.json").read_text())
+    assert (settings["sliding_window"], settings["default_num_lookahead_tokens"]) == (9, 1)
 
 
 def test_only_a_model_of_this_kind_is_replaced(tmp_path: Path) -> None:
