@@ -8,8 +8,6 @@ from typing import Annotated, Any
 
 import yaml
 
-from nestdata.corpus.meta import why_no_corpus
-from nestdata.errors import CorpusError
 from nestmodel.config import preset_names
 from nestmodel.run_config import LAST, RunConfig
 
@@ -92,7 +90,9 @@ def _is_printed(run: RunConfig, names: Sequence[str], *, command: str, print_con
         if given is not None and not given.exists():
             raise UsageError(f"{given}: there is no such corpus. Check the path, or make it by `nestdata prepare`.")
         if given is not None and not (given / "meta.json").exists():
-            raise CorpusError(f"{given}: {why_no_corpus(given)}")
+            from nestdata import Corpus
+
+            Corpus.open(given)  # raises an error that says what it is
     if run.ckpt_path not in (None, LAST) and not Path(str(run.ckpt_path)).exists():
         raise UsageError(f"{run.ckpt_path}: does not exist. Give a checkpoint that exists.")
     return False

@@ -26,7 +26,8 @@ def _encode_batch(*arguments: Any) -> Iterator[Any]:
     return encode_batch(*arguments)
 
 
-extract.encode_batch = _encode_batch
+if __name__ in ("__main__", "__mp_main__"):  # a test imports the number only
+    extract.encode_batch = _encode_batch
 
 if __name__ == "__main__":
     sys.exit(main())
