@@ -9,12 +9,14 @@ into a target that is being written is refused.
 import ctypes
 import errno
 import fcntl
+import importlib.metadata
 import json
 import os
 import shutil
 import tempfile
 from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
+from functools import cache
 from pathlib import Path
 
 from nestdata.errors import OutputError
@@ -108,6 +110,15 @@ def has_json_kind(directory: Path, file_name: str, kind: str) -> bool:
         return bool(json.loads((directory / file_name).read_text(encoding="utf-8")).get("kind") == kind)
     except (OSError, ValueError, AttributeError):
         return False
+
+
+@cache
+def package_version() -> str:
+    """Returns the version of the package, on which finished work of an earlier run depends; empty if not installed."""
+    try:
+        return importlib.metadata.version("nest-pretrain")
+    except importlib.metadata.PackageNotFoundError:
+        return ""
 
 
 def partial_path(output: Path) -> Path:

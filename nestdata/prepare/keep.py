@@ -10,27 +10,23 @@ speech. Headers of other files are read again.
 """
 
 import hashlib
-import importlib.metadata
 import json
 import os
 import zlib
 from dataclasses import dataclass, replace
-from functools import cache, cached_property
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from nestdata.corpus.meta import FORMAT_VERSION
 from nestdata.errors import StorageError
-from nestdata.output import path_before_move
+from nestdata.output import package_version, path_before_move
 from nestdata.prepare.config import PrepareConfig
 from nestdata.prepare.found import Found
 from nestdata.prepare.inputs.entry import ReadsFiles, Source
 from nestdata.prepare.inputs.remote import in_parallel
 from nestdata.prepare.speech import detector_name
 from nestdata.storage import ObjectInfo, is_url, storage
-
-# Another version of the package may find something else in the same audio.
-_DISTRIBUTION = "nest-pretrain"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -105,7 +101,8 @@ class KeptResult:
     @cached_property
     def _input(self) -> tuple[Any, ...]:
         task = self._task
-        versions = [_package_version(), FORMAT_VERSION, detector_name() if task.config.finds_speech else ""]
+        # Another version of the package may find something else in the same audio.
+        versions = [package_version(), FORMAT_VERSION, detector_name() if task.config.finds_speech else ""]
         # These settings change no result of a task.
         config = replace(task.config, format=None, tars=(), strict=False, pcm=False, report_samples=0)
         return versions, config, task.source, task.first, task.items, self._files
@@ -124,11 +121,3 @@ class KeptResult:
                 return None
 
         return [*in_parallel(version, locations, is_slow=lambda name: is_url(name) and name not in self._infos)]
-
-
-@cache
-def _package_version() -> str:
-    try:
-        return importlib.metadata.version(_DISTRIBUTION)
-    except importlib.metadata.PackageNotFoundError:  # imported from a source tree that is not installed
-        return ""

@@ -13,7 +13,6 @@ and the others call `extract_share`. The batches are the same for any number of 
 """
 
 import hashlib
-import importlib.metadata
 import io
 import json
 import logging
@@ -31,7 +30,7 @@ import torch
 from numpy.typing import NDArray
 
 from nestdata import AudioInputs, Corpus, output_directory
-from nestdata.output import has_json_kind, partial_path
+from nestdata.output import has_json_kind, package_version, partial_path
 from nestmodel.errors import ExtractError
 from nestmodel.evaluate.config import ExtractConfig
 from nestmodel.evaluate.encode import (
@@ -47,6 +46,7 @@ from nestmodel.evaluate.encode import (
     resolve_layers,
 )
 from nestmodel.evaluate.extract_ranks import (
+    FEATURES,
     RECORDS,
     FinishedBatch,
     Ranks,
@@ -70,8 +70,6 @@ from nestmodel.nn.network import NestNetwork
 _log = logging.getLogger(__name__)
 
 FORMAT_VERSION = 1
-_DISTRIBUTION = "nest-pretrain"
-_FEATURES = "features"
 _MAX_READABLE_CHARACTERS = 80
 
 
@@ -137,7 +135,7 @@ def extract_features(
             kind="a directory of features",
             overwrite=overwrite,
             may_replace=_is_feature_directory,
-            resumable=(RECORDS, _FEATURES),
+            resumable=(RECORDS, FEATURES),
         ) as directory,
         _keeps_finished_batches(directory),
         Ranks(directory, 0, num_ranks) as ranks,
@@ -212,7 +210,7 @@ def _keeps_finished_batches(directory: Path) -> Iterator[None]:
                 directory,
             )
         else:
-            for name in (RECORDS, _FEATURES):
+            for name in (RECORDS, FEATURES):
                 shutil.rmtree(directory / name, ignore_errors=True)
         raise
 
@@ -226,7 +224,7 @@ def _settings(model: NestNetwork, corpus: Corpus, config: ExtractConfig, device:
     with (corpus.path / "cuts.jsonl").open("rb") as cuts:
         content = hashlib.file_digest(cuts, "blake2b").hexdigest()
     return {
-        "version": importlib.metadata.version(_DISTRIBUTION),
+        "version": package_version(),
         "model": weights.hexdigest(),
         "inputs": [corpus.fingerprint, content],
         "layers": resolve_layers(config.layers, model.config.encoder.num_layers),
@@ -330,7 +328,7 @@ def _merge(
 
 
 def _file_name(cut_id: str) -> str:
-    return f"{_FEATURES}/{file_stem(cut_id)}.npy"
+    return f"{FEATURES}/{file_stem(cut_id)}.npy"
 
 
 def _index_row(utterance: Utterance, file: str, corpus: Corpus) -> dict[str, Any]:

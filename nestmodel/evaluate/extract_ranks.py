@@ -29,8 +29,8 @@ from typing import Any, NamedTuple
 from nestmodel.errors import ExtractError
 from nestmodel.evaluate.inputs import RejectedUtterance
 
-RECORDS = "batches"
-"""Subfolder of the records."""
+FEATURES, RECORDS = "features", "batches"
+"""Subfolders of the features and of the records."""
 
 SILENCE_S = 300.0
 """Time without a sign of life after which another rank counts as ended, in seconds.
@@ -92,7 +92,7 @@ def keep_records(directory: Path, settings: dict[str, Any]) -> list[int]:
     """
     folder = directory / RECORDS
     if _read_json(folder / "settings.json") != settings:
-        for name in (RECORDS, "features"):
+        for name in (RECORDS, FEATURES):
             shutil.rmtree(directory / name, ignore_errors=True)
             (directory / name).mkdir()
         (folder / "settings.json").write_text(json.dumps(settings), encoding="utf-8")

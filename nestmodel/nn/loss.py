@@ -111,19 +111,19 @@ class LossStats:
             counts: Class counts of the target tokens and of the predictions, for the entropies and codebook use. They
                 may cover more steps than the other sums.
         """
-        uses, entropies = (counts[0] > 0.5).float().mean(-1), token_entropy(counts[0])
+        is_used, entropies = (counts[0] > 0.5).float(), token_entropy(counts[0])
         of_tokens, of_predictions = entropies.mean().float(), token_entropy(counts[1]).mean().float()
         metrics = {
             "loss": self.loss,
             "accuracy": self.num_correct / self.num_tokens.clamp(min=1),
-            "codebook_use": (counts[0] > 0.5).float().mean(),
+            "codebook_use": is_used.mean(),
             "token_entropy": of_tokens,
             "token_perplexity": of_tokens.exp(),
             "prediction_entropy": of_predictions,
             "prediction_perplexity": of_predictions.exp(),
         }
-        if len(uses) > 1:
-            for book, (use, entropy) in enumerate(zip(uses, entropies.float(), strict=True)):
+        if len(is_used) > 1:
+            for book, (use, entropy) in enumerate(zip(is_used.mean(-1), entropies.float(), strict=True)):
                 metrics |= {f"codebook_use_cb{book}": use, f"token_entropy_cb{book}": entropy}
         return metrics
 

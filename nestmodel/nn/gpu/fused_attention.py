@@ -18,6 +18,7 @@ from nestmodel.nn.attention import (
     RelPositionAttention,
     mask_keys,
     relative_positions,
+    shift_to_distances,
 )
 from nestmodel.nn.gpu.cast_weights import FusedParameters, Weights, fused_parameters
 from nestmodel.nn.precision import product_dtype
@@ -174,10 +175,8 @@ def scores_by_key(by_distance: Tensor, key_scores: Tensor) -> Tensor:
         by_distance: Scores, of shape (heads, batch, enc_frames, positions).
         key_scores: Of `GpuFrames`: (batch, 1, enc_frames or 1, keys).
     """
-    num_heads, num_utterances, num_frames, _ = by_distance.shape
-    scores = by_distance.new_empty(num_utterances, num_heads, num_frames, key_scores.shape[-1])
-    torch.add(_aligned(by_distance, key_scores.shape[-1]), key_scores, out=scores)
-    return scores
+    shifted = shift_to_distances(by_distance, key_scores.shape[-1]).transpose(0, 1)
+    return torch.add(shifted, key_scores, out=shifted.new_empty(shifted.shape))
 
 
 @torch.library.custom_op("nestmodel::gradients_by_distance", mutates_args=())
@@ -190,7 +189,7 @@ def gradients_by_distance(grads: Tensor, num_positions: int) -> Tensor:
     """
     num_utterances, num_heads, num_frames, num_keys = grads.shape
     by_distance = grads.new_zeros(num_heads, num_utterances, num_frames, num_positions)
-    _aligned(by_distance, num_keys).copy_(grads)
+    shift_to_distances(by_distance, num_keys).transpose(0, 1).copy_(grads)  # a view
     return by_distance
 
 
@@ -204,13 +203,3 @@ def _(by_distance: Tensor, key_scores: Tensor) -> Tensor:
 def _(grads: Tensor, num_positions: int) -> Tensor:
     num_utterances, num_heads, num_frames, _ = grads.shape
     return grads.new_empty(num_heads, num_utterances, num_frames, num_positions)
-
-
-def _aligned(by_distance: Tensor, num_keys: int) -> Tensor:
-    """Returns a view with by_distance[h, b, i, enc_frames - 1 - i + j] at [b, h, i, j].
-
-    Row i starts one column to the left of row i - 1, so rows of the view are one value shorter than they are stored.
-    """
-    num_heads, num_utterances, num_frames, num_positions = by_distance.shape
-    strides = (num_frames * num_positions, num_utterances * num_frames * num_positions, num_positions - 1, 1)
-    return by_distance.as_strided((num_utterances, num_heads, num_frames, num_keys), strides, num_frames - 1)

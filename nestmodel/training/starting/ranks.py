@@ -298,7 +298,7 @@ def _number(environment: Environment, name: str, default: int | None = None, *, 
     value = environment.get(name)
     if value is None and default is not None:
         return default
-    if value is None or not re.fullmatch("[0-9]{1,9}", value) or int(value) < least:
+    if value is None or not re.fullmatch("0|[1-9][0-9]{0,8}", value) or int(value) < least:
         raise ConfigError(
             f"the environment variable {name} is {'not set' if value is None else repr(value)}, and a launcher sets it "
             f"to a number from {least}: unset the variables of launchers that have not started this process."
