@@ -337,11 +337,16 @@ def config_path(name: str | Path) -> Path:
         ConfigError: The name is neither a file nor a preset.
     """
     path = Path(name)
-    if path.is_dir():
-        raise ConfigError(f"{name} is a folder: give a YAML file or the name of a preset.")
+    if path.is_file():
+        return path
     if path.suffix in (".yaml", ".yml") and not path.exists():
         raise ConfigError(f"{name}: there is no such file in {path.absolute().parent}.")
-    return path if path.is_file() else preset_path(str(name))
+    try:
+        return preset_path(str(name))  # also if a folder has that name, such as that of `make demo`
+    except ConfigError as error:
+        if path.is_dir():
+            raise ConfigError(f"{name} is a folder: give a YAML file or the name of a preset.") from error
+        raise
 
 
 def read_merged(paths: Iterable[Path]) -> dict[str, Any]:

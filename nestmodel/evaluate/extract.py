@@ -312,7 +312,7 @@ def _merge(
         shutil.rmtree(directory / RECORDS)
         _, cut_id, reason, detail = rejects.last
         raise ExtractError(
-            f"none of {len(corpus)} utterances has features; for example {cut_id!r}: {reason}, {detail}. "
+            f"none of {len(corpus)} utterances has features; for example {cut_id!r}: {reason}, {detail.rstrip('.')}. "
             "Check the audio."
         )
     return ExtractReport(

@@ -173,3 +173,10 @@ def test_an_error_names_the_file_and_where_a_misplaced_section_belongs(tmp_path:
         RunConfig.read([tmp_path / "other.yml"])
     with pytest.raises(ConfigError, match="is a folder"):
         RunConfig.read([tmp_path])
+
+
+def test_a_preset_is_found_beside_a_folder_of_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    expected = RunConfig.read(["demo"])
+    (tmp_path / "demo").mkdir()  # as `make demo` does
+    assert RunConfig.read(["demo"]) == expected
