@@ -7,13 +7,16 @@ those pairs, the few weights that are not zero are computed for each sample.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 # Elements of the largest kernel that torchaudio computes: 4 MB. With the rates of audio and video equipment, from 8 kHz
 # to 192 kHz and to 16 kHz, kernels are smaller.
@@ -65,11 +68,11 @@ def one_torch_thread() -> Iterator[None]:
 
 
 @lru_cache(maxsize=_MAX_KERNELS)
-def _resampler(source_rate: int, rate: int) -> Any:
+def _resampler(source_rate: int, rate: int) -> "Callable[[Tensor], Tensor]":
     """Returns torchaudio's resampler; cached, because computing its kernel takes longer than resampling a short cut."""
-    import torchaudio
+    from nestdata.filters import make_resampler
 
-    return torchaudio.transforms.Resample(source_rate, rate)
+    return make_resampler(source_rate, rate)
 
 
 def _interpolated(samples: NDArray[np.float32], source_rate: int, rate: int) -> NDArray[np.float32]:

@@ -1,6 +1,6 @@
 """Preview of one batch: pictures, sound, an HTML page, and digests for comparing batches.
 
-The log-mel pictures use the defaults of torchaudio; they differ from the features of the model.
+The log-mel pictures are not the features of the model: they are not normalised, and span 80 dB.
 """
 
 import hashlib
@@ -14,17 +14,19 @@ from typing import Any
 import numpy as np
 import soundfile
 import torch
-import torchaudio
 from numpy.typing import NDArray
 
 from nestdata.batch.batch import AudioNoiseBatch
 from nestdata.batch.mix import Mix
+from nestdata.filters import mel_filters
 from nestdata.output import output_directory
 from nestdata.pages import write_page
 from nestdata.redaction import redacted
 
 _SIGNALS = ("clean", "noise", "noisy")
 _OWN_FILES = re.compile(r"index\.html|batch\.json|\d{2,}(?:_(?:clean|noise|noisy)\.wav|\.png)")
+_FFT_SIZE = 512
+_NUM_MELS = 80
 _COLOURS = {"clean": "#2f6f9f", "noise": "#b5532a", "noisy": "#4b4b4b"}
 
 
@@ -177,9 +179,10 @@ def _shortened(text: str, length: int) -> str:
 
 
 def _log_mel_db(samples: NDArray[np.float32], rate: int) -> NDArray[np.float32]:
-    to_mel = torchaudio.transforms.MelSpectrogram(
-        rate, n_fft=512, hop_length=max(1, rate // 100), n_mels=80, norm="slaney"
+    hop_length = max(1, rate // 100)
+    spectrum = torch.stft(
+        torch.tensor(samples), _FFT_SIZE, hop_length, window=torch.hann_window(_FFT_SIZE), return_complex=True
     )
-    power = to_mel(torch.from_numpy(samples.copy()))
+    power = mel_filters(_NUM_MELS, _FFT_SIZE // 2 + 1, rate) @ spectrum.abs().square()
     decibels: NDArray[np.float32] = (10 * torch.log10(power + 1e-10)).numpy()
     return decibels

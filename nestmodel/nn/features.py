@@ -18,8 +18,8 @@ import torch._dynamo as dynamo
 import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
-from torchaudio.functional import melscale_fbanks
 
+from nestdata.filters import mel_filters
 from nestmodel.config import FeatureConfig
 from nestmodel.nn.compiler import allow_shapes
 from nestmodel.nn.precision import exact_matmul
@@ -60,17 +60,8 @@ class LogMelFeatures(nn.Module):
         super().__init__()
         self.config = config
         self.register_buffer("window", torch.hann_window(config.window_length, periodic=False))
-        with torch.device("cpu"):  # torchaudio's function does not work on the device "meta"
-            mel_weights = melscale_fbanks(
-                n_freqs=config.n_fft // 2 + 1,
-                f_min=0.0,
-                f_max=config.sampling_rate / 2,
-                n_mels=config.num_mels,
-                sample_rate=config.sampling_rate,
-                norm="slaney",
-                mel_scale="slaney",
-            )
-        self.register_buffer("fb", mel_weights.T.contiguous().unsqueeze(0).to(self.window.device))
+        filters = mel_filters(config.num_mels, config.n_fft // 2 + 1, config.sampling_rate)
+        self.register_buffer("fb", filters.unsqueeze(0).to(self.window.device))
         self._is_compiled = False
         self._has_dynamic_shapes: bool | None = None
 

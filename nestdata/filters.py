@@ -1,0 +1,37 @@
+"""The filters of torchaudio that are used: for resampling, and for mel bins. No other module imports torchaudio.
+
+torchaudio is imported at first use. Its last release is 2.11.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+
+def make_resampler(source_rate: int, rate: int) -> Callable[[Tensor], Tensor]:
+    """Computes a filter once; the function that is returned resamples float32 audio, shape (..., num_samples).
+
+    Windowed sinc interpolation over 6 zero crossings, with a rolloff of 0.99: torchaudio's defaults. Rates are in Hz.
+    """
+    from torchaudio.transforms import Resample
+
+    resampler: Callable[[Tensor], Tensor] = Resample(source_rate, rate)
+    return resampler
+
+
+def mel_filters(num_mels: int, num_frequencies: int, rate: int) -> Tensor:
+    """Returns triangular filters in float32, shape (num_mels, num_frequencies), from 0 Hz to half the rate.
+
+    Bins are equally wide on Slaney's mel scale, and each filter has the same area, as in librosa and NeMo.
+
+    Args:
+        num_mels: Number of filters.
+        num_frequencies: Frequencies of a spectrum: half the size of the Fourier transform, and 1.
+        rate: Of the audio, in Hz.
+    """
+    from torchaudio.functional import melscale_fbanks
+
+    with torch.device("cpu"):  # the function does not work on the device "meta"
+        filters: Tensor = melscale_fbanks(num_frequencies, 0.0, rate / 2, num_mels, rate, "slaney", "slaney")
+    return filters.T.contiguous()
