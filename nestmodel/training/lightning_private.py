@@ -7,12 +7,14 @@ changes what the function depends on. `pyproject.toml` limits the version of Lig
 
 from collections.abc import Callable
 from datetime import timedelta
+from inspect import signature
 from typing import Any, cast
 
 import pytorch_lightning as pl
 import torch
 from lightning_fabric.plugins.environments.cluster_environment import ClusterEnvironment
 from pytorch_lightning.strategies import DDPStrategy
+from torch.nn.parallel import DistributedDataParallel
 
 
 def log_by_global_step(trainer: pl.Trainer) -> None:
@@ -97,12 +99,14 @@ def fix_gradient_buckets(trainer: pl.Trainer) -> None:
     `find_unused_parameters` turns this off. Gradients as views of the buckets need not be copied back, and with one
     microbatch per rank and step they need no memory of their own. They have to be set to None before each step, as
     Lightning does: DDP then copies new gradients into the buckets and computes the same bits as without views. Buffers
-    are equal on all ranks already. The public alternative, arguments of `DDPStrategy`, is available only to the code
-    that creates the strategy.
+    are equal on all ranks already; torch 2.13 renamed the argument that leaves them so. The public alternative,
+    arguments of `DDPStrategy`, is available only to the code that creates the strategy.
     """
     if isinstance(trainer.strategy, DDPStrategy):
+        has_new_name = "forward_sync_buffers" in signature(DistributedDataParallel).parameters
+        sync_buffers = "forward_sync_buffers" if has_new_name else "broadcast_buffers"
         trainer.strategy._ddp_kwargs.update(
-            find_unused_parameters=True, gradient_as_bucket_view=True, broadcast_buffers=False
+            {"find_unused_parameters": True, "gradient_as_bucket_view": True, sync_buffers: False}
         )
 
 
