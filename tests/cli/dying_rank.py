@@ -21,7 +21,7 @@ _begun: list[int] = []
 
 def _encode_batch(*arguments: Any) -> Iterator[Any]:
     _begun.append(1)
-    if os.environ["RANK"] == "1" and len(_begun) > NUM_BATCHES:
+    if os.environ.get("RANK", os.environ.get("SLURM_PROCID")) == "1" and len(_begun) > NUM_BATCHES:
         os.kill(os.getpid(), signal.SIGKILL)
     return encode_batch(*arguments)
 

@@ -29,10 +29,8 @@ def features(output: str) -> list[str]:
     return f"features model.ckpt speech.json -o {output} --device cpu --max-batch-seconds 1".split()
 
 
-@pytest.fixture(scope="module")
-def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Holds `model.ckpt`, `speech.json` with 20 files, a broken one and a missing one, and the features of one rank."""
-    directory = tmp_path_factory.mktemp("ranks")
+def with_features_of_one_rank(directory: Path) -> Path:
+    """Writes `model.ckpt`, `speech.json` with 20 files, a broken one and a missing one, and `one`, their features."""
     torch.manual_seed(0)
     model = NestModel(tiny_config())
     torch.save({"nest_config": asdict(model.config), "state_dict": model.state_dict()}, directory / "model.ckpt")
@@ -46,6 +44,11 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert len((directory / "one" / "index.jsonl").read_text().splitlines()) == 19
     assert len((directory / "one" / "rejected.jsonl").read_text().splitlines()) == 2
     return directory
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return with_features_of_one_rank(tmp_path_factory.mktemp("ranks"))
 
 
 def start(command: list[str], directory: Path, **variables: str) -> "subprocess.Popen[str]":

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.cli.test_features_ranks import DYING, NESTMODEL, contents, features, with_features_of_one_rank
 from tests.conftest import MessyCorpora
 from tests.distributed.commands import fit_command
 from tests.slurm.cluster import Cluster
@@ -52,3 +53,17 @@ def test_a_job_that_forgets_srun_is_one_line(cluster: Cluster, messy_corpora: Me
     (line,) = re.findall("^error: .*", (tmp_path / "log").read_text(), re.MULTILINE)
     assert (code, "srun has not started this process (SLURM_STEP_ID is not set)" in line) == (2, True)
     assert not (tmp_path / "run").exists()
+
+
+def test_features_of_two_nodes_equal_those_of_one_process_and_a_killed_task_is_named(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    directory = with_features_of_one_rank(tmp_path)
+    srun = ("srun", "--nodes", "2", "--ntasks-per-node", "1", "--kill-on-bad-exit")
+    code, output = launch(cluster, directory, *srun, *DYING, *features("two"))
+    assert code != 0
+    assert re.search("task 1: Killed", output), output
+    assert not (directory / "two").exists()
+    code, output = launch(cluster, directory, *srun, *NESTMODEL, *features("two"))
+    assert code == 0, output
+    assert contents(directory / "two") == contents(directory / "one")
