@@ -1,6 +1,8 @@
 """The filters of torchaudio that are used: for resampling, and for mel bins. No other module imports torchaudio.
 
-torchaudio is imported at first use. Its last release is 2.11.
+Its last release, 2.11, refuses to be imported beside a torch that was built for another CUDA version, as newer ones
+are, because of its compiled functions. None of those is used here, so it is imported as if torch had no CUDA. Lhotse,
+which imports it at the first use, then finds it imported.
 """
 
 from collections.abc import Callable
@@ -8,14 +10,20 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+_cuda_version = torch.version.cuda
+torch.version.cuda = None
+try:
+    from torchaudio.functional import melscale_fbanks
+    from torchaudio.transforms import Resample
+finally:
+    torch.version.cuda = _cuda_version
+
 
 def make_resampler(source_rate: int, rate: int) -> Callable[[Tensor], Tensor]:
     """Computes a filter once; the function that is returned resamples float32 audio, shape (..., num_samples).
 
     Windowed sinc interpolation over 6 zero crossings, with a rolloff of 0.99: torchaudio's defaults. Rates are in Hz.
     """
-    from torchaudio.transforms import Resample
-
     resampler: Callable[[Tensor], Tensor] = Resample(source_rate, rate)
     return resampler
 
@@ -30,8 +38,6 @@ def mel_filters(num_mels: int, num_frequencies: int, rate: int) -> Tensor:
         num_frequencies: Frequencies of a spectrum: half the size of the Fourier transform, and 1.
         rate: Of the audio, in Hz.
     """
-    from torchaudio.functional import melscale_fbanks
-
     with torch.device("cpu"):  # the function does not work on the device "meta"
         filters: Tensor = melscale_fbanks(num_frequencies, 0.0, rate / 2, num_mels, rate, "slaney", "slaney")
     return filters.T.contiguous()

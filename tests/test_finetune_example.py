@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import soundfile
 import torch
-import torchaudio
 
 from nestcli.nestmodel import main as nestmodel
 from nestdata import Corpus, prepare_corpus
+from nestdata.filters import make_resampler
 from nestmodel import NestNetwork, normalise_text
 from nestmodel.formats.huggingface import write_huggingface
 from tests.extras import needs
@@ -83,7 +83,7 @@ def write_transcribed(directory: Path) -> Path:
     for line in lines:
         line["audio_filepath"] = str(DEMO / line["audio_filepath"])
         samples, rate = soundfile.read(line["audio_filepath"], dtype="float32")
-        resampled = torchaudio.functional.resample(torch.from_numpy(samples), rate, 48000)
+        resampled = make_resampler(rate, 48000)(torch.from_numpy(samples))
         stereo = resampled[:, None].expand(-1, 2).numpy()
         soundfile.write(directory / f"{Path(line['audio_filepath']).stem}.wav", stereo, 48000)
     (directory / "two.json").write_text("".join(json.dumps(line) + "\n" for line in lines))

@@ -97,6 +97,8 @@ def _check_room(generator: Any) -> None:
 
 
 def _has_module(name: str) -> bool:
+    import nestdata.filters  # noqa: F401  # imports the package torchaudio, beside every torch
+
     try:
         return find_spec(name) is not None
     except ModuleNotFoundError:  # its package is missing
@@ -128,6 +130,8 @@ def parsed_transforms(recording: Mapping[str, Any]) -> list[Any]:
         ValueError, ConfigError: As for `check_transforms`.
     """
     from lhotse.augmentation import AudioTransform
+
+    import nestdata.filters  # noqa: F401  # Lhotse cannot import torchaudio by itself beside every torch
 
     transforms = recording["transforms"]
     as_dicts = [transform if isinstance(transform, dict) else transform.to_dict() for transform in transforms]

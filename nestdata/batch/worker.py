@@ -16,7 +16,7 @@ END_SIGNAL = signal.SIGUSR2
 # Time after SIGTERM at which an alarm ends a loader worker that is still running.
 _SECONDS_TO_FINISH = 60
 # What a loader worker imports until its first batch, unless it is forked from a process that has it.
-_NEEDED_BY_WORKERS = ("nestdata.batch.dataset", "torchaudio", "soundfile", "miniaudio")
+_NEEDED_BY_WORKERS = ("nestdata.batch.dataset", "nestdata.filters", "soundfile", "miniaudio")
 
 _MEANINGS: dict[int, str] = {
     signal.SIGKILL: "It usually means that memory ran out: use fewer workers.",

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from nestdata.corpus.corpora import Corpora
     from nestdata.pack.shard import ShardRecord
 
-_MODULES = ["nestdata.pack.shard", "soundfile", "lhotse", "torchaudio"]
+_MODULES = ["nestdata.pack.shard", "soundfile", "lhotse", "nestdata.filters"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -273,7 +273,7 @@ def _worker_modules(sources: list[Source], config: PrepareConfig) -> list[str]:
     if config.finds_speech:
         modules.append("torch")
     if config.probe != "missing" or config.pcm:
-        return [*modules, "soundfile", "lhotse", "torchaudio"]
+        return [*modules, "soundfile", "lhotse", "nestdata.filters"]
     parses_lhotse = any(isinstance(source, (CorpusCuts, LhotseManifest, LhotseObjects)) for source in sources)
     return [*modules, "lhotse"] if parses_lhotse else modules
 
