@@ -21,5 +21,6 @@ def allow_shapes(num_shapes: int | None) -> None:
 
 
 def compile_backward_in_forward() -> None:
-    """Makes torch compile a backward pass together with its forward pass, so that errors are raised there."""
-    functorch.force_non_lazy_backward_lowering = True
+    """Makes torch, from 2.10 on, compile a backward pass together with its forward pass, so that errors come there."""
+    if hasattr(functorch, "force_non_lazy_backward_lowering"):
+        functorch.force_non_lazy_backward_lowering = True
