@@ -11,6 +11,7 @@ import pytest
 import nestguard
 from nestcli.nestdata import main as nestdata
 from nestcli.nestmodel import main as nestmodel
+from nestdata.prepare.inputs.audio import ADVICE
 
 REPOSITORY = Path(__file__).parents[1]
 PAGES = [
@@ -51,6 +52,15 @@ def test_api_page_lists_every_public_name_once(package: str) -> None:
     page = (REPOSITORY / "docs" / "api" / f"{package}.md").read_text(encoding="utf-8")
     listed = re.findall(r"^::: (\S+)$", page, re.MULTILINE)
     assert Counter(listed) == Counter(f"{package}.{name}" for name in public_names(package))
+
+
+def test_the_table_of_rejects_has_every_reason_once() -> None:
+    text = (REPOSITORY / "docs" / "formats.md").read_text(encoding="utf-8")
+    table = text.partition("## Reasons for rejects")[2].partition("\nIf no audio")[0]
+    listed = [
+        reason for cell in re.findall(r"^\|([^|]*)\|", table, re.MULTILINE) for reason in re.findall("`(.+?)`", cell)
+    ]
+    assert sorted(listed) == sorted(ADVICE)
 
 
 def test_relative_links_lead_to_files() -> None:

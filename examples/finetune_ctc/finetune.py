@@ -2,11 +2,11 @@
 
     python examples/finetune_ctc/finetune.py ENCODER train.json test.json -o recogniser
 
-ENCODER is the directory that `nestmodel export --to huggingface` wrote, or a model file of an encoder for live speech,
-which cannot be exported so: a checkpoint of `nestmodel fit` or a `.nemo` file. The manifests are of any format that
-`nestdata prepare` reads, with transcripts. OUTPUT receives the model (for transformers' AutoModelForCTC with its
-processor, or for `live_text.py`), the corpora, checkpoints, `options.json`, `test.jsonl` (transcripts beside what was
-recognised) and `results.json`. A recogniser for live speech is scored in each of its attention contexts.
+ENCODER is the directory that `nestmodel export --to huggingface` wrote, or, of an encoder for live speech, a model
+file: a checkpoint of `nestmodel fit` or a `.nemo` file. The manifests are of any format that `nestdata prepare` reads,
+with transcripts. OUTPUT receives the model (for transformers' AutoModelForCTC with its processor, or for
+`live_text.py`), the corpora, checkpoints, `options.json`, `test.jsonl` (transcripts beside what was recognised) and
+`results.json`. A recogniser for live speech is scored in each of its attention contexts.
 
 Batches are those of `nestdata.BatchPlan`: cuts of similar length, up to a number of seconds. Model and loss are those
 of transformers or of `live_model.py`; optimizer, checkpoints and resuming are those of transformers, the tokeniser is

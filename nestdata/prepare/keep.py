@@ -5,8 +5,8 @@ depends on: the package, the settings, the source and its items, and size and ti
 the task read or rejected. It is taken while that digest is the same. A changed shard thus changes the digest of the
 tasks that read it, and no others.
 
-Results are kept where reading again would take long: of audio in shards or at URLs, and of audio that was searched for
-speech. Headers of other files are read again.
+Results are kept where reading again would take long: of audio in shards or at URLs, and of audio that was decoded or
+searched for speech. Headers of other files are read again.
 """
 
 import hashlib
@@ -81,8 +81,9 @@ class KeptResult:
         Raises:
             OSError: The disk is full.
         """
+        takes_long = found.shards or found.searched.seconds or self._task.config.probe == "decode"
         # A worker of Dask may have no access to the directory.
-        if not (found.shards or found.searched.seconds) or not self._path.parent.is_dir():
+        if not (takes_long and self._path.parent.is_dir()):
             return
         self._infos |= {location: info for location, info in audio.items() if info}
         named = sorted(location for location in audio if location)

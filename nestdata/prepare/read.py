@@ -16,7 +16,7 @@ from nestdata.prepare.found import Reject
 from nestdata.prepare.header import AudioInfo, read_header
 from nestdata.prepare.inputs.audio import Audio, File, LhotseCut, Member, RejectReason, Unusable, at_member
 from nestdata.prepare.inputs.entry import Entry
-from nestdata.prepare.inputs.labels import LABELS, label_text
+from nestdata.prepare.inputs.labels import divide_labels
 from nestdata.storage import FileVersion
 
 ROUNDING_S = 0.05
@@ -136,12 +136,7 @@ def _cut_row(entry: Entry, audio: File | Member, info: AudioInfo, duration: floa
         },
         "type": "MonoCut",
     }
-    labels, custom = {}, {}
-    for key, value in (entry.labels or {}).items():
-        if key not in LABELS:
-            custom[key] = value
-        elif (text := label_text(value)) is not None:
-            labels[LABELS[key]] = text
+    labels, custom = divide_labels(entry.labels or {})
     if labels:
         span = {"id": cut_id, "recording_id": cut_id, "start": 0.0, "duration": duration, "channel": channel}
         row["supervisions"].append(span | labels)

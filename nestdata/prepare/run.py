@@ -85,8 +85,9 @@ def prepare_corpus(
         StorageError: A store cannot be read.
 
     If the call fails or is interrupted, nothing is left behind, except for finished results of shards, of audio at URLs
-    and of speech: the next call with the same inputs, settings and target takes them from `OUTPUT.partial`. If rejects
-    are the reason, and there are several, they are listed in `OUTPUT.rejected.jsonl`.
+    and of audio that was decoded or searched for speech: the next call with the same inputs, settings and target takes
+    them from `OUTPUT.partial`. If rejects are the reason, and there are several, they are listed in
+    `OUTPUT.rejected.jsonl`.
     """
     config = config or PrepareConfig()
     if config.finds_speech:

@@ -29,7 +29,7 @@ class ExtractConfig:
     """Which encoder outputs are written, and how they are stored."""
 
     layers: Layers = "last"
-    """Layers to keep: all, last, or numbers such as 0,4,16, where 0 is the input of the first block."""
+    """Layers to keep: all, last, or numbers such as 0 4 16, where 0 is the input of the first block."""
 
     dtype: FeatureType = "float32"
     """Precision of the feature files.
@@ -163,7 +163,7 @@ def parse_layers(text: str) -> Layers:
     try:
         return tuple(int(number) for number in text.split(","))
     except ValueError:
-        raise ConfigError(f"layers is {text!r}: give all, last, or numbers such as 0,4,16.") from None
+        raise ConfigError(f"layers is {text!r}: give all, last, or numbers such as 0 4 16.") from None
 
 
 def check_batch_seconds(max_batch_seconds: float) -> None:

@@ -9,13 +9,15 @@ LABELS = {
     "text": "text",
     "sentence": "text",
     "transcription": "text",
+    "transcript": "text",
     "lang": "language",
     "language": "language",
     "locale": "language",
     "speaker": "speaker",
     "speaker_id": "speaker",
+    "client_id": "speaker",
 }
-"""Label names in the inputs, and the supervision fields that they become. Other values are kept as custom fields."""
+"""Label names in the inputs, and the supervision fields that they become."""
 
 # Whole numbers above this are not exact as floats.
 _MAX_WHOLE = 1 << 53
@@ -39,6 +41,20 @@ def label_text(value: Any) -> str | None:
         if value.is_integer() and abs(value) < _MAX_WHOLE:
             return str(int(value))
     return str(value)
+
+
+def divide_labels(labels: Mapping[str, Any]) -> tuple[dict[str, str], dict[str, Any]]:
+    """Returns the supervision fields among the labels of an entry, and its custom fields.
+
+    Of several labels for one field, the one with the name of the field is taken, or else the last one; the others are
+    custom fields. Missing values are none.
+    """
+    texts = {key: text for key, value in labels.items() if key in LABELS and (text := label_text(value)) is not None}
+    key_of = {LABELS[key]: key for key in texts}
+    key_of |= {field: field for field in key_of if field in texts}
+    fields = {field: texts[key] for field, key in key_of.items()}
+    taken = {key for key in LABELS if key not in texts or key_of[LABELS[key]] == key}
+    return fields, {key: value for key, value in labels.items() if key not in taken}
 
 
 def table_labels(fields: Mapping[str, str]) -> dict[str, str]:

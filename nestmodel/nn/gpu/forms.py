@@ -17,7 +17,7 @@ class Forms:
     """Number of batch shapes to compile for; None compiles for varying shapes."""
 
     def __str__(self) -> str:
-        """Returns the name, which checkpoints store."""
+        """Returns the name, as in the summary of a run."""
         if not self.compiled:
             return "subsampling kernel" if self.subsampling_kernel else "torch"
         return "compiled" if self.num_shapes is None else f"compiled for {self.num_shapes} shapes"

@@ -25,7 +25,7 @@ from nestdata import (
     prepare_corpus,
 )
 from nestdata.audio.decode import load_samples
-from nestdata.errors import StorageError
+from nestdata.errors import ManifestError, StorageError
 from nestdata.prepare.inputs.audio import File, Member
 from nestdata.storage import ObjectInfo, Storage
 from tests.nestdata.bad_files import bad_files
@@ -211,6 +211,9 @@ def test_pointers_with_the_name_of_the_member_are_checked_and_other_keys_are_rej
     assert [again.address(index) for index in range(3)] == [address] * 3
     rejected = [*map(json.loads, (again.path / "rejected.jsonl").read_text().splitlines())]
     assert pointer + "&x=1" in rejected[-1]["detail"]
+    write_jsonl(manifest, rows[-1:])
+    with pytest.raises(ManifestError, match=r"no usable cut among 1 entries .*unknown_pointer"):
+        prepare_corpus([manifest], tmp_path / "none.corpus")
 
 
 def test_content_that_the_caller_has_checked_is_not_checked_again(folder: Path) -> None:

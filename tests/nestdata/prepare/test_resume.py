@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from nestdata import OutputError, PrepareConfig, PrepareProgress, prepare_corpus
@@ -129,6 +130,22 @@ def test_rejected_audio_that_was_repaired_is_probed_again(tmp_path: Path) -> Non
     bad.write_bytes(good.read_bytes())
     report = prepare_corpus([manifest], output)
     assert (report.num_cuts, report.rejected) == (2, {})
+
+
+def test_files_that_were_decoded_are_not_decoded_again(tmp_path: Path) -> None:
+    first, *_ = [write_audio(tmp_path / "in" / f"{number:02}.wav", hiss(8000, number)) for number in range(30)]
+    output, config = tmp_path / "speech.corpus", PrepareConfig(probe="decode")
+
+    def interrupt(found: PrepareProgress) -> None:
+        if found.entries:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        prepare_corpus([tmp_path / "in"], output, config, jobs=1, on_progress=interrupt)
+    changed_at = first.stat().st_mtime_ns
+    write_audio(first, np.zeros(8000, np.float32))  # rejected as silent, if it is decoded
+    os.utime(first, ns=(changed_at, changed_at))
+    assert prepare_corpus([tmp_path / "in"], output, config, jobs=1).rejected == {}
 
 
 def test_damaged_results_and_tars_that_are_gone_are_made_again(data: Path, tmp_path: Path) -> None:

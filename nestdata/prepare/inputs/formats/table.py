@@ -13,7 +13,7 @@ from nestdata.errors import ManifestError
 from nestdata.prepare.inputs.audio import Unusable
 from nestdata.prepare.inputs.entry import AUDIO_KEYS, Entry, seconds
 from nestdata.prepare.inputs.format import Format, GivenInput, Opened
-from nestdata.prepare.inputs.labels import table_labels
+from nestdata.prepare.inputs.labels import LABELS, table_labels
 from nestdata.prepare.inputs.lines import LineSource, open_lines
 from nestdata.prepare.inputs.names import FileNames, entry_of_file, entry_of_slice
 from nestdata.storage import join
@@ -24,9 +24,8 @@ _AUDIO_COLUMNS = (
     *AUDIO_KEYS, "audio_path", "audio_file", "path", "file_path", "filepath", "file", "file_name", "filename",
     "wav_filename", "wav", "audio",
 )  # fmt: skip
-# Columns in seconds, and labels of common tables under the names that other inputs have for them.
+# Columns in seconds.
 _SPAN_COLUMNS = {"offset": "offset", "start": "offset", "begin": "offset", "duration": "duration", "end": "end"}
-_RENAMED = {"client_id": "speaker", "transcript": "text"}
 _DELIMITERS = ("\t", ",", ";", "|")
 _SUFFIXES = (".csv", ".csv.gz")
 # Common Voice, scripted and spontaneous speech: names in a table that begins with these columns are relative to a
@@ -151,11 +150,11 @@ def _read_columns(path: Path | str) -> Columns:
             "once. Keep one of offset, start and begin, and one of duration and end; duration may stand alone."
         )
     taken = {audio, *(index for index, _ in spans)}
-    own = {name: index for index, name in enumerate(names) if name and index not in taken}
-    labels = []
-    for name, index in own.items():
-        renamed = _RENAMED.get(_key(name), name)
-        labels.append((index, name if renamed in own else renamed))  # a column with the name itself takes precedence
+    labels = [
+        (index, key if key in LABELS else name)
+        for index, (name, key) in enumerate(zip(names, keys, strict=True))
+        if name and index not in taken
+    ]
     return Columns(delimiter, names, audio, spans, tuple(labels))
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from nestdata.prepare.inputs.labels import label_text, table_labels
+from nestdata.prepare.inputs.labels import divide_labels, label_text, table_labels
 from tests.nestdata.prepare.inputs.reading import lhotse_cut, prepared, some_audio
 
 NAN = math.nan
@@ -28,6 +28,21 @@ def test_fields_of_tables_are_missing_if_they_are_not_a_number() -> None:
     fields = {"text": "nan", "sentence": "1.0", "speaker": "12.0", "lang": "nan", "age": "NaN", "accent": "", "a": "b"}
     assert table_labels(fields) == {"sentence": "1.0", "speaker": "12", "lang": "nan", "a": "b"}
     assert table_labels({"lang": "NaN", "speaker": "nan"}) == {}
+
+
+@pytest.mark.parametrize(
+    ("given", "fields", "custom"),
+    [
+        ({"transcript": "a", "client_id": 7.0, "age": None}, {"text": "a", "speaker": "7"}, {"age": None}),
+        ({"text": "a", "sentence": "b", "transcript": "c"}, {"text": "a"}, {"sentence": "b", "transcript": "c"}),
+        ({"sentence": "b", "transcription": "c", "text": None}, {"text": "c"}, {"sentence": "b"}),
+        ({"lang": NAN, "speaker": None}, {}, {}),
+    ],
+)
+def test_of_several_labels_for_a_field_one_is_taken_and_the_others_are_kept(
+    given: dict[str, Any], fields: dict[str, str], custom: dict[str, Any]
+) -> None:
+    assert divide_labels(given) == (fields, custom)
 
 
 def labels_of(path: Path, **config: Any) -> dict[str, dict[str, Any]]:
