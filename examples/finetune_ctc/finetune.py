@@ -206,7 +206,7 @@ class TrainingBatches(torch.utils.data.Dataset):
         self.corpus, self.rows, self.processor, self.num_steps = corpus, np.array(rows), processor, args.steps
         plan = PlanConfig(max_batch_seconds=args.batch_seconds, microbatches_per_step=1, seed=args.seed)
         self.plan = BatchPlan(corpus.num_samples[self.rows], corpus.sampling_rate, plan)
-        from torchaudio.transforms import SpecAugment  # beside some versions of torch, only after nestdata
+        from torchaudio.transforms import SpecAugment  # beside any torch, as nestmodel has imported torchaudio
 
         self.augment = SpecAugment(
             n_time_masks=2, time_mask_param=20, n_freq_masks=2, freq_mask_param=15, p=0.2, zero_masking=True
