@@ -61,9 +61,6 @@ from .evaluate.config import (
 from .evaluate.config import (
     ProbeConfig as ProbeConfig,
 )
-from .evaluate.config import (
-    parse_layers as parse_layers,
-)
 from .evaluate.encode import (
     AudioFeatures as AudioFeatures,
 )
@@ -317,7 +314,6 @@ __all__ = [
     "newest_checkpoint",
     "normalise_text",
     "parse_context",
-    "parse_layers",
     "prepare_deterministic",
     "preset_names",
     "preset_path",

@@ -150,22 +150,6 @@ class CtcProbeConfig:
         check_batch_seconds(self.max_batch_seconds)
 
 
-def parse_layers(text: str) -> Layers:
-    """Parses `all`, `last`, or layer numbers separated by commas.
-
-    Raises:
-        ConfigError: The text is none of these.
-    """
-    if text == "all":
-        return "all"
-    if text == "last":
-        return "last"
-    try:
-        return tuple(int(number) for number in text.split(","))
-    except ValueError:
-        raise ConfigError(f"layers is {text!r}: give all, last, or numbers such as 0 4 16.") from None
-
-
 def check_batch_seconds(max_batch_seconds: float) -> None:
     """Raises ConfigError unless the limit is positive."""
     require(max_batch_seconds > 0, "max_batch_seconds", max_batch_seconds, "a positive number of seconds")
