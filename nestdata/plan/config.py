@@ -105,8 +105,8 @@ class PlanConfig:
     """Largest difference of lengths in a bucket.
 
     It is a share of the longest cut in the bucket. Narrower buckets have less padding and fewer cuts; they are widened
-    up to 1/8 where fewer than four steps would share a bucket. Without effect if `num_shapes` is set, and on corpora
-    that fill fewer than 128 steps."""
+    up to 1/8 where fewer than four steps would share a bucket. Without effect if `num_shapes` is set, and on corpora of
+    fewer than 1,024 steps that would have more than 3 % of padding."""
 
     num_shapes: int | None = None
     """Number of padded lengths, for CUDA graphs.
