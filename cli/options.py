@@ -31,7 +31,8 @@ AttentionContext = Annotated[
     str | None,
     option(
         metavar="LEFT,RIGHT",
-        help="Attention context in encoder frames, of an encoder that was trained with several; by default the first.",
+        help="Attention context in encoder frames, of an encoder that was trained with several; by default the first. "
+        "Formats of `export` other than onnx hold all, or the first that can be streamed.",
     ),
 ]
 ConfigNames = Annotated[

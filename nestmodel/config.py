@@ -235,7 +235,8 @@ class EncoderConfig:
 
     att_context_size: tuple[Context, ...] = ((UNLIMITED, UNLIMITED),)
     """Pairs (left, right): the numbers of encoder frames that a frame attends to on each side, -1 for no limit. In
-    training, one of several is drawn for each microbatch; validation uses each, features and ONNX files the first."""
+    training, one of several is drawn for each microbatch; validation uses each, features and the format `onnx` the
+    first, `onnx-streaming` the first that can be streamed."""
 
     att_context_probs: tuple[float, ...] | None = None
     """Probability of each context in training; null makes them equal."""

@@ -79,9 +79,15 @@ def fit(config: RunConfig) -> pl.Trainer:
     first_step = 0 if run.ckpt_path is None else read_run(run.ckpt_path).step
     if first_step >= run.config.trainer.max_steps > 0:
         if run.trainer.is_global_zero:
+            schedule = run.model.config.optimizer.schedule
+            remedy = (
+                "Raise it to train longer."
+                if schedule == "noam"
+                else f"The schedule {schedule} ended there: start a new run from the weights, by --init-from."
+            )
             print(
                 f"nothing to train: {run.ckpt_path} has made {first_step:,} steps, and trainer.max_steps is "
-                f"{run.config.trainer.max_steps:,}. Raise it to train longer."
+                f"{run.config.trainer.max_steps:,}. {remedy}"
             )
         return run.trainer
     check_outputs(run.trainer)
@@ -107,6 +113,7 @@ def validate(config: RunConfig) -> pl.Trainer:
 
     Raises:
         ConfigError: There is nothing to evaluate, or settings contradict each other.
+        NestError: Data cannot be read, or the output cannot be written.
     """
     if config.ckpt_path is None and not config.resume and config.model.init_from is None:
         raise ConfigError(

@@ -307,8 +307,9 @@ class RunConfig:
             names: Each a file or the name of a preset.
 
         Raises:
-            ConfigError: A name is neither, a file cannot be read, a key is unknown or a value has the wrong type, or
-                together they are no whole model.
+            ConfigError: A name is neither, a file cannot be read, a key is unknown, a value has the wrong type or is
+                out of range, or together they are no whole model.
+            GuardError: A limit of the stall guard is not positive.
         """
         names = list(names)
         paths = [config_path(name) for name in names]

@@ -83,7 +83,7 @@ def _is_printed(run: RunConfig, names: Sequence[str], *, command: str, print_con
             raise UsageError(f"{path} is no corpus. Settings are options: --{section.replace('_', '-')} VALUE.")
     if not run.data.corpora:
         raise UsageError(
-            f"no corpus: give one, such as `nestmodel fit speech.corpus --config {names[0]}`. "
+            f"no corpus: give one, such as `nestmodel {command} speech.corpus --config {names[0]}`. "
             "`nestdata prepare` makes corpora from audio."
         )
     for given in (*run.data.corpora, run.data.noise, run.data.val_corpus):

@@ -44,8 +44,8 @@ class NoiseConfig:
     """Level range of the white-noise fallback, in dB of full scale."""
 
     def __post_init__(self) -> None:
-        require_at_least(1, "noise", self, "max_reads", "max_crops")
-        require_bounds("noise", self, "white_db")
+        require_at_least(1, "noise_sampler", self, "max_reads", "max_crops")
+        require_bounds("noise_sampler", self, "white_db")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

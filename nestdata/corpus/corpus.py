@@ -5,7 +5,7 @@
     index.npy        int64 (2, num_cuts), sorted by length: samples of each cut, and the byte at which its line starts
     rejected.jsonl   every rejected entry: its position in the input, and the reason
     notes.jsonl      entries that are used, but changed or doubtful; absent if there are none
-    report.html      durations, hours by language and speaker, rejects, and samples, which are in the folder `report`
+    report.html      durations, hours by rate and language, rejects, and samples, which are in the folder `report`
     bank.pcm, .npy   with `--pcm`, all samples (see `nestdata.corpus.bank`)
     addresses.npy    where the bytes of each cut are, with audio in tars or object stores (see
                      `nestdata.corpus.addresses`, which also describes checksums.npy, shards.jsonl and shards.npy);

@@ -37,11 +37,11 @@ class BatchPlan:
 
     Step numbers continue after the first epoch: `epoch = step // steps_per_epoch`, and every epoch has its own order.
     All microbatches of a step have the same number of cuts and the same padded length. In an epoch every cut is seen
-    once, except for those that no microbatch can hold (`left_out`); in addition, fewer than `microbatches_per_step`
-    short cuts, drawn anew in each epoch, are repeated to fill up the last group. Cuts of weighted corpora are seen as
-    often as `repeats_per_epoch` says, and equally often: within a bucket, no cut of a corpus is seen again before all
-    other cuts of that corpus have been seen. The same holds in the steps of mixture stages, also across stages
-    (`nestdata.plan.stages`).
+    once, except for those that no microbatch can hold (`left_out`); in addition, short cuts, drawn anew in each epoch,
+    are repeated to fill up the last group: fewer than `microbatches_per_step`, or with `num_shapes` fewer than a step
+    has. Cuts of weighted corpora are seen as often as `repeats_per_epoch` says, and equally often: within a bucket, no
+    cut of a corpus is seen again before all other cuts of that corpus have been seen. The same holds in the steps of
+    mixture stages, also across stages (`nestdata.plan.stages`).
 
     Args:
         num_samples: Length of every cut in samples, ascending, as an array or list of integers of any type; for several
@@ -115,6 +115,7 @@ class BatchPlan:
         Raises:
             CorpusError: A corpus cannot be opened, or something else is given.
             PlanError: The cuts do not fit the settings; the message names the corpora.
+            ConfigError: There is no corpus, the sampling rates differ, or weights or languages do not fit the corpora.
         """
         corpora = Corpora.of(corpus)
         try:

@@ -33,18 +33,13 @@ class SegmentConfig:
 
     def __post_init__(self) -> None:
         require_at_least(0, "segment", self, "min_seconds", "max_pause", "padding_seconds")
-        require(self.max_seconds >= 1, "segment.max_seconds", self.max_seconds, "at least 1 s")
+        longest = max(1.0, self.min_seconds, 4 * self.padding_seconds)
         require(
-            self.min_seconds <= self.max_seconds,
-            "segment.min_seconds",
-            self.min_seconds,
-            f"at most segment.max_seconds ({self.max_seconds:g})",
-        )
-        require(
-            4 * self.padding_seconds <= self.max_seconds,
+            self.max_seconds >= longest,
+            "segment.max_seconds (--max-segment-seconds)",
+            self.max_seconds,
+            f"at least {longest:g}: 1 s, segment.min_seconds (--min-segment-seconds), and 4 times "
             "segment.padding_seconds",
-            self.padding_seconds,
-            f"at most a quarter of segment.max_seconds ({self.max_seconds:g})",
         )
 
 
@@ -103,7 +98,7 @@ class PrepareConfig:
     None detects it."""
 
     tars: tuple[str, ...] = ()
-    """Tars of NeMo tarred manifests, such as 's3://bucket/audio_{0..511}.tar'; once, or once for each input.
+    """Tars of NeMo tarred manifests, such as 's3://bucket/audio_{0..511}.tar': one for all inputs, or one for each.
 
     These are patterns of paths or URLs. Without any, tars are looked for beside the manifests."""
 

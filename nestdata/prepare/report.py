@@ -1,4 +1,4 @@
-"""The HTML report of a corpus: lengths, rates, hours by language and speaker, rejects, and samples to listen to.
+"""The HTML report of a corpus: lengths, hours by rate and language, rejects, and samples to listen to.
 
 The charts are bars drawn with HTML and CSS, so that the page is written in milliseconds and needs no other file but
 the audio of the samples. These are drawn by a key that depends only on the number of cuts.

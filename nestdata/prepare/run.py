@@ -267,8 +267,8 @@ def _is_corpus(directory: Path) -> bool:
 def _worker_modules(sources: list[Source], config: PrepareConfig) -> list[str]:
     """Returns the modules that the workers need, which are imported once and shared by all of them.
 
-    Files are opened with soundfile and, if libsndfile does not know their format, with Lhotse; decoding resamples with
-    torchaudio. Lhotse also parses its own manifests.
+    Files are opened with soundfile, decoding resamples with torchaudio, and Lhotse applies transforms and parses its
+    own manifests.
     """
     modules = ["nestdata.prepare.run"]
     if config.finds_speech:

@@ -133,6 +133,7 @@ def import_model(source: str | Path, output: str | Path | None = None, *, overwr
     Raises:
         WeightsError: The source cannot be read or does not hold a whole model, or the checkpoint cannot be written.
         OutputError: The target exists already, or another run is writing it.
+        ConfigError: The name of the output is that of another format, or the extra `hub` is not installed.
     """
     return save_network(load_network(source), output or _stem(source) + ".ckpt", overwrite=overwrite)
 

@@ -1,7 +1,7 @@
 """Reading model files: NeMo archives, checkpoints of `nestmodel fit` and of NeMo, safetensors, on disk or on a hub.
 
-The kind of a file is detected once, from its content and not from its name. Configuration and weights are then read
-from the open file. No file can run code while it is read, and a damaged file raises an error that names it.
+The kind of a file is detected once, from its content and not from its name. Configuration and weights are read when
+they are asked for. No file can run code while it is read, and a damaged file raises an error that names it.
 """
 
 import json
@@ -126,6 +126,7 @@ def read_config(path: str | Path) -> NestConfig:
 
     Raises:
         WeightsError: The file cannot be read, holds no configuration, or uses a setting that is not implemented.
+        ConfigError: The name is one of the hub, and the extra `hub` is not installed.
     """
     with open_model_file(path) as file:
         return file.read_config()

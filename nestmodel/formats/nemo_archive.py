@@ -61,10 +61,10 @@ def config_of_section(section: Mapping[str, Any], path: Path) -> NestConfig:
 
     In models that mask encoder frames, NeMo divides the block size by the subsampling factor, stores the result, and
     divides it again whenever it opens the file. Here the stored value is multiplied by the factor once; the remainder
-    that the division lost has no effect. NeMo has no counterpart of `seed` and `encoder.checkpoint_activations`, which
-    get their defaults. An optimizer or schedule that is not implemented here is replaced by the default with a warning,
-    because it does not change what the model computes. Nor does `quantizer.input_norm`, which decides what is learned:
-    if the section does not tell, it is off, with a warning.
+    that the division lost has no effect. What NeMo has no counterpart of gets its default; `config_to_nemo` lists it.
+    An optimizer or schedule that is not implemented here is replaced by the default with a warning, because it does not
+    change what the model computes. Nor does `quantizer.input_norm`, which decides what is learned: if the section does
+    not tell, it is off, with a warning.
 
     Args:
         section: The `model` section.
@@ -154,7 +154,7 @@ def _is_compressed(tar: tarfile.TarFile) -> bool:
 
 
 def _with_whole_blocks(section: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Undoes the division of the block size in a section that NeMo has stored; see `read_nemo_config`."""
+    """Undoes the division of the block size in a section that NeMo has stored; see `config_of_section`."""
     loss, masking, encoder = (section.get(key) for key in ("loss", "masking", "encoder"))
     if not (isinstance(loss, Mapping) and isinstance(masking, Mapping) and isinstance(encoder, Mapping)):
         return section  # `config_from_nemo` rejects it with a message

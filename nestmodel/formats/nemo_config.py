@@ -267,10 +267,10 @@ def config_to_nemo(config: NestConfig) -> dict[str, Any]:
     """Returns the `model` section of a NeMo configuration that builds the same model.
 
     The section is complete for NeMo's `restore_from`, and `config_from_nemo` reads it back. NeMo has no fields for
-    `seed`, `encoder.checkpoint_activations`, `quantizer.normalize` and
-    `masking.target_shift`, so they are lost. If encoder frames are masked, the section has the values of NeMo's own
-    YAML files: NeMo divides the block size, and overwrites other fields, when it builds the model. With
-    `quantizer.input_norm`, a field of NEST v2 keeps NeMo 3.0.0, which has no norm there, from building another model.
+    `seed`, `encoder.checkpoint_activations`, `quantizer.normalize` and `masking.target_shift`, and no schedule `wsd`,
+    so they are lost. If encoder frames are masked, the section has the values of NeMo's own YAML files: NeMo divides
+    the block size, and overwrites other fields, when it builds the model. With `quantizer.input_norm`, a field of NEST
+    v2 keeps NeMo 3.0.0, which has no norm there, from building another model.
 
     Source: NeMo 3.0.0.
     """

@@ -103,6 +103,7 @@ def load_weights(network: NestNetwork, path: str | Path, parts: WeightParts = "a
 
     Raises:
         WeightsError: The file cannot be read, or none of its parameters fits.
+        ConfigError: The name is one of the hub, and the extra `hub` is not installed.
     """
     with open_model_file(path) as file:
         report = _copy_weights(network, file.read_state(), file.path, parts)

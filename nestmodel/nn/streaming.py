@@ -76,7 +76,7 @@ class StreamingEncoder:
         """Ends the stream, and returns its last frames, whose chunk may be incomplete.
 
         Raises:
-            ExtractError: The stream is closed already.
+            ExtractError: The stream is closed already, or the network is in training mode.
         """
         nothing = self._checked(np.zeros(0, np.float32), None)
         self._is_closed = True

@@ -173,7 +173,7 @@ def _check(model: NestModel, data: NestDataModule, trainer: pl.Trainer, config: 
 
 
 def _bytes(limit: str) -> int:
-    return parse_bytes(limit, "preflight.memory_limit")
+    return parse_bytes(limit, "memory_limit")
 
 
 def _trial_settings(model: NestModel, trainer: pl.Trainer, config: BudgetConfig) -> TrialSettings:

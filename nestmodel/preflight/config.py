@@ -25,9 +25,9 @@ class PreflightConfig:
 
     def __post_init__(self) -> None:
         if self.num_batches < 1:
-            raise ConfigError(f"preflight.num_batches is {self.num_batches}: give at least 1.")
+            raise ConfigError(f"num_batches is {self.num_batches}: give at least 1.")
         if self.timeout_s <= 0:
-            raise ConfigError(f"preflight.timeout_s is {self.timeout_s:g}: give a positive number of seconds.")
+            raise ConfigError(f"timeout_s is {self.timeout_s:g}: give a positive number of seconds.")
 
 
 @with_field_docs
@@ -46,11 +46,11 @@ class BudgetConfig:
 
     def __post_init__(self) -> None:
         if self.memory_limit is not None:
-            parse_bytes(self.memory_limit, "preflight.memory_limit")
+            parse_bytes(self.memory_limit, "memory_limit")
         if not 0.0 <= self.memory_margin < 1.0:
-            raise ConfigError(f"preflight.memory_margin is {self.memory_margin:g}: expected a share in [0, 1).")
+            raise ConfigError(f"memory_margin is {self.memory_margin:g}: expected a share in [0, 1).")
         if self.timeout_s <= 0:
-            raise ConfigError(f"preflight.timeout_s is {self.timeout_s:g}: give a positive number of seconds.")
+            raise ConfigError(f"timeout_s is {self.timeout_s:g}: give a positive number of seconds.")
 
 
 def parse_bytes(text: str, name: str) -> int:

@@ -241,6 +241,7 @@ def check_disk(model: NestModel, trainer: pl.Trainer) -> CheckResult:
     config = callback.config if callback else CheckpointConfig(keep=1)
     keep = config.keep + (config.monitor is not None)  # the best one may be none of the newest
     directory = (config.directory or Path(trainer.default_root_dir)).absolute()
+    setting = "checkpoints.directory" if config.directory else "--output"
     existing = next(path for path in (directory, *directory.parents) if path.exists())
     each = _BYTES_PER_PARAMETER * sum(p.numel() for p in model.parameters())
     # The newest checkpoint is written before the oldest one is removed.
@@ -248,9 +249,9 @@ def check_disk(model: NestModel, trainer: pl.Trainer) -> CheckResult:
     value = f"{gigabytes(free)} free, {keep + 1} checkpoints of {gigabytes(each)}"
     figures = {"needed_bytes": float(needed), "free_bytes": float(free), "checkpoint_bytes": float(each)}
     if not os.access(existing, os.W_OK):
-        advice = f"{existing} is not writable. Give --output a directory that is."
+        advice = f"{existing} is not writable. Give {setting} a directory that is."
     elif free < needed:
-        advice = f"{existing} has no space for {gigabytes(needed)}. Free some, or give another --output."
+        advice = f"{existing} has no space for {gigabytes(needed)}. Free some, or give another {setting}."
     else:
         return CheckResult(status="ok", value=value, figures=figures)
     return CheckResult(status="failed", value=value, advice=advice, figures=figures)

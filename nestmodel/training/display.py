@@ -120,7 +120,10 @@ def _result_lines(trainer: pl.Trainer, directory: Path, seconds: float) -> list[
     last = directory / "checkpoints" / "last.ckpt"
     if last.exists():
         model, config = shlex.quote(str(last)), cast(Any, trainer).lightning_module.config
-        is_live = any(config.delay_s(context) is not None for context in config.encoder.att_context_size)
+        encoder = config.encoder
+        is_live = encoder.causal_downsampling and any(
+            config.delay_s(context) is not None for context in encoder.att_context_size
+        )
         lines += [
             f"next: nestmodel features {model} talks/ -o talks.features",
             f"  or: nestmodel export {model} --to {'onnx-streaming' if is_live else 'huggingface'}",

@@ -78,6 +78,7 @@ class NestModel(NestNetwork, pl.LightningModule):
 
         Raises:
             WeightsError: The file cannot be read, or none of its weights match.
+            ConfigError: The name is one of the hub, and the extra `hub` is not installed.
         """
         super().__init__(config)
         if init_from is not None:

@@ -40,14 +40,14 @@ def check_training_limits(trainer: pl.Trainer, steps_per_epoch: int) -> None:
     if not isinstance(getattr(trainer, "val_check_interval", None), int | float):
         raise ConfigError(
             "trainer.val_check_interval is a time, so that ranks would validate at different steps. Give a number of "
-            "optimizer steps, and set trainer.check_val_every_n_epoch to null."
+            "optimizer steps, and set check_val_every_n_epoch of the trainer to None (null)."
         )
     steps_per_epoch = _steps_of_epoch(trainer, steps_per_epoch)
     interval = _steps(_given(trainer, "val_check_interval"), steps_per_epoch)
     if interval > steps_per_epoch > 0 and trainer.check_val_every_n_epoch is not None:
         raise ConfigError(
             f"trainer.val_check_interval is {interval} optimizer steps, but an epoch has {steps_per_epoch}. Lower it, "
-            "or set trainer.check_val_every_n_epoch to null, which counts steps across epochs."
+            "or set check_val_every_n_epoch of the trainer to None (null), which counts steps across epochs."
         )
 
 

@@ -89,7 +89,8 @@ class SkippedSteps:
         if self.in_a_row > limit:
             raise TrainingError(
                 f"{self.in_a_row} consecutive steps were not finite, more than optimizer.max_skipped_steps allows "
-                f"({limit}); {what}. Lower optimizer.lr, or resume from an earlier checkpoint."
+                f"({limit}); {what}. Resume from an earlier checkpoint, or start a new run from its weights, by "
+                "--init-from, with a lower --lr."
             )
         warnings.warn(f"{what}.", SkippedStepWarning, stacklevel=3)
 

@@ -1,8 +1,9 @@
 """The settings of a run, and the checks before it is resumed from a checkpoint.
 
 A checkpoint stores the settings that decide what is learned: data, model, precision, gradient clipping, and whether
-steps are deterministic. A run may be resumed only with equal settings. The numbers of ranks, loader processes and steps
-are not included and may change, and so may mixture stages that start at a later step.
+steps are deterministic. A run may be resumed only with equal settings. The numbers of ranks and loader processes
+are not included and may change, and so may mixture stages that start at a later step, and the number of steps unless
+the schedule ends with the run.
 """
 
 import sys
@@ -59,9 +60,10 @@ def find_resumed(given: str, root: Path, *, must_exist: bool, directory: Path | 
             if is_first_rank():
                 print(f"no checkpoint in {directory or root}: starting at step 0", file=sys.stderr)  # noqa: T201
             return None
+        setting = "checkpoints.directory" if directory else "--output"
         raise ConfigError(
-            f"there is no checkpoint in {directory or root}. Check --output, or give a file by --ckpt-path; a "
-            "new run needs neither --resume nor --ckpt-path."
+            f"there is no checkpoint in {directory or root}. Check {setting}, or give a file by --ckpt-path; a new run "
+            "needs neither --resume nor --ckpt-path."
         )
     try:
         check_checkpoint(path)

@@ -93,8 +93,8 @@ def open_sources(inputs: Sequence[Any], options: InputOptions) -> list[Source]:
     """
     if len(options.tars) not in (0, 1, len(inputs)):
         raise ConfigError(
-            f"{len(options.tars)} patterns of tars for {len(inputs)} inputs. Give --tars once for all inputs, or once "
-            "for each, in the same order."
+            f"{len(options.tars)} patterns of tars for {len(inputs)} inputs. Give one for all inputs, or one for each, "
+            "in the same order: --tars PATTERN PATTERN."
         )
     tars = options.tars if len(options.tars) == len(inputs) else [*options.tars, None][:1] * len(inputs)
     forget_answers()
