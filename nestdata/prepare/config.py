@@ -38,7 +38,7 @@ class SegmentConfig:
             self.max_seconds >= longest,
             "segment.max_seconds (--max-segment-seconds)",
             self.max_seconds,
-            f"at least {longest:g}: 1 s, segment.min_seconds (--min-segment-seconds), and 4 times "
+            f"at least {longest:g}, the largest of 1, segment.min_seconds (--min-segment-seconds), and 4 times "
             "segment.padding_seconds",
         )
 
