@@ -214,17 +214,17 @@ def check_accumulation(trainer: pl.Trainer, plan: BatchPlan) -> int:
     microbatches_per_rank = check_share(trainer, plan)
     if trainer.accumulate_grad_batches not in (1, microbatches_per_rank):
         raise ConfigError(
-            f"accumulate_grad_batches of the trainer is {trainer.accumulate_grad_batches}, but it is computed from "
+            f"accumulate_grad_batches is {trainer.accumulate_grad_batches}, but it is computed from "
             f"data.plan.microbatches_per_step and the number of ranks ({microbatches_per_rank} here). Leave it out."
         )
     if world_size > 1 and uses_distributed_sampler(trainer):
         raise ConfigError(
-            "use_distributed_sampler of the trainer is on, but the loader of each rank already yields only the "
+            "use_distributed_sampler is on, but the loader of each rank already yields only the "
             "microbatches of that rank. Turn it off."
         )
     if overfit_batches := cast(Any, trainer).overfit_batches:
         raise ConfigError(
-            f"overfit_batches of the trainer is {overfit_batches}, which the loader does not support because it has a "
+            f"overfit_batches is {overfit_batches}, which the loader does not support because it has a "
             "sampler of its own. Leave it out, and prepare a corpus of a few utterances instead."
         )
     return microbatches_per_rank
