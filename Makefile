@@ -58,7 +58,7 @@ test-slow: $(READY)
 test-smoke: $(VENV)/.servers
 	$(ONE_THREAD) $(BIN)/python -m pytest -m smoke
 
-# Everything, as before a release. About three hours.
+# All lanes but those of the container and the fuzzers, as before a release. About three hours.
 test-all: test test-slow test-isa test-faults test-remote test-network test-slurm
 
 # The numerical and the bit-for-bit tests under the instruction sets below that of this CPU; `make test` is its own.

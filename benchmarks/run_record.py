@@ -6,8 +6,8 @@ A change that promises to keep results runs this in the old and in the new check
     python -m benchmarks.run_record -o new.json
     python -m benchmarks.run_record --compare old.json new.json
 
-Only commands and files are used, so that a checkout may be older than this script. Losses are read from
-`metrics.csv`, with all digits of their float32 values; a digest covers every tensor of a batch.
+Only commands and files are used, so that a checkout may be older than this script, if its `fit` has the same options.
+Losses are read from `metrics.csv`, with all digits of their float32 values; a digest covers every tensor of a batch.
 """
 
 import argparse

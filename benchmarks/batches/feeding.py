@@ -2,7 +2,7 @@
 
     python -m benchmarks run feeding SPEECH.json NOISE.json [--nemo-python PATH] [--window-s 30] [--quick]
 
-Prints audio-seconds in a second of one core, which docs/feeding.md cites. Every contestant is measured in every round,
+Prints audio-seconds in a second of one core, which README.md cites. Every contestant is measured in every round,
 in one process with one thread and no workers, by CPU time, and files are in the page cache; the cost of handing batches
 over from workers is not included. NeMo needs an environment of its own with `nemo_toolkit[asr]==3.0.0`. Both of its
 loaders are measured: that of Lhotse, with buckets, and AudioNoiseDataset.

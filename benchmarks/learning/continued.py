@@ -8,7 +8,8 @@ Every combination of a share of replayed old audio (`--replay`; 1 is the control
 of the learning rate (`--lr`) is one run of `nestmodel fit --init-from` for each start, an encoder of another seed of
 pretraining, whose place in the list is also the seed of the continuation. A head then reads characters of each language
 from the frozen encoders and from the one that they started from. Runs have numbers in a drawn order instead of names
-until all are scored. A call that was interrupted goes on where it ended; `--quick` checks that everything runs.
+until all are scored. A call that was interrupted goes on after the last complete run; remove the folder of an
+incomplete one. `--quick` checks that everything runs.
 """
 
 import argparse
