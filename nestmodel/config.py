@@ -346,6 +346,11 @@ class OptimizerConfig:
         require_at_least(0, "optimizer", self, "weight_decay", "min_lr", "max_skipped_steps")
         require_at_least(1, "optimizer", self, "warmup_steps")
 
+    @property
+    def ends_with_run(self) -> bool:
+        """Whether the rates depend on the number of steps of the run, which then cannot change."""
+        return self.schedule != "noam"
+
 
 @with_field_docs
 @dataclass(frozen=True, kw_only=True)

@@ -79,11 +79,11 @@ def fit(config: RunConfig) -> pl.Trainer:
     first_step = 0 if run.ckpt_path is None else read_run(run.ckpt_path).step
     if first_step >= run.config.trainer.max_steps > 0:
         if run.trainer.is_global_zero:
-            schedule = run.model.config.optimizer.schedule
+            optimizer = run.model.config.optimizer
             remedy = (
-                "Raise it to train longer."
-                if schedule == "noam"
-                else f"The schedule {schedule} ended there: start a new run from the weights, by --init-from."
+                f"The schedule {optimizer.schedule} ended there: start a new run from the weights, by --init-from."
+                if optimizer.ends_with_run
+                else "Raise it to train longer."
             )
             print(
                 f"nothing to train: {run.ckpt_path} has made {first_step:,} steps, and trainer.max_steps is "

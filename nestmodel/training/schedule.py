@@ -67,7 +67,7 @@ def check_schedule(config: OptimizerConfig, num_steps: int) -> None:
     Raises:
         ConfigError: It has none.
     """
-    if config.schedule != "noam" and num_steps <= config.warmup_steps:
+    if config.ends_with_run and num_steps <= config.warmup_steps:
         raise ConfigError(
             f"optimizer.schedule {config.schedule} ends at trainer.max_steps, which is {num_steps}: give more steps "
             f"than optimizer.warmup_steps ({config.warmup_steps})."

@@ -1,9 +1,9 @@
 """The settings of a run, and the checks before it is resumed from a checkpoint.
 
 A checkpoint stores the settings that decide what is learned: data, model, precision, gradient clipping, and whether
-steps are deterministic. A run may be resumed only with equal settings. The numbers of ranks and loader processes
-are not included and may change, and so may mixture stages that start at a later step, and the number of steps unless
-the schedule ends with the run.
+steps are deterministic. A run may be resumed only with equal settings. The numbers of ranks and loader processes are
+not included and may change, and so may mixture stages that start at a later step, and the number of steps unless the
+schedule ends with the run.
 """
 
 import sys
@@ -143,10 +143,9 @@ def run_settings(
         data: The data module; by default that of the trainer, which has it only once it runs.
     """
     data = data or getattr(trainer, "datamodule", None)
-    ends_with_run = config.optimizer.schedule != "noam"
     return {
         **flatten_settings(config, "model.config"),
-        **({"trainer.max_steps": repr(trainer.max_steps)} if ends_with_run else {}),
+        **({"trainer.max_steps": repr(trainer.max_steps)} if config.optimizer.ends_with_run else {}),
         **getattr(data, "settings", {}),
         **({"model.kernels": repr(kernels)} if determinism() else {}),
         "trainer.deterministic": repr(determinism()),
