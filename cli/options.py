@@ -31,8 +31,7 @@ AttentionContext = Annotated[
     str | None,
     option(
         metavar="LEFT,RIGHT",
-        help="Attention context in encoder frames, of an encoder that was trained with several; by default the first. "
-        "Formats of `export` other than onnx hold all, or the first that can be streamed.",
+        help="Attention context in encoder frames, of an encoder that was trained with several; by default the first.",
     ),
 ]
 ConfigNames = Annotated[

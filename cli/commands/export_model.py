@@ -5,7 +5,7 @@ from typing import Annotated
 
 from nestmodel import ExportFormat, WeightParts
 
-from ..options import AttentionContext, ModelArgument, Overwrite, chosen_context
+from ..options import ModelArgument, Overwrite, chosen_context
 from ..parsing import option
 
 
@@ -26,7 +26,14 @@ def export_command(
     parts: Annotated[
         WeightParts | None, option(help="Parts of the model in a safetensors file; by default the encoder.")
     ] = None,
-    context: AttentionContext = None,
+    context: Annotated[
+        str | None,
+        option(
+            metavar="LEFT,RIGHT",
+            help="The only attention context of the result, of an encoder that was trained with several; by default, "
+            "onnx has the first, onnx-streaming the first that can be streamed, and the other formats keep all.",
+        ),
+    ] = None,
     overwrite: Overwrite = False,
 ) -> None:
     """Export a model to NeMo, Hugging Face, safetensors or ONNX."""
