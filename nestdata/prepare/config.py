@@ -33,12 +33,12 @@ class SegmentConfig:
 
     def __post_init__(self) -> None:
         require_at_least(0, "segment", self, "min_seconds", "max_pause", "padding_seconds")
-        longest = max(1.0, self.min_seconds, 4 * self.padding_seconds)
+        least = max(1.0, self.min_seconds, 4 * self.padding_seconds)
         require(
-            self.max_seconds >= longest,
+            self.max_seconds >= least,
             "segment.max_seconds (--max-segment-seconds)",
             self.max_seconds,
-            f"at least {longest:g}, the largest of 1, segment.min_seconds (--min-segment-seconds), and 4 times "
+            f"at least {least:g}, the largest of 1, segment.min_seconds (--min-segment-seconds), and 4 times "
             "segment.padding_seconds",
         )
 

@@ -52,9 +52,9 @@ def divide_labels(labels: Mapping[str, Any]) -> tuple[dict[str, str], dict[str, 
     texts = {key: text for key, value in labels.items() if key in LABELS and (text := label_text(value)) is not None}
     key_of = {LABELS[key]: key for key in texts}
     key_of |= {field: field for field in key_of if field in texts}
-    fields = {field: texts[key] for field, key in key_of.items()}
-    taken = {key for key in LABELS if key not in texts or key_of[LABELS[key]] == key}
-    return fields, {key: value for key, value in labels.items() if key not in taken}
+    others = texts.keys() - key_of.values()
+    custom = {key: value for key, value in labels.items() if key not in LABELS or key in others}
+    return {field: texts[key] for field, key in key_of.items()}, custom
 
 
 def table_labels(fields: Mapping[str, str]) -> dict[str, str]:
