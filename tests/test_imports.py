@@ -82,7 +82,7 @@ def test_no_private_name_of_a_lightning_class_is_overridden() -> None:
 
 
 def test_one_module_imports_torchaudio() -> None:
-    """torchaudio has no release after 2.11, so whoever replaces it should have one module to write."""
+    """torchaudio has no release after 2.11. Only this module changes when another library replaces it."""
     found = {
         path.name
         for path in modules("nestguard", "nestdata", "nestmodel", "cli")

@@ -189,7 +189,10 @@ def test_noise_without_a_corpus_is_zero() -> None:
     [
         ({"max_reads": 0}, r"noise_sampler\.max_reads is 0"),
         ({"max_crops": 0}, r"noise_sampler\.max_crops is 0"),
-        ({"white_db": (-46.0, -90.0)}, r"noise_sampler\.white_db .* expected the lower bound first"),
+        (
+            {"white_db": (-46.0, -90.0)},
+            r"noise_sampler\.white_db is \(-46\.0, -90\.0\): expected the lower bound first",
+        ),
     ],
 )
 def test_settings_out_of_range_are_rejected_by_name(changes: dict[str, object], message: str) -> None:
