@@ -81,7 +81,9 @@ class KeptResult:
         Raises:
             OSError: The disk is full.
         """
-        takes_long = found.shards or found.searched.seconds or self._task.config.probe == "decode"
+        # Files that are all rejected leave nothing behind, and are decoded again.
+        has_decoded = self._task.config.probe == "decode" and len(found.records) > 0
+        takes_long = found.shards or found.searched.seconds or has_decoded
         # A worker of Dask may have no access to the directory.
         if not (takes_long and self._path.parent.is_dir()):
             return

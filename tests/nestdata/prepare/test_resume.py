@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from nestdata import OutputError, PrepareConfig, PrepareProgress, prepare_corpus
+from nestdata import ManifestError, OutputError, PrepareConfig, PrepareProgress, prepare_corpus
 from tests.nestdata.full_disk import files_up_to
 from tests.nestdata.prepare.inputs.formats.test_parquet import embedded, write_parquet
 from tests.nestdata.prepare.inputs.shards import shar_cut, write_tar
@@ -146,6 +146,13 @@ def test_files_that_were_decoded_are_not_decoded_again(tmp_path: Path) -> None:
     write_audio(first, np.zeros(8000, np.float32))  # rejected as silent, if it is decoded
     os.utime(first, ns=(changed_at, changed_at))
     assert prepare_corpus([tmp_path / "in"], output, config, jobs=1).rejected == {}
+
+
+def test_bad_files_alone_leave_nothing_behind(tmp_path: Path) -> None:
+    write_audio(tmp_path / "in" / "a.wav", np.zeros(8000, np.float32))
+    with pytest.raises(ManifestError, match="silent"):
+        prepare_corpus([tmp_path / "in"], tmp_path / "speech.corpus", PrepareConfig(probe="decode"), jobs=1)
+    assert [path.name for path in tmp_path.iterdir()] == ["in"]
 
 
 def test_damaged_results_and_tars_that_are_gone_are_made_again(data: Path, tmp_path: Path) -> None:
