@@ -40,7 +40,7 @@ def plan_command(arguments: Sequence[str]) -> Callable[..., None]:
 
 def _show(paths: list[Path], config: PlanConfig, world_size: int, picture: Path | None, *, as_json: bool) -> None:
     from nestdata import BatchPlan, Corpora, draw_plan, summarise_plan
-    from nestdata.plan.summary import left_out_text
+    from nestdata.plan.summary import few_steps_text, left_out_text
 
     if not paths:
         raise UsageError("no corpus: give CORPUS, or a configuration with data.corpus.")
@@ -58,6 +58,8 @@ def _show(paths: list[Path], config: PlanConfig, world_size: int, picture: Path 
         _print_summary(summary, paths)
         if text := left_out_text(batch_plan):
             console().print(f"left out: {text}")
+        if text := few_steps_text(batch_plan, summary):
+            console().print(f"few steps: {text}")
 
 
 def _print_summary(summary: "PlanSummary", paths: list[Path]) -> None:
@@ -65,8 +67,14 @@ def _print_summary(summary: "PlanSummary", paths: list[Path]) -> None:
 
     out = console()
     out.print(f"{summary.steps_per_epoch:,} steps per epoch, {summary.num_positions:,} cuts, {summary.hours:,.2f} h")
-    out.print(f"padding {100 * summary.padding:.2f} %, budget used {100 * summary.budget_used:.1f} %")
-    out.print(f"{summary.num_shapes} shapes, {summary.num_repeats} cuts repeated to fill the last step")
+    out.print(
+        f"{summary.seconds_per_step:,.0f} s of audio per step, {summary.seconds_asked:,g} s asked for: budget used "
+        f"{100 * summary.budget_used:.1f} %, padding {100 * summary.padding:.2f} %"
+    )
+    out.print(f"{summary.num_mixed_steps:,} steps of neighbouring lengths, {summary.num_shapes} shapes")
+    out.print(f"{100 * summary.pairs_kept:.1f} % of the pairs in a microbatch are together in the next epoch as well")
+    if summary.num_repeats:
+        out.print(f"{summary.num_repeats} cuts repeated to fill the last step")
     has_first_mixture = not summary.stages or summary.stages[0].from_step > 0
     if len(summary.corpora) > 1 and has_first_mixture:
         for path, corpus in zip(paths, summary.corpora, strict=True):
@@ -78,10 +86,10 @@ def _print_summary(summary: "PlanSummary", paths: list[Path]) -> None:
                 f"  {path}: {100 * corpus.share:.1f} % of the hours, each cut {corpus.repeats_per_epoch:g} times in "
                 f"{summary.hours:,.2f} h, {seen:.2f} times before"
             )
-    table = Table("from, s", "to, s", "cuts per microbatch", "steps", "hours", "padding")
+    table = Table("from, s", "to, s", "cuts per microbatch", "microbatches", "hours", "padding")
     for column in table.columns:
         column.justify = "right"
     for bucket in summary.buckets:
-        shares = (f"{bucket.num_steps:,}", f"{bucket.hours:,.2f}", f"{100 * bucket.padding:.2f} %")
+        shares = (f"{bucket.num_microbatches:,}", f"{bucket.hours:,.2f}", f"{100 * bucket.padding:.2f} %")
         table.add_row(f"{bucket.shortest_s:.2f}", f"{bucket.longest_s:.2f}", str(bucket.cuts_per_microbatch), *shares)
     out.print(table)

@@ -129,7 +129,7 @@ class AudioNoiseDataset(Dataset[AudioNoiseBatch]):
             self.remote.begin((step, microbatch), upcoming)
         indices = self.plan.indices(step, microbatch).tolist()
         keys = self._cut_keys(step, microbatch, len(indices))
-        arrays = batch_arrays(len(indices), self.plan.padded_samples(step), memory)
+        arrays = batch_arrays(len(indices), self.plan.padded_samples(step, microbatch), memory)
         clean, noise, noisy = arrays["audio"], arrays["noise"], arrays["noisy_audio"]
         rows = SpeechRows(
             self.corpus,
@@ -219,7 +219,7 @@ class AudioNoiseDataset(Dataset[AudioNoiseBatch]):
     @property
     def bytes_of_largest_batch(self) -> int:
         """Number of bytes that the tensors of the largest batch take in shared memory."""
-        return max(bytes_of_batch(bucket.cuts_per_microbatch, bucket.padded_samples) for bucket in self.plan.buckets)
+        return max(bytes_of_batch(*shape) for shape in self.plan.shapes)
 
     def _cut_keys(self, step: int, microbatch: int, num_cuts: int) -> list[_CutKey]:
         return [_CutKey(self.plan.config.seed, step, microbatch, position) for position in range(num_cuts)]

@@ -7,6 +7,7 @@ described in `docs/how-a-batch-is-chosen.md`.
 
 import hashlib
 import json
+import math
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -17,15 +18,16 @@ from numpy.typing import NDArray
 
 from nestdata.corpus.corpora import Corpora, CorpusInput
 from nestdata.errors import ConfigError, PlanError
-from nestdata.plan.budget import Budget, leave_out_long_cuts
+from nestdata.plan.budget import Budget, leave_out_cuts
 from nestdata.plan.config import PlanConfig
-from nestdata.plan.layout import Bucket, CutRange, Positions, lay_out
+from nestdata.plan.layout import lay_out
 from nestdata.plan.lengths import Lengths, LengthsLike, as_lengths, check_ascending
 from nestdata.plan.mixture import num_positions, repeats_per_epoch
+from nestdata.plan.positions import Bucket, CutRange, Positions
 from nestdata.plan.stages import Stages
 from nestdata.stateless_rng import Permutation, StatelessRng, derive_key
 
-ALGORITHM_VERSION = 3
+ALGORITHM_VERSION = 4
 """Part of the fingerprint: increase it with every change to which cuts a step holds."""
 
 # Substitutes are drawn from at least this many cuts, or from all that are short enough.
@@ -36,12 +38,13 @@ class BatchPlan:
     """Computes the cut indices of any (step, microbatch) in constant time.
 
     Step numbers continue after the first epoch: `epoch = step // steps_per_epoch`, and every epoch has its own order.
-    All microbatches of a step have the same number of cuts and the same padded length. In an epoch every cut is seen
-    once, except for those that no microbatch can hold (`left_out`); in addition, short cuts, drawn anew in each epoch,
-    are repeated to fill up the last group: fewer than `microbatches_per_step`, or with `num_shapes` fewer than a step
-    has. Cuts of weighted corpora are seen as often as `repeats_per_epoch` says, and equally often: within a bucket, no
-    cut of a corpus is seen again before all other cuts of that corpus have been seen. The same holds in the steps of
-    mixture stages, also across stages (`nestdata.plan.stages`).
+    The microbatches of a step have about the same work, the seconds of their padded cuts. They have the same shape
+    where the corpus has enough cuts of one length, and neighbouring lengths elsewhere. In an epoch every cut is seen
+    once, except for those that are `left_out`. If an epoch has more microbatches than cuts, or with `num_shapes`, short
+    cuts, drawn anew in each epoch, are repeated to fill up the last step. Cuts of weighted corpora are seen as often as
+    `repeats_per_epoch` says, and equally often: within a bucket, no cut of a corpus is seen again before all other cuts
+    of that corpus have been seen. The same holds in the steps of mixture stages, also across stages
+    (`nestdata.plan.stages`).
 
     Args:
         num_samples: Length of every cut in samples, ascending, as an array or list of integers of any type; for several
@@ -54,8 +57,8 @@ class BatchPlan:
 
     Raises:
         PlanError: The lengths are not integers, not one-dimensional, negative or not ascending; or there are no cuts,
-            fewer cuts than microbatches in a step, or more than a tenth of the audio is in cuts that no microbatch can
-            hold.
+            fewer cuts than microbatches in a step, all cuts are too short, or more than a tenth of the audio is in cuts
+            that no microbatch can hold.
         ConfigError: The number of weights or of languages is not the number of corpora.
     """
 
@@ -74,9 +77,14 @@ class BatchPlan:
         )
         first_indices = list(accumulate(map(len, corpora[:-1]), initial=0))
         content = content or _digest(b"".join(np.ascontiguousarray(lengths).tobytes() for lengths in corpora))
-        corpora, self.left_out = leave_out_long_cuts(corpora, sampling_rate, self.budget, self.min_samples)
-        """The cuts that no microbatch can hold."""
+        shortest_allowed = math.ceil(config.min_seconds * sampling_rate)
+        self.kept, self.left_out = leave_out_cuts(
+            corpora, sampling_rate, self.budget, self.min_samples, shortest_allowed
+        )
+        """The cuts of each corpus that are in the plan, and a count of the others."""
 
+        corpora = [lengths[cuts] for lengths, cuts in zip(corpora, self.kept, strict=True)]
+        first_kept = [first + cuts.start for first, cuts in zip(first_indices, self.kept, strict=True)]
         self.repeats_per_epoch = repeats_per_epoch(corpora, config, config.languages, "plan")
         """How often each cut of each corpus is seen in an epoch, on average, before the first mixture stage."""
 
@@ -86,9 +94,11 @@ class BatchPlan:
         }
         """The same for each mixture stage, by its first step, in as many hours as all corpora together have."""
 
-        self.buckets = tuple(self._lay_out(corpora, first_indices))
-        self._first_groups = [bucket.first_group for bucket in self.buckets]
-        self.steps_per_epoch = self.buckets[-1].first_group + self.buckets[-1].num_groups
+        self.layouts = [tuple(buckets) for buckets in self._lay_out(corpora, first_kept)]
+        """The buckets of an epoch, longest cuts first. Epochs take one layout after the other."""
+
+        last = self.buckets[-1]
+        self.steps_per_epoch = (last.first_microbatch + last.num_microbatches) // config.microbatches_per_step
         self.stages = Stages(
             self.buckets,
             first_indices,
@@ -137,10 +147,10 @@ class BatchPlan:
             )
         if self.stages.has(step):
             return self.stages.indices(step, microbatch)
-        epoch, (number, group) = self.epoch(step), self._locate(step)
-        bucket = self.buckets[number]
-        size = bucket.cuts_per_microbatch
-        start = (group * self.config.microbatches_per_step + microbatch) * size
+        epoch, layout = self.epoch(step), self._layout(step)
+        number, place = self._locate(step, microbatch)
+        bucket = layout[number]
+        start, size = place * bucket.cuts_per_microbatch, bucket.cuts_per_microbatch
         positions = np.arange(start, start + size, dtype=np.int64)
         own = positions[positions < bucket.num_cuts]
         to_fill = positions[positions >= bucket.num_cuts] - bucket.num_cuts
@@ -162,30 +172,41 @@ class BatchPlan:
             position: Position of the unusable cut within the microbatch.
             attempt: Number of earlier substitutes that were unusable as well; 0 at first.
         """
-        epoch, number = self.epoch(step), self._bucket_number(step)
+        layout, (number, _) = self._layout(step), self._locate(step, microbatch)
         # Cuts of the bucket, and if they are few, of the next buckets, which are shorter.
-        num_cuts = self.buckets[number].num_cuts
-        for bucket in self.buckets[number + 1 :]:
+        num_cuts = layout[number].num_cuts
+        for bucket in layout[number + 1 :]:
             if num_cuts >= _MIN_SUBSTITUTES:
                 break
             num_cuts += bucket.num_cuts
         drawn = StatelessRng(self.config.seed, "substitute", step, microbatch, position, attempt).below(num_cuts)
-        while drawn >= self.buckets[number].num_cuts:
-            drawn -= self.buckets[number].num_cuts
+        while drawn >= layout[number].num_cuts:
+            drawn -= layout[number].num_cuts
             number += 1
-        return int(self._indices_at(self.buckets[number].cut_ranges, np.array([drawn]), epoch, number)[0])
+        return int(self._indices_at(layout[number].cut_ranges, np.array([drawn]), self.epoch(step), number)[0])
 
     def epoch(self, step: int) -> int:
         """Returns the epoch that a step belongs to, counted from 0."""
         return step // self.steps_per_epoch
 
-    def bucket(self, step: int) -> Bucket:
-        """Returns the bucket that the cuts of a step come from."""
-        return self.buckets[self._bucket_number(step)]
+    @property
+    def buckets(self) -> tuple[Bucket, ...]:
+        """The buckets of the first layout, which that of the first epoch and of all mixture stages is."""
+        return self.layouts[0]
 
-    def padded_samples(self, step: int) -> int:
-        """Returns the length in samples to which the microbatches of a step are padded."""
-        return self.bucket(step).padded_samples
+    @property
+    def shapes(self) -> list[tuple[int, int]]:
+        """All pairs of cuts in a microbatch, and samples to which they are padded, in all layouts."""
+        shapes = ((bucket.cuts_per_microbatch, bucket.padded_samples) for layout in self.layouts for bucket in layout)
+        return list(dict.fromkeys(shapes))
+
+    def bucket(self, step: int, microbatch: int) -> Bucket:
+        """Returns the bucket that the cuts of a microbatch come from."""
+        return self._layout(step)[self._locate(step, microbatch)[0]]
+
+    def padded_samples(self, step: int, microbatch: int) -> int:
+        """Returns the length in samples to which the cuts of a microbatch are padded."""
+        return self.bucket(step, microbatch).padded_samples
 
     def microbatches_of(self, rank: int, world_size: int) -> range:
         """Returns the microbatches that one rank takes of every step.
@@ -212,7 +233,7 @@ class BatchPlan:
             f"max_batch_seconds={config.max_batch_seconds:g}, seed={config.seed})"
         )
 
-    def _lay_out(self, corpora: Sequence[Lengths], first_indices: Sequence[int]) -> list[Bucket]:
+    def _lay_out(self, corpora: Sequence[Lengths], first_indices: Sequence[int]) -> list[list[Bucket]]:
         positions = [
             Positions(lengths, num_positions(lengths, repeats), first_index, self.min_samples)
             for lengths, repeats, first_index in zip(corpora, self.repeats_per_epoch, first_indices, strict=True)
@@ -224,7 +245,10 @@ class BatchPlan:
                 f"({self.config.microbatches_per_step}), so that a step cannot give every microbatch a cut. Lower "
                 "microbatches_per_step, or add data."
             )
-        return lay_out(positions, self.budget, self.config.bucket_width, self.config.num_shapes)
+        # The passes over repeated cuts go on from epoch to epoch within a bucket, which therefore stays the same.
+        alternates = all(repeats == 1.0 for repeats in self.repeats_per_epoch)
+        config = self.config
+        return lay_out(positions, self.budget, config.bucket_width, config.num_shapes, alternates=alternates)
 
     def _make_fingerprint(self, content: str, stage_repeats: dict[int, list[float]]) -> str:
         # 240 and 240.0 seconds are the same setting but different text.
@@ -264,15 +288,21 @@ class BatchPlan:
             indices[is_here] = cut_range.first_index + own
         return indices
 
-    def _bucket_number(self, step: int) -> int:
-        return self.stages.bucket(step) if self.stages.has(step) else self._locate(step)[0]
+    def _layout(self, step: int) -> tuple[Bucket, ...]:
+        if self.stages.has(step):
+            return self.layouts[0]
+        return self.layouts[self.epoch(step) % len(self.layouts)]
 
-    def _locate(self, step: int) -> tuple[int, int]:
-        """Returns the number of the bucket of a step before the first stage, and the group within the bucket."""
+    def _locate(self, step: int, microbatch: int) -> tuple[int, int]:
+        """Returns the number of the bucket of a microbatch, and its place among the microbatches of the bucket."""
+        if self.stages.has(step):
+            return self.stages.bucket(step, microbatch), 0
         epoch, position = divmod(step, self.steps_per_epoch)
         group = self._permutation("groups", epoch, 0, self.steps_per_epoch).at(position)
-        number = bisect_right(self._first_groups, group) - 1
-        return number, group - self._first_groups[number]
+        number_in_epoch = group * self.config.microbatches_per_step + microbatch
+        layout = self._layout(step)
+        number = bisect_right(layout, number_in_epoch, key=lambda bucket: bucket.first_microbatch) - 1
+        return number, number_in_epoch - layout[number].first_microbatch
 
     def _permutation(self, purpose: str, epoch: int, counter: int, size: int) -> Permutation:
         return Permutation(size, derive_key(self.config.seed, purpose, epoch, counter))

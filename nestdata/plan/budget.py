@@ -42,52 +42,82 @@ class Budget:
         return longest + 1 if self.cost(longest + 1) <= each else longest
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class LeftOut:
-    """The cuts that are not in a plan, because no microbatch can hold them."""
+    """The cuts that are not in a plan: no microbatch can hold them, or they are shorter than `min_seconds`."""
 
-    num_cuts: int
-    num_samples: int
+    num_long: int
+    long_samples: int
     longest_allowed: int
     """Length in samples of the longest cut that a microbatch can hold."""
 
+    num_short: int
+    short_samples: int
+    shortest_allowed: int
 
-def leave_out_long_cuts(
-    corpora: Sequence[Lengths], rate: int, budget: Budget, min_samples: int
-) -> tuple[list[Lengths], LeftOut]:
-    """Returns the lengths of the cuts of each corpus that a microbatch can hold, and what is left out.
+
+def leave_out_cuts(
+    corpora: Sequence[Lengths], rate: int, budget: Budget, min_samples: int, shortest_allowed: int
+) -> tuple[list[slice], LeftOut]:
+    """Returns which cuts of each corpus are in a plan, and what is left out.
 
     Args:
         corpora: Lengths of the cuts of each corpus in samples, ascending.
         rate: Sampling rate in Hz.
         budget: Largest cost of a microbatch.
         min_samples: Length to which shorter cuts are extended.
+        shortest_allowed: Length of the shortest cut that is kept.
 
     Raises:
-        PlanError: There are no cuts, more than a tenth of the audio would be left out, or no microbatch can hold a cut
-            that is extended to `min_samples`.
+        PlanError: There are no cuts, more than a tenth of the audio is in cuts that no microbatch can hold, no
+            microbatch can hold a cut that is extended to `min_samples`, or all cuts are too short.
     """
     num_cuts, longest_allowed = sum(map(len, corpora)), budget.longest_of(1)
     if num_cuts == 0:
         raise PlanError("the corpus is empty: there is nothing to plan. Prepare it from a manifest with usable audio.")
-    fitting = [lengths[: int(np.searchsorted(lengths, longest_allowed, side="right"))] for lengths in corpora]
-    too_long = [lengths[len(kept) :] for lengths, kept in zip(corpora, fitting, strict=True)]
-    left_out = LeftOut(sum(map(len, too_long)), sum(int(lengths.sum()) for lengths in too_long), longest_allowed)
-    if left_out.num_cuts:
-        share = left_out.num_samples / sum(int(lengths.sum()) for lengths in corpora)
+    kept = [
+        slice(
+            *(
+                int(np.searchsorted(lengths, *bound))
+                for bound in ((shortest_allowed, "left"), (longest_allowed, "right"))
+            )
+        )
+        for lengths in corpora
+    ]
+    too_long = [lengths[cuts.stop :] for lengths, cuts in zip(corpora, kept, strict=True)]
+    too_short = [lengths[: cuts.start] for lengths, cuts in zip(corpora, kept, strict=True)]
+    left_out = LeftOut(
+        num_long=sum(map(len, too_long)),
+        long_samples=_total(too_long),
+        longest_allowed=longest_allowed,
+        num_short=sum(map(len, too_short)),
+        short_samples=_total(too_short),
+        shortest_allowed=shortest_allowed,
+    )
+    if left_out.num_long:
+        share = left_out.long_samples / _total(corpora)
         if share > _MAX_LEFT_OUT:
             longest = max(int(lengths[-1]) for lengths in too_long if len(lengths))
             counted = ", quadratic term included" if budget.quadratic_samples else ""
             seconds = f"{longest_allowed / rate:g}"
             raise PlanError(
-                f"{left_out.num_cuts} of {num_cuts} cuts, with {100 * share:.0f} % of the audio, are longer than "
+                f"{left_out.num_long} of {num_cuts} cuts, with {100 * share:.0f} % of the audio, are longer than "
                 f"plan.max_batch_seconds allows ({seconds} s{counted}); the longest lasts {longest / rate:.1f} s. At "
                 f"most {100 * _MAX_LEFT_OUT:.0f} % may be left out. Raise max_batch_seconds, or divide the recordings: "
                 f"prepare them with --window-seconds {seconds} or --segment vad."
             )
+    if left_out.num_short == num_cuts:
+        raise PlanError(
+            f"all {num_cuts} cuts are shorter than plan.min_seconds ({shortest_allowed / rate:g} s). Lower it: with 0, "
+            "short cuts are repeated up to plan.min_audio_seconds."
+        )
     if min_samples > longest_allowed:
         raise PlanError(
             f"plan.min_audio_seconds is {min_samples / rate:g} s, more than a microbatch holds "
             f"({longest_allowed / rate:g} s). Lower it, or raise max_batch_seconds."
         )
-    return fitting, left_out
+    return kept, left_out
+
+
+def _total(corpora: Sequence[Lengths]) -> int:
+    return sum(int(lengths.sum()) for lengths in corpora)

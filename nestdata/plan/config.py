@@ -91,6 +91,11 @@ class PlanConfig:
 
     They are lengthened before augmentation and mixing."""
 
+    min_seconds: float = 0.0
+    """Leave out shorter cuts.
+
+    Cuts that are lengthened by repetition contain their masked frames a second time. With 0, no cut is left out."""
+
     quadratic_seconds: float | None = None
     """Value of q, where a cut of d seconds counts as d + d²/q against the maximum.
 
@@ -104,9 +109,9 @@ class PlanConfig:
     bucket_width: float = 1 / 128
     """Largest difference of lengths in a bucket.
 
-    It is a share of the longest cut in the bucket. Narrower buckets have less padding and fewer cuts; they are widened
-    up to 1/8 where fewer than four steps would share a bucket. Without effect if `num_shapes` is set, and on corpora of
-    fewer than 1,024 steps that would have more than 3 % of padding."""
+    It is a share of the longest cut in the bucket. Narrower buckets have less padding and fewer cuts. Where a bucket
+    would have fewer than 32 microbatches, it is wider by up to 3 %, so that the same cuts are not always together.
+    Without effect if `num_shapes` is set."""
 
     num_shapes: int | None = None
     """Number of padded lengths, for CUDA graphs.
@@ -149,6 +154,7 @@ class PlanConfig:
             self.min_audio_seconds,
             f"more than 0 and at most max_batch_seconds ({self.max_batch_seconds})",
         )
+        require(0 <= self.min_seconds < math.inf, "plan.min_seconds", self.min_seconds, "0 or more seconds")
         require(0 < self.bucket_width <= 1 / 8, "plan.bucket_width", self.bucket_width, "more than 0 and at most 1/8")
         is_positive = self.quadratic_seconds is None or self.quadratic_seconds > 0
         require(is_positive, "plan.quadratic_seconds", self.quadratic_seconds, f"{positive}, or none")

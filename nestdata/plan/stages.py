@@ -6,16 +6,18 @@ one has stopped. Therefore no cut is seen again before all others of its cell ha
 and whenever they change. The number of cuts taken from a cell before any step is a sum over the stages.
 """
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
+from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
 
 import numpy as np
 from numpy.typing import NDArray
 
-from nestdata.plan.layout import Bucket
 from nestdata.plan.mixture import REPEATS_UNIT
+from nestdata.plan.positions import Bucket
 from nestdata.stateless_rng import Permutation, derive_key
 
 # Fraction bits of the rate at which a stage takes steps from a bucket.
@@ -23,6 +25,15 @@ _RATE_BITS = 20
 
 Cells = dict[int, range]
 """The indices of the cuts of each corpus in a bucket, by the number of the corpus."""
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """Steps of an epoch that follow each other by length and have microbatches of the same buckets."""
+
+    num_steps: int
+    buckets: tuple[int, ...]
+    """Number of the bucket of each microbatch of a step."""
 
 
 class Interleaving:
@@ -105,13 +116,12 @@ class Stages:
         seed: int,
     ) -> None:
         self._from_steps = list(from_steps)
-        self._microbatches = microbatches_per_step
         self._buckets = buckets
         self._first_indices = list(first_indices)
         self._seed = seed
         self._before: dict[tuple[int, int, int], int] = {}
         self._stages = [
-            _Stage(self.cells, [self._step_cuts(bucket) for bucket in buckets], numbers, seed, from_step)
+            _Stage(buckets, self.cells, self._sections(microbatches_per_step), numbers, seed, from_step)
             for from_step, numbers in zip(from_steps, repeats, strict=True)
         ]
 
@@ -124,21 +134,20 @@ class Stages:
         """Returns whether a step is in a stage; otherwise, it is before the first one."""
         return bool(self._from_steps) and step >= self._from_steps[0]
 
-    def bucket(self, step: int) -> int:
-        """Returns the number of the bucket of a step."""
-        return self._locate(step)[1]
+    def bucket(self, step: int, microbatch: int) -> int:
+        """Returns the number of the bucket of a microbatch."""
+        return self._locate(step, microbatch)[1]
 
     def indices(self, step: int, microbatch: int) -> NDArray[np.int64]:
         """Returns the indices of the cuts of a microbatch."""
-        number, bucket, num_before = self._locate(step)
-        size = self._buckets[bucket].cuts_per_microbatch
-        start = num_before * self._step_cuts(self._buckets[bucket]) + microbatch * size
+        number, bucket, start = self._locate(step, microbatch)
+        end = start + self._buckets[bucket].cuts_per_microbatch
         parts = []
         for corpus, cuts in self.cells[bucket].items():
-            first, end = (self._stages[number].num_taken(bucket, corpus, count) for count in (start, start + size))
-            if end > first:
+            first, last = (self._stages[number].num_taken(bucket, corpus, count) for count in (start, end))
+            if last > first:
                 before = self._taken_before(number, bucket, corpus)
-                parts.append(self._in_passes(cuts, before + first, before + end, bucket, corpus))
+                parts.append(self._in_passes(cuts, before + first, before + last, bucket, corpus))
         return np.concatenate(parts)
 
     def num_seen(self, step: int, corpus: int) -> int:
@@ -155,13 +164,32 @@ class Stages:
     def _number(self, step: int) -> int:
         return bisect_right(self._from_steps, step) - 1
 
-    def _locate(self, step: int) -> tuple[int, int, int]:
-        """Returns the number of the stage, that of the bucket, and how many steps the stage took from it before."""
+    def _locate(self, step: int, microbatch: int) -> tuple[int, int, int]:
+        """Returns the number of the stage, that of the bucket, and how many cuts the stage took from it before."""
         number = self._number(step)
-        return number, *self._stages[number].order_of_buckets.at(step - self._from_steps[number])
+        stage, turn = self._stages[number], step - self._from_steps[number]
+        buckets = stage.buckets_of(turn)
+        bucket = buckets[microbatch]
+        before = stage.num_microbatches(bucket, turn) + buckets[:microbatch].count(bucket)
+        return number, bucket, before * self._buckets[bucket].cuts_per_microbatch
 
-    def _step_cuts(self, bucket: Bucket) -> int:
-        return self._microbatches * bucket.cuts_per_microbatch
+    def _sections(self, microbatches_per_step: int) -> list[Section]:
+        sections: list[Section] = []
+        begun: list[int] = []
+        for number, bucket in enumerate(self._buckets):
+            left = bucket.num_microbatches
+            while left:
+                if not begun and left >= microbatches_per_step:
+                    sections.append(Section(left // microbatches_per_step, (number,) * microbatches_per_step))
+                    left %= microbatches_per_step
+                    continue
+                taken = min(left, microbatches_per_step - len(begun))
+                begun += [number] * taken
+                left -= taken
+                if len(begun) == microbatches_per_step:
+                    sections.append(Section(1, tuple(begun)))
+                    begun = []
+        return sections
 
     def _taken_before(self, number: int, bucket: int, corpus: int) -> int:
         """Returns how many cuts of a cell are taken before a stage."""
@@ -188,31 +216,51 @@ class _Stage:
     """How many cuts of each cell a stage takes, counted from its own start.
 
     Args:
+        buckets: The buckets.
         cells: The cells of each bucket.
-        step_cuts: Number of cuts that a step takes from each bucket.
+        sections: The steps of an epoch.
         repeats: How often each cut of each corpus is seen in an epoch.
         seed: Seed of the plan.
         from_step: First step of the stage.
     """
 
     def __init__(
-        self, cells: Sequence[Cells], step_cuts: Sequence[int], repeats: Sequence[float], seed: int, from_step: int
+        self,
+        buckets: Sequence[Bucket],
+        cells: Sequence[Cells],
+        sections: Sequence[Section],
+        repeats: Sequence[float],
+        seed: int,
+        from_step: int,
     ) -> None:
-        self._seed, self._from_step, self._step_cuts = seed, from_step, step_cuts
+        self._buckets, self._sections, self._seed, self._from_step = buckets, sections, seed, from_step
         thousandths = [round(REPEATS_UNIT * number) for number in repeats]
         self._weights = [
             {corpus: len(cuts) * thousandths[corpus] for corpus, cuts in bucket.items()} for bucket in cells
         ]
+        # The microbatches of a bucket without cells take the cuts of the next one that has some.
+        filled = [number for number, bucket in enumerate(cells) if bucket]
+        self._sources = [filled[min(bisect_left(filled, i), len(filled) - 1)] for i in range(len(buckets))]
+        self._sections_of: dict[int, list[tuple[int, int]]] = {}
+        for number, section in enumerate(sections):
+            for bucket, count in Counter(map(self._sources.__getitem__, section.buckets)).items():
+                self._sections_of.setdefault(bucket, []).append((number, count))
         self._orders: dict[int, Interleaving] = {}
 
     @cached_property
-    def order_of_buckets(self) -> Interleaving:
-        """The buckets from which the steps of the stage come. Buckets without cells have no turn."""
-        rates = [
-            max(1, (sum(weights.values()) << _RATE_BITS) // step_cuts) if weights else 0
-            for weights, step_cuts in zip(self._weights, self._step_cuts, strict=True)
-        ]
-        return Interleaving(rates, self._seed, "stage buckets", self._from_step)
+    def order_of_sections(self) -> Interleaving:
+        """The sections from which the steps of the stage come. Those without cells have no turn."""
+        return Interleaving(list(map(self._rate, self._sections)), self._seed, "stage buckets", self._from_step)
+
+    def buckets_of(self, turn: int) -> list[int]:
+        """Returns the number of the bucket of each microbatch of a step of the stage."""
+        section, _ = self.order_of_sections.at(turn)
+        return [self._sources[bucket] for bucket in self._sections[section].buckets]
+
+    def num_microbatches(self, bucket: int, num_steps: int) -> int:
+        """Returns how many microbatches of a bucket are in the first steps of the stage."""
+        order = self.order_of_sections
+        return sum(count * order.count(section, num_steps) for section, count in self._sections_of[bucket])
 
     def num_taken(self, bucket: int, corpus: int, num_cuts: int) -> int:
         """Returns how many of the first cuts of a bucket are those of a corpus."""
@@ -224,8 +272,18 @@ class _Stage:
 
     def num_taken_by_steps(self, bucket: int, corpus: int, num_steps: int) -> int:
         """Returns how many cuts of a cell are taken in the first steps of the stage."""
-        steps = self.order_of_buckets.count(bucket, num_steps)
-        return self.num_taken(bucket, corpus, steps * self._step_cuts[bucket])
+        num_cuts = self.num_microbatches(bucket, num_steps) * self._buckets[bucket].cuts_per_microbatch
+        return self.num_taken(bucket, corpus, num_cuts)
+
+    def _rate(self, section: Section) -> int:
+        """Returns the rate at which steps of a section show the cuts of its buckets as often as the stage wants."""
+        weight, num_cuts = 0, 0
+        for number, count in Counter(section.buckets).items():
+            bucket = self._buckets[number]
+            of_bucket = sum(self._weights[number].values()) << _RATE_BITS
+            weight += of_bucket * section.num_steps * count // bucket.num_microbatches
+            num_cuts += count * bucket.cuts_per_microbatch
+        return max(1, weight // num_cuts) if weight else 0
 
 
 def _cells(buckets: Sequence[Bucket], first_indices: Sequence[int]) -> list[Cells]:

@@ -1,31 +1,35 @@
 """Summary of an epoch of a plan, from lengths alone: steps, padding, use of the budget, and balance of the ranks."""
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from nestdata.plan.batch_plan import BatchPlan
-from nestdata.plan.layout import Bucket, CutRange
 from nestdata.plan.lengths import Lengths, LengthsLike, as_lengths
+from nestdata.plan.positions import Bucket, CutRange
 
 # Padding of an epoch, and share of it in one bucket, from which on the longest cut of that bucket is named.
 _MUCH_PADDING = 0.05
 _MOST_PADDING = 0.25
+# Steps of an epoch that settings for a small corpus are suggested for.
+_SUITABLE_STEPS = 8
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BucketSummary:
-    """The steps of one bucket, which have one shape."""
+    """The microbatches of one bucket, which have one shape."""
 
     shortest_s: float
     longest_s: float
     """Length of the longest cut, to which all cuts are padded."""
 
     cuts_per_microbatch: int
-    num_steps: int
+    num_microbatches: int
     hours: float
     """Hours of audio, without padding."""
 
@@ -33,7 +37,7 @@ class BucketSummary:
     """Padding as a share of all samples."""
 
     share_of_padding: float
-    """Share of the padding of the epoch that is in these steps."""
+    """Share of the padding of the epoch that is in these microbatches."""
 
     longest_index: int
     """Index of a cut of the longest length."""
@@ -67,10 +71,24 @@ class StageSummary:
 class PlanSummary:
     """An epoch in numbers, before the first mixture stage, and the stages.
 
-    Hours and padding are means over epochs if the corpora are weighted, and exact otherwise.
+    Hours and padding are means over epochs if the corpora are weighted, and exact otherwise. They are those of the
+    first epoch; in those of a small corpus, microbatches begin at other cuts, with up to a hundredth more of padded
+    audio.
     """
 
     steps_per_epoch: int
+    num_mixed_steps: int
+    """Steps whose microbatches have neighbouring lengths instead of one."""
+
+    seconds_per_step: float
+    """Mean audio of a step, without padding."""
+
+    seconds_asked: float
+    """Audio of a step that `max_batch_seconds` and `microbatches_per_step` allow, padding included."""
+
+    pairs_kept: float
+    """Share of the pairs of cuts in one microbatch that are in one microbatch in the next epoch as well."""
+
     num_positions: int
     """Cuts that an epoch shows, repeated cuts included."""
 
@@ -90,7 +108,7 @@ class PlanSummary:
     """Number of different batch shapes."""
 
     num_left_out: int
-    """Cuts that are in no step, because no microbatch can hold them."""
+    """Cuts that are in no step, because no microbatch can hold them, or because they are shorter than `min_seconds`."""
 
     hours_left_out: float
     """Hours of audio in these cuts."""
@@ -110,20 +128,19 @@ def summarise_plan(plan: BatchPlan, num_samples: LengthsLike) -> PlanSummary:
         plan: A plan for corpora of these lengths.
         num_samples: Lengths of the cuts of each corpus, as they were given to the plan.
     """
-    lengths = _CorpusLengths(num_samples, plan)
-    microbatches, rate = plan.config.microbatches_per_step, plan.sampling_rate
-    positions = [bucket.num_groups * microbatches * bucket.cuts_per_microbatch for bucket in plan.buckets]
+    lengths, rate, left_out = _CorpusLengths(num_samples, plan), plan.sampling_rate, plan.left_out
+    positions = [bucket.num_microbatches * bucket.cuts_per_microbatch for bucket in plan.buckets]
     real = [_real_samples(bucket, number, lengths) for bucket, number in zip(plan.buckets, positions, strict=True)]
     padded = [bucket.padded_samples * number for bucket, number in zip(plan.buckets, positions, strict=True)]
     all_padding = max(1, sum(padded) - sum(real))
     costs = [bucket.cuts_per_microbatch * plan.budget.cost(bucket.padded_samples) for bucket in plan.buckets]
-    groups = [bucket.num_groups for bucket in plan.buckets]
+    numbers = [bucket.num_microbatches for bucket in plan.buckets]
     buckets = tuple(
         BucketSummary(
             shortest_s=min(lengths.shortest(cuts) for cuts in (*bucket.cut_ranges, *bucket.fillers)) / rate,
             longest_s=bucket.padded_samples / rate,
             cuts_per_microbatch=bucket.cuts_per_microbatch,
-            num_steps=bucket.num_groups,
+            num_microbatches=bucket.num_microbatches,
             hours=real[i] / rate / 3600,
             padding=1 - real[i] / padded[i],
             share_of_padding=(padded[i] - real[i]) / all_padding,
@@ -133,14 +150,18 @@ def summarise_plan(plan: BatchPlan, num_samples: LengthsLike) -> PlanSummary:
     )
     return PlanSummary(
         steps_per_epoch=plan.steps_per_epoch,
+        num_mixed_steps=_num_mixed_steps(plan),
+        seconds_per_step=sum(real) / rate / plan.steps_per_epoch,
+        seconds_asked=plan.config.max_batch_seconds * plan.config.microbatches_per_step,
+        pairs_kept=_pairs_kept(plan),
         num_positions=sum(positions),
         num_repeats=sum(positions) - sum(bucket.num_cuts for bucket in plan.buckets),
         hours=sum(real) / rate / 3600,
         padding=1 - sum(real) / sum(padded),
-        budget_used=float(np.average(costs, weights=groups)) / plan.budget.limit,
+        budget_used=float(np.average(costs, weights=numbers)) / plan.budget.limit,
         num_shapes=len({(bucket.cuts_per_microbatch, bucket.padded_samples) for bucket in plan.buckets}),
-        num_left_out=plan.left_out.num_cuts,
-        hours_left_out=plan.left_out.num_samples / rate / 3600,
+        num_left_out=left_out.num_long + left_out.num_short,
+        hours_left_out=(left_out.long_samples + left_out.short_samples) / rate / 3600,
         fingerprint=plan.fingerprint,
         corpora=_corpora(plan, lengths),
         buckets=buckets,
@@ -150,16 +171,49 @@ def summarise_plan(plan: BatchPlan, num_samples: LengthsLike) -> PlanSummary:
 
 def left_out_text(plan: BatchPlan) -> str | None:
     """Returns which cuts are left out of a plan and how to keep them, for a person; None if no cut is."""
-    left_out = plan.left_out
-    if not left_out.num_cuts:
+    left_out, rate = plan.left_out, plan.sampling_rate
+    texts = []
+    if left_out.num_long:
+        what, them = _counted(left_out.num_long, left_out.long_samples / rate)
+        limit = f"{left_out.longest_allowed / rate:g}"
+        texts.append(
+            f"{what}, longer than the {limit} s that a microbatch holds. To keep {them}, raise max_batch_seconds, or "
+            f"prepare the corpus with --window-seconds {limit} or --segment vad"
+        )
+    if left_out.num_short:
+        what, them = _counted(left_out.num_short, left_out.short_samples / rate)
+        texts.append(
+            f"{what}, shorter than min_seconds ({left_out.shortest_allowed / rate:g} s). To keep {them}, repeated up "
+            f"to {plan.config.min_audio_seconds:g} s, set --data.plan.min-seconds 0"
+        )
+    return ". ".join(texts) or None
+
+
+def few_steps_text(plan: BatchPlan, summary: PlanSummary) -> str | None:
+    """Returns that a corpus holds less than two steps, and what suits it, for a person; None if it holds more.
+
+    Args:
+        plan: The plan.
+        summary: Its summary.
+    """
+    seconds = summary.budget_used * summary.seconds_asked * summary.steps_per_epoch
+    if seconds >= 2 * summary.seconds_asked:
         return None
-    cuts, them = ("1 cut", "it") if left_out.num_cuts == 1 else (f"{left_out.num_cuts:,} cuts", "them")
-    length, limit = left_out.num_samples / plan.sampling_rate, f"{left_out.longest_allowed / plan.sampling_rate:g}"
-    duration = f"{length:.0f} s" if length < 360 else f"{length / 3600:,.2f} h"
+    per_step, budget = seconds / _SUITABLE_STEPS, plan.config.max_batch_seconds
+    microbatches = max(1, int(per_step / budget))
+    suitable = f"--microbatches-per-step {microbatches}"
+    if per_step < budget:
+        longest_s = max(bucket.longest_s for bucket in summary.buckets)
+        suitable = f"--max-batch-seconds {max(math.ceil(per_step), math.ceil(longest_s))} {suitable}"
     return (
-        f"{cuts}, {duration}, longer than the {limit} s that a microbatch holds. To keep {them}, raise "
-        f"max_batch_seconds, or prepare the corpus with --window-seconds {limit} or --segment vad"
+        f"the corpus holds {seconds / summary.seconds_asked:.2g} steps of the {summary.seconds_asked:,g} s that were "
+        f"asked for. For about {_SUITABLE_STEPS} steps an epoch: {suitable}"
     )
+
+
+def _counted(num_cuts: int, seconds: float) -> tuple[str, str]:
+    duration = f"{seconds:.0f} s" if seconds < 360 else f"{seconds / 3600:,.2f} h"
+    return (f"1 cut, {duration}", "it") if num_cuts == 1 else (f"{num_cuts:,} cuts, {duration}", "them")
 
 
 def padding_text(summary: PlanSummary, id_of: Callable[[int], str]) -> str:
@@ -221,8 +275,8 @@ class _CorpusLengths:
     def __init__(self, num_samples: LengthsLike, plan: BatchPlan) -> None:
         corpora = as_lengths(num_samples)
         self.first_indices = np.cumsum([0, *(len(lengths) for lengths in corpora)])
-        longest = plan.left_out.longest_allowed
-        self._lengths = [lengths[: int(np.searchsorted(lengths, longest, "right"))] for lengths in corpora]
+        self._lengths = [lengths[cuts] for lengths, cuts in zip(corpora, plan.kept, strict=True)]
+        self._first_kept = self.first_indices[:-1] + [cuts.start for cuts in plan.kept]
         self.sizes = [len(lengths) for lengths in self._lengths]
         self._min_samples = plan.min_samples
 
@@ -254,7 +308,7 @@ class _CorpusLengths:
 
     def _of(self, cuts: CutRange) -> Lengths:
         corpus = self.corpus(cuts)
-        first = cuts.first_index - int(self.first_indices[corpus])
+        first = cuts.first_index - int(self._first_kept[corpus])
         return self._lengths[corpus][first : first + cuts.num_cuts]
 
 
@@ -266,6 +320,42 @@ def _real_samples(bucket: Bucket, num_positions: int, lengths: _CorpusLengths) -
     total = sum(cuts.num_positions for cuts in bucket.fillers)
     mean = sum(cuts.num_positions * lengths.mean(cuts) for cuts in bucket.fillers) / total
     return own + (num_positions - bucket.num_cuts) * mean
+
+
+def _num_mixed_steps(plan: BatchPlan) -> int:
+    """Returns how many steps of the first epoch are not within one bucket."""
+    per_step, mixed = plan.config.microbatches_per_step, set()
+    for bucket in plan.buckets:
+        end = bucket.first_microbatch + bucket.num_microbatches
+        # Only the first and the last step of a bucket may also have microbatches of others.
+        mixed |= {microbatch // per_step for microbatch in (bucket.first_microbatch, end) if microbatch % per_step}
+    return len(mixed)
+
+
+def _pairs_kept(plan: BatchPlan) -> float:
+    """Returns the expected share of pairs that stay together, over all epochs and their next ones."""
+    layouts = [_spans(layout) for layout in plan.layouts]
+    kept = pairs = 0.0
+    for layout, following in zip(layouts, [*layouts[1:], layouts[0]], strict=True):
+        pairs += sum(share * number * (number - 1) / 2 for (first, end, share) in layout if (number := end - first))
+        j = 0
+        for first, end, share in layout:
+            while j < len(following) and following[j][0] < end:
+                both = min(end, following[j][1]) - max(first, following[j][0])
+                kept += share * following[j][2] * both * (both - 1) / 2
+                if following[j][1] > end:
+                    break
+                j += 1
+    return kept / pairs if pairs else 0.0
+
+
+def _spans(layout: Sequence[Bucket]) -> list[tuple[int, int, float]]:
+    """Returns first and last rank of the cuts of each bucket, and the share of its pairs that are in one microbatch."""
+    ends = list(accumulate(bucket.num_cuts for bucket in layout))
+    return [
+        (end - bucket.num_cuts, end, (bucket.cuts_per_microbatch - 1) / max(1, bucket.num_cuts - 1))
+        for bucket, end in zip(layout, ends, strict=True)
+    ]
 
 
 def _corpora(plan: BatchPlan, lengths: _CorpusLengths) -> tuple[CorpusSummary, ...]:

@@ -27,8 +27,8 @@ Shape = tuple[int, int]
 
 
 def largest_shapes(plan: BatchPlan) -> list[Shape]:
-    """Returns the shapes of an epoch with the most samples, with the longest cuts, and with the most cuts."""
-    shapes = [(bucket.cuts_per_microbatch, bucket.padded_samples) for bucket in plan.buckets]
+    """Returns the shapes of a plan with the most samples, with the longest cuts, and with the most cuts."""
+    shapes = plan.shapes
     most_samples = max(shapes, key=lambda shape: (shape[0] * shape[1], shape[1]))
     longest_cuts = max(shapes, key=lambda shape: (shape[1], shape[0]))
     return list(dict.fromkeys([most_samples, longest_cuts, max(shapes)]))

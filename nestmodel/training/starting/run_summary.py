@@ -8,7 +8,7 @@ import pytorch_lightning as pl
 import torch
 
 from nestdata import Corpus, redacted, summarise_plan
-from nestdata.plan.summary import left_out_text, padding_text
+from nestdata.plan.summary import PlanSummary, few_steps_text, left_out_text, padding_text
 from nestmodel.training.data import NestDataModule
 from nestmodel.training.module import NestModel
 from nestmodel.training.saving.checkpoint_files import step_in_name
@@ -27,7 +27,8 @@ Rows = list[tuple[str, str]]
 def summarise_run(run: "Run") -> Rows:
     """Returns the summary of a run before `fit` as (name, text); URLs in it are without their secrets."""
     trainer, model, data, config = run.trainer, run.model, run.data, run.config
-    noise = data.noise.corpus
+    noise, plan = data.noise.corpus, data.train_dataset.plan
+    epoch = summarise_plan(plan, data.train_dataset.corpus.num_samples)
     rows = [
         ("corpus", ", ".join(_corpus_text(corpus) for corpus in data.train_dataset.corpus.corpora)),
         ("noise", "other speech only" if noise is None else f"{_corpus_text(noise)}, and other speech"),
@@ -35,8 +36,9 @@ def summarise_run(run: "Run") -> Rows:
         ("model", _model_text(model)),
         *([("look-ahead", model.config.describe_contexts())] if model.config.encoder.is_limited else []),
         ("steps", _steps_text(trainer, data, config.trainer.max_time)),
-        ("batches", _batches_text(data)),
-        ("padding", _padding_text(data)),
+        ("batches", _batches_text(data, epoch)),
+        *([("few steps", text)] if (text := few_steps_text(plan, epoch)) else []),
+        ("padding", padding_text(epoch, lambda index: str(data.train_dataset.corpus.line(index)["id"]))),
         *left_out_rows(data),
         ("ranks", _ranks_text(trainer)),
         *_form_rows(trainer, model, data),
@@ -91,13 +93,12 @@ def _steps_text(trainer: pl.Trainer, data: NestDataModule, max_time: str | None)
     return ", ".join([*parts, *([f"at most {max_time}"] if max_time else [])])
 
 
-def _batches_text(data: NestDataModule) -> str:
-    plan = data.train_dataset.plan.config
-    step_s, augment = plan.max_batch_seconds * plan.microbatches_per_step, data.train_dataset.augment
+def _batches_text(data: NestDataModule, epoch: PlanSummary) -> str:
+    plan, augment = data.train_dataset.plan.config, data.train_dataset.augment
     augmented = ", augmented" if augment.speech or augment.noise or augment.mixture else ""
     return (
-        f"{plan.microbatches_per_step} x {plan.max_batch_seconds:g} s, so up to {step_s:,g} s of audio per step"
-        f"{augmented}; loader workers per rank: {data.num_workers}"
+        f"{plan.microbatches_per_step} x {plan.max_batch_seconds:g} s, so up to {epoch.seconds_asked:,g} s of audio "
+        f"per step, {epoch.seconds_per_step:,.0f} s on average{augmented}; loader workers per rank: {data.num_workers}"
     )
 
 
@@ -108,11 +109,6 @@ def left_out_rows(data: NestDataModule) -> Rows:
         if dataset is not None and (text := left_out_text(dataset.plan)) is not None:
             rows.append((name, text if name == "left out" else f"left out: {text}"))
     return rows
-
-
-def _padding_text(data: NestDataModule) -> str:
-    corpus, plan = data.train_dataset.corpus, data.train_dataset.plan
-    return padding_text(summarise_plan(plan, corpus.num_samples), lambda index: str(corpus.line(index)["id"]))
 
 
 def _ranks_text(trainer: pl.Trainer) -> str:

@@ -168,7 +168,7 @@ def test_batch_fields_hold_what_their_docstrings_say(
 ) -> None:
     for batch in messy_batches:
         num_cuts, num_samples = batch.audio.shape
-        assert num_samples == messy.plan.padded_samples(batch.key.step)
+        assert num_samples == messy.plan.padded_samples(batch.key.step, batch.key.microbatch)
         assert batch.key == MicrobatchKey(messy.plan.epoch(batch.key.step), batch.key.step, batch.key.microbatch)
         assert len(batch.sample_id) == len(batch.mixes) == num_cuts
         assert {name: tensor.dtype for name, tensor in batch.tensors().items()} == {

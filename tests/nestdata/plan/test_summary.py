@@ -22,7 +22,9 @@ def microbatches_of_epoch(plan: BatchPlan) -> list[tuple[int, list[int]]]:
     """Returns the padded length and the indices of every microbatch of the first epoch."""
     steps, microbatches = range(plan.steps_per_epoch), range(plan.config.microbatches_per_step)
     return [
-        (plan.padded_samples(step), plan.indices(step, number).tolist()) for step in steps for number in microbatches
+        (plan.padded_samples(step, number), plan.indices(step, number).tolist())
+        for step in steps
+        for number in microbatches
     ]
 
 
@@ -47,7 +49,11 @@ def test_summary_equals_the_sums_over_all_microbatches(
     shown = [index for _, indices in epoch for index in indices]
     assert summary.num_positions == len(shown)
     assert summary.num_repeats == len(shown) - len(set(shown))
-    assert summary.steps_per_epoch == plan.steps_per_epoch == sum(bucket.num_steps for bucket in summary.buckets)
+    assert summary.steps_per_epoch == plan.steps_per_epoch
+    assert 4 * plan.steps_per_epoch == sum(bucket.num_microbatches for bucket in summary.buckets) == len(epoch)
+    assert summary.seconds_per_step == pytest.approx(3600 * summary.hours / plan.steps_per_epoch)
+    shapes = [{(length, len(indices)) for length, indices in epoch[i : i + 4]} for i in range(0, len(epoch), 4)]
+    assert summary.num_mixed_steps >= sum(len(step) > 1 for step in shapes)
     padded = sum(length * len(indices) for length, indices in epoch)
     # Which cuts are repeated changes with the epoch: the summary counts them with their mean length.
     tolerance = summary.num_repeats * int(lengths.max()) / padded + 1e-9
@@ -75,8 +81,9 @@ def test_bucket_summaries_hold_lengths_counts_and_padding() -> None:
     lengths = np.array([200] * 8 + [400] * 4)
     plan = BatchPlan(lengths, RATE, PlanConfig(max_batch_seconds=8.0, microbatches_per_step=2))
     long, short = summarise_plan(plan, [lengths]).buckets
-    assert (long.shortest_s, long.longest_s, long.cuts_per_microbatch, long.num_steps, long.padding) == (4, 4, 2, 1, 0)
-    assert (short.shortest_s, short.longest_s, short.cuts_per_microbatch, short.num_steps) == (2.0, 2.0, 4, 1)
+    assert (long.shortest_s, long.longest_s, long.cuts_per_microbatch, long.num_microbatches) == (4, 4, 2, 2)
+    assert long.padding == 0
+    assert (short.shortest_s, short.longest_s, short.cuts_per_microbatch, short.num_microbatches) == (2.0, 2.0, 4, 2)
     assert short.hours == pytest.approx(16 / 3600)
 
 

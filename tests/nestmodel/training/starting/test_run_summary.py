@@ -50,7 +50,7 @@ def test_a_summary_describes_data_model_and_steps(messy_corpora: MessyCorpora, t
         "validation": speech,
         "model": f"16 x 2 layers, {rows['model'].split(', ')[1]}, frames of 80 ms",
         "steps": f"{10 * per_epoch}, 10 epochs of {per_epoch}, at most 2h",
-        "batches": "2 x 10 s, so up to 20 s of audio per step; loader workers per rank: 0",
+        "batches": "2 x 10 s, so up to 20 s of audio per step, 15 s on average; loader workers per rank: 0",
         "padding": rows["padding"],  # a test below has figures
         "ranks": "1, cpu",
         "numbers": "precision 32-true, seed 3",

@@ -1,0 +1,245 @@
+"""Packs cuts, ordered by length, into microbatches: as much audio in each as the budget allows, with little padding.
+
+The longest cuts come first. A microbatch takes as many as the budget allows, and neighbouring microbatches whose cuts
+are of similar length are a run, within which cuts are permuted. The last steps of an epoch share what is left for them.
+So the number of steps is the least that the work needs, and no step is small.
+"""
+
+from bisect import bisect_left
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from nestdata.plan.budget import Budget
+from nestdata.plan.positions import Order
+
+# A run of the chosen width that would have fewer microbatches may be wider, so that the same cuts are not together in
+# every epoch. Over all such runs, this costs at most 1.7 % of padding.
+_WANTED_MICROBATCHES = 32
+_MORE_PADDING = 17, 1000
+# With fewer cuts in a microbatch, one more is so much work that runs end where one more fits.
+_FEW_CUTS = 32
+# Largest work of a microbatch over the mean of those before it in the same step.
+_MAX_WORK = 11, 10
+# Number of budgets from which that of the last steps is chosen, and number of parts in which their microbatches change
+# from one budget to the next. The least that suffices is nearly always between these percentages of the mean work.
+_LEVELS = 128
+_PARTS = 8
+_GUESSED = 90, 104
+# A shifted packing leaves a part of a microbatch out of the first eight together that have eight cuts or more.
+_SHIFTED = 8
+# Tenths of the work of a microbatch.
+_WHOLE = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Neighbouring microbatches of one size."""
+
+    first_rank: int
+    """Rank of the longest of the cuts."""
+
+    size: int
+    """Cuts in a microbatch."""
+
+    num_microbatches: int
+
+    @property
+    def end(self) -> int:
+        """Rank after the last of the cuts."""
+        return self.first_rank + self.size * self.num_microbatches
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How the last steps of an epoch share the work."""
+
+    num_even: int = 8
+    """Number of steps that share what is left for them."""
+
+    last: int = 10
+    """Tenths of the work of the others that the last microbatch has."""
+
+
+class Packing:
+    """Packs the cuts of an epoch.
+
+    Args:
+        order: The cuts by length, longest first.
+        budget: Largest cost of a microbatch.
+        bucket_width: Largest difference of the lengths in a run, as a share of its longest cut.
+        shift: The pair (i, n) shortens the first run by i / n of its microbatches and of one microbatch, so that all
+            later ones begin at other cuts than with another i.
+    """
+
+    def __init__(self, order: Order, budget: Budget, bucket_width: float, shift: tuple[int, int] = (0, 1)) -> None:
+        self._order, self._budget, self._bucket_width, self._shift = order, budget, bucket_width, shift
+        self._runs: list[Run] = []
+        self._num_microbatches = 0
+        self._num_shifted = self._carried = self._padded = self._added = 0
+        while self._rank < order.num_cuts:
+            self._add(lambda _: budget.limit, None)
+        self._full = list(self._runs)
+        self.num_steps = -(-self._num_microbatches // budget.microbatches)
+        """Number of steps that the microbatches need."""
+
+    def evened(self, num_steps: int, ending: Ending) -> list[Run] | None:
+        """Returns the runs of an epoch of whole steps, of which the last ones have similar work.
+
+        Args:
+            num_steps: Number of steps of the epoch.
+            ending: How the last steps share the work.
+
+        Returns:
+            None if so many steps cannot hold the cuts.
+        """
+        per_step = self._budget.microbatches
+        start, end = per_step * max(0, num_steps - ending.num_even), per_step * num_steps
+        kept = self._first_of_full(start)
+
+        def holds(level: int) -> bool:
+            """Packs the cuts under a budget, which one part of the microbatches after the other gets as it rises."""
+            self._runs, self._num_microbatches = list(kept), start
+            self._num_shifted, self._carried, self._padded, self._added = sum(map(_can_be_shifted, kept)), 0, 0, 0
+
+            def limit(microbatch: int) -> int:
+                part = (microbatch - start) * _PARTS // (end - start)
+                share = self._budget.limit * ((level + part) // _PARTS) // _LEVELS
+                return share * ending.last // _WHOLE if microbatch == end - 1 else share
+
+            while self._num_microbatches < end:
+                if not self._add(limit, end, keeps_last=ending.last < _WHOLE):
+                    return False
+            return True
+
+        top, work = _LEVELS * _PARTS, sum(map(self._work, self._full)) - sum(map(self._work, kept))
+        low, high = (top * work * part // (100 * self._budget.limit * (end - start)) for part in _GUESSED)
+        low, high = 0 if holds(low) else low, high if holds(high) else top
+        level = bisect_left(range(high), True, low, key=holds)
+        return self._runs if holds(level) else None
+
+    @property
+    def _rank(self) -> int:
+        """Rank of the longest cut that is in no microbatch."""
+        return self._runs[-1].end if self._runs else 0
+
+    def _work(self, run: Run) -> int:
+        return run.num_microbatches * run.size * self._budget.cost(self._order.length(run.first_rank))
+
+    def _first_of_full(self, num_microbatches: int) -> list[Run]:
+        """Returns the runs of the first microbatches under the full budget."""
+        kept: list[Run] = []
+        for run in self._full:
+            if not num_microbatches:
+                break
+            kept.append(replace(run, num_microbatches=min(run.num_microbatches, num_microbatches)))
+            num_microbatches -= kept[-1].num_microbatches
+        return kept
+
+    def _add(self, limit: Callable[[int], int], end: int | None, *, keeps_last: bool = False) -> bool:
+        """Adds the run of the longest cuts that are in no microbatch.
+
+        Args:
+            limit: Largest cost of a microbatch, by its number.
+            end: Number of microbatches of the epoch, which all get a cut; None for as many as are needed.
+            keeps_last: Whether the last microbatch is a run of its own.
+
+        Returns:
+            False if the cuts do not fit into so many microbatches.
+        """
+        first, rank = self._num_microbatches, self._rank
+        remaining, longest = self._order.num_cuts - rank, self._order.length(rank)
+        size = min(remaining, self._size(longest, limit(first)))
+        if not size:
+            return False
+        if end is not None:
+            size = min(size, max(1, remaining - (end - first) + 1))
+        number = self._num_similar(rank, size, limit(first))
+        if end is None and size * self._budget.cost(longest) * _MAX_WORK[1] > self._work_beside(first) * _MAX_WORK[0]:
+            size = max(1, self._size(longest, self._work_beside(first)))
+            number = min(number, -first % self._budget.microbatches)
+        if first == 0:
+            number -= number * self._shift[0] // self._shift[1]
+        # A run ends where the limit allows one more cut.
+        number = 1 + bisect_left(range(1, number), True, key=lambda i: self._size(longest, limit(first + i)) > size)
+        number = self._whole_steps(first, number)
+        if end is not None:
+            left = end - first
+            number = min(number, max(1, left - 1)) if keeps_last else number
+            if number >= left or number * size >= remaining:
+                number, even = left, -(-remaining // left)
+                if even > size:
+                    return False
+                size = even
+            elif size > 1:
+                number = max(1, min(number, (remaining - left) // (size - 1)))
+        run = self._shifted(Run(rank, size, number))
+        self._runs.append(run)
+        if number <= _WANTED_MICROBATCHES:
+            self._padded += number * run.size * longest
+            self._added += sum(run.size * (longest - self._order.length(rank + i * run.size)) for i in range(1, number))
+        self._num_microbatches += number
+        return True
+
+    def _shifted(self, run: Run) -> Run:
+        """Returns a run with a cut less if enough of a microbatch is to be left out up to here."""
+        if self._num_shifted == _SHIFTED or not _can_be_shifted(run) or run.end >= self._order.num_cuts:
+            return run
+        self._num_shifted += 1
+        self._carried += run.size * self._shift[0]
+        num_left_out, self._carried = divmod(self._carried, _SHIFTED * self._shift[1])
+        return replace(run, size=run.size - num_left_out)
+
+    def _size(self, longest: int, limit: int) -> int:
+        """Returns the number of cuts whose cost is nearest to a limit, and within the budget."""
+        cost = self._budget.cost(longest)
+        return min((limit + cost // 2) // cost, self._budget.num_cuts(longest))
+
+    def _work_beside(self, first: int) -> int:
+        """Returns the mean cost of the microbatches before one in its step, or the budget if it is the first."""
+        begun = first % self._budget.microbatches
+        work, number = 0, 0
+        for run in reversed(self._runs):
+            if number == begun:
+                break
+            in_step = min(run.num_microbatches, begun - number)
+            work += self._work(replace(run, num_microbatches=in_step))
+            number += in_step
+        return work // begun if begun else self._budget.limit
+
+    def _num_similar(self, rank: int, size: int, limit: int) -> int:
+        """Returns how many microbatches of `size` cuts, from a rank on, are similar enough for one run.
+
+        Args:
+            rank: Rank of the longest of the cuts.
+            size: Cuts in a microbatch.
+            limit: Largest cost of the first microbatch.
+        """
+        order, longest = self._order, self._order.length(rank)
+        wanted, shortest = rank + _WANTED_MICROBATCHES * size, longest - int(longest * self._bucket_width)
+        if wanted <= order.num_cuts and order.length(wanted - 1) > shortest:
+            number = (order.num_above(shortest) - rank) // size
+            if size >= _FEW_CUTS:
+                return number
+            holds_more = range(1, number)
+            return 1 + bisect_left(
+                holds_more, True, key=lambda i: self._size(order.length(rank + i * size), limit) > size
+            )
+        number, added = 1, 0
+        while number < _WANTED_MICROBATCHES and rank + number * size < order.num_cuts:
+            length = order.length(rank + number * size)
+            added += size * (longest - length)
+            allowed = (self._padded + (number + 1) * size * longest) * _MORE_PADDING[0] // _MORE_PADDING[1]
+            if self._added + added > allowed or (size < _FEW_CUTS and self._size(length, limit) > size):
+                break
+            number += 1
+        return number
+
+    def _whole_steps(self, first: int, number: int) -> int:
+        """Returns at most `number` microbatches, which end with a step if a whole step of one length is possible."""
+        per_step = self._budget.microbatches
+        begun = -first % per_step
+        return begun + (number - begun) // per_step * per_step if number >= begun + per_step else number
+
+
+def _can_be_shifted(run: Run) -> bool:
+    return run.num_microbatches == 1 and run.size >= _SHIFTED
