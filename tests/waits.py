@@ -347,6 +347,7 @@ def count_waits(
     log_every: int = 2,
     seconds_between_lines: float = math.inf,
     config: NestConfig | None = None,
+    max_norm: float | None = None,
 ) -> list[Count]:
     """Trains on a fake GPU and returns the waits of every microbatch, with all that follows it until the next.
 
@@ -357,6 +358,7 @@ def count_waits(
         log_every: Number of steps after which metrics are logged.
         seconds_between_lines: Time after which a line of progress is printed; never by default.
         config: Of the model; by default a small one.
+        max_norm: Norm to which gradients are clipped; None for no clipping.
     """
     encoder = EncoderConfig(d_model=16, num_heads=2, num_layers=1, subsampling_channels=8)
     small = NestConfig(encoder=encoder, quantizer=QuantizerConfig(num_classes=32), masking=MaskConfig(prob=0.02))
@@ -369,6 +371,7 @@ def count_waits(
             strategy=FakeGpuStrategy(),
             max_epochs=1,
             accumulate_grad_batches=microbatches,
+            gradient_clip_val=max_norm,
             log_every_n_steps=log_every,
             logger=CSVLogger(directory),
             callbacks=[Throughput(), Progress(PlainLines(seconds_between_lines))],

@@ -97,6 +97,7 @@ class Trial:
             accelerator="gpu" if device.type == "cuda" else "cpu",
             devices=1,
             precision=precision,
+            gradient_clip_val=1.0,  # as in the presets
             accumulate_grad_batches=per_step,
             logger=False,
             enable_checkpointing=False,

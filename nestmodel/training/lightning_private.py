@@ -83,7 +83,7 @@ def disable_signal_handling(trainer: pl.Trainer) -> None:
 
 
 def allow_clipping(optimizer: torch.optim.Optimizer) -> None:
-    """Makes Lightning clip the gradients of a fused optimizer.
+    """Makes Lightning unscale and clip the gradients of a fused optimizer.
 
     Lightning assumes that every fused optimizer unscales its gradients itself, and then refuses to clip them. The
     attribute belongs to torch, which passes the gradient scale to optimizers that have it set.

@@ -12,13 +12,13 @@ import warnings
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytorch_lightning as pl
 import torch
 from pytorch_lightning.trainer.states import TrainerFn
-from pytorch_lightning.utilities import rank_zero_info, rank_zero_warn
-from torch import Tensor, nn
+from pytorch_lightning.utilities import GradClipAlgorithmType, rank_zero_info, rank_zero_warn
+from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 import nestguard
@@ -29,7 +29,6 @@ from nestmodel.errors import ConfigError
 from nestmodel.formats.safetensors import CONFIG_KEY, RECORD_KEY, SETTINGS_KEY
 from nestmodel.formats.weights import load_weights
 from nestmodel.nn.batch_norm import StepBatchNorm, update_running_stats
-from nestmodel.nn.gpu import devices
 from nestmodel.nn.gpu.step_graph import Capture, CudaCapture, StepGraphs
 from nestmodel.nn.loss import CONTEXT_METRICS, LossStats, loss_stats
 from nestmodel.nn.network import NestNetwork
@@ -43,7 +42,7 @@ from nestmodel.training.lightning_private import (
 )
 from nestmodel.training.pace import MIN_FACTOR, PHASES, WINDOW, Pace, SlowRanks, by_time
 from nestmodel.training.saving.resume import check_same_step, check_unchanged, run_settings
-from nestmodel.training.schedule import build_optimizer, divides_gradients
+from nestmodel.training.schedule import build_optimizer, divide_and_clip
 from nestmodel.training.starting.launcher import destroy_process_group_at_exit
 from nestmodel.training.starting.run_form import naming_kernels, run_form
 from nestmodel.training.step_stats import DecayedCounts, GradientSums, SkippedSteps, StepStats, StopRequests, fetch
@@ -242,9 +241,9 @@ class NestModel(NestNetwork, pl.LightningModule):
         self._gradient_sums.add()
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Divides the gradients by the number of scored tokens of the step, updates batch norm, and logs the step.
+        """Divides the gradients by the number of scored tokens of the step, clips them, and logs the step.
 
-        On a GPU, the optimizer divides them if nothing has to be done with the quotients before it.
+        It also updates the statistics of batch norm.
 
         A step with a non-finite loss or gradient is skipped on all ranks, because they decide by the same sums.
 
@@ -258,11 +257,18 @@ class NestModel(NestNetwork, pl.LightningModule):
             self._sum_over_ranks(self._graphs.share_of_gradients())
         totals = step.unflatten(self._sum_over_ranks(step.flatten(self.stop_requests)))
         class_counts = self._train_counts.plus(totals.stats)
-        parameters = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
-        norm = self._divide_gradients(optimizer, parameters, totals.stats.num_tokens.clamp(min=1))
+        norm = self._divide_and_clip(optimizer, totals.stats.num_tokens.clamp(min=1))
         # The only point of a step at which the CPU waits for the GPU, except where ranks are compared.
-        metrics = fetch({**totals.counts, "grad_norm": norm, **totals.stats.metrics(class_counts)})
+        metrics = fetch(
+            {
+                **totals.counts,
+                "num_samples": totals.num_samples,
+                "grad_norm": norm,
+                **totals.stats.metrics(class_counts),
+            }
+        )
         num_nonfinite, num_preempted, num_out_of_time = (float(metrics.pop(name)) for name in totals.counts)
+        num_samples = float(metrics.pop("num_samples"))
         grad_norm = metrics.pop("grad_norm")
         self._pace.end_step()
         if self.trainer.world_size > 1 and (self.trainer.global_step + 1) % WINDOW == 0:
@@ -270,16 +276,27 @@ class NestModel(NestNetwork, pl.LightningModule):
         nestguard.current().beat(nestguard.Phase.OPTIMIZER)
         self.stop_requests.agree(num_preempted, num_out_of_time)
         if num_nonfinite > 0 or not math.isfinite(grad_norm):
-            self._skip(step, parameters)
+            self._skip(step, optimizer)
         else:
             self._skipped.in_a_row = 0
             update_running_stats(self._norms, totals.norm_statistics)
             self._train_counts.counts = class_counts
             self._record["last training step"] = _metrics_text(metrics)
             self._log_metrics("train", metrics)
-            self.log_numbers({"lr": optimizer.param_groups[0]["lr"]})
+            seconds = num_samples / self.config.features.sampling_rate
+            self.log_numbers({"lr": optimizer.param_groups[0]["lr"], "train_audio_s": seconds})
             self.log("grad_norm", grad_norm, batch_size=1)
         self.log_numbers({"steps_skipped": self._skipped.total})
+
+    def configure_gradient_clipping(
+        self,
+        optimizer: torch.optim.Optimizer,
+        gradient_clip_val: float | None = None,
+        gradient_clip_algorithm: str | None = None,
+    ) -> None:
+        """Lets Lightning clip by value; `on_before_optimizer_step` has clipped by norm."""
+        if gradient_clip_algorithm == GradClipAlgorithmType.VALUE:
+            super().configure_gradient_clipping(optimizer, gradient_clip_val, gradient_clip_algorithm)
 
     def on_train_batch_end(self, outputs: Any, batch: NetworkInput, batch_idx: int) -> None:  # noqa: ARG002
         """Begins to measure how long the next microbatch is waited for."""
@@ -366,28 +383,21 @@ class NestModel(NestNetwork, pl.LightningModule):
         assert self._step is not None
         return self._step.num_microbatches == self.trainer.accumulate_grad_batches
 
-    def _divide_gradients(
-        self, optimizer: torch.optim.Optimizer, parameters: list[nn.Parameter], num_tokens: Tensor
-    ) -> Tensor:
-        """Divides the gradients by the number of scored tokens, and returns the norm of the quotients.
+    def _divide_and_clip(self, optimizer: torch.optim.Optimizer, num_tokens: Tensor) -> Tensor:
+        """Divides the gradients by the number of scored tokens, clips them by norm, and returns the norm before."""
+        limit = self.trainer.gradient_clip_val or 0.0
+        is_clipped = limit > 0  # Lightning does not clip to a negative limit
+        is_by_value = is_clipped and self.trainer.gradient_clip_algorithm == GradClipAlgorithmType.VALUE
+        max_norm = limit if is_clipped and not is_by_value else None
+        # By value, Lightning clips the quotients; in 16-mixed, `grad_scale` belongs to the scaler.
+        is_last_change = not is_by_value and self.trainer.precision != "16-mixed"
+        return divide_and_clip(optimizer, num_tokens, max_norm, is_last_change=is_last_change)
 
-        On a GPU, AdamW divides them while it reads them, which saves a pass over them. That is too late for clipping,
-        and in 16-mixed the divisor belongs to the scaler.
-        """
-        grads = [parameter.grad for parameter in parameters if parameter.grad is not None]
-        is_free = not self.trainer.gradient_clip_val and self.trainer.precision != "16-mixed"
-        if is_free and devices.is_on_gpu(num_tokens) and divides_gradients(optimizer):
-            cast(Any, optimizer).grad_scale = num_tokens
-            return torch.nn.utils.get_total_norm(grads) / num_tokens
-        torch._foreach_div_(grads, num_tokens)
-        return torch.nn.utils.get_total_norm(grads)
-
-    def _skip(self, step: StepStats, parameters: list[nn.Parameter]) -> None:
+    def _skip(self, step: StepStats, optimizer: torch.optim.Optimizer) -> None:
         what = f"step {self.trainer.global_step} is skipped on all ranks; on rank {self.global_rank}"
         has_scaler = self.trainer.precision == "16-mixed"
         self._skipped.skip(f"{what} {step.nonfinite_sources()}", self.config.optimizer.max_skipped_steps, has_scaler)
-        for parameter in parameters:
-            parameter.grad = None  # the optimizer ignores parameters without a gradient
+        optimizer.zero_grad()  # to None: the optimizer ignores parameters without a gradient
 
     def _sum_over_ranks(self, values: Tensor) -> Tensor:
         """Sums over all ranks in place; CUDA work may still be in flight."""

@@ -1,15 +1,23 @@
-"""The optimizer and its schedule: AdamW under a learning rate that is a function of the optimizer step alone."""
+"""The optimizer, its gradients and its schedule.
+
+It is AdamW under a learning rate that is a function of the optimizer step alone.
+"""
 
 import math
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, cast
 
 import torch
-from torch import nn
+from jaxtyping import Float
+from torch import Tensor, nn
 
 from nestmodel.config import OptimizerConfig
 from nestmodel.errors import ConfigError
+from nestmodel.nn.gpu import devices
 from nestmodel.training.lightning_private import allow_clipping
+
+_CLIP_EPS = 1e-6
+"""What `torch.nn.utils.clip_grad_norm_` adds to the norm before it divides by it."""
 
 
 def noam_lr(step: int, config: OptimizerConfig, d_model: int) -> float:
@@ -51,7 +59,43 @@ def learning_rate(step: int, config: OptimizerConfig, d_model: int, num_steps: i
     return config.min_lr + (config.lr - config.min_lr) * left
 
 
-def divides_gradients(optimizer: torch.optim.Optimizer) -> bool:
+def divide_and_clip(
+    optimizer: torch.optim.Optimizer,
+    num_tokens: Float[Tensor, ""],
+    max_norm: float | None,
+    *,
+    is_last_change: bool,
+) -> Float[Tensor, ""]:
+    """Divides the gradients of an optimizer by the number of scored tokens, and clips the quotients by their norm.
+
+    On a GPU, fused AdamW does both by one division while it reads the gradients: 12 bytes of gradients are moved for
+    each parameter, clipped or not. Separate passes, which others take, move 28 bytes with Lightning's clipping, and 24
+    without its second norm.
+
+    Args:
+        optimizer: The optimizer, whose gradients are sums over tokens.
+        num_tokens: Number of scored tokens of the step, at least 1, in float32.
+        max_norm: Norm to which longer gradients are scaled down, above 0; None for no clipping.
+        is_last_change: Whether nothing else reads or changes the gradients before the optimizer steps.
+
+    Returns:
+        The norm of the quotients before clipping.
+    """
+    parameters = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+    grads = [parameter.grad for parameter in parameters]
+    if is_last_change and devices.is_on_gpu(num_tokens) and _divides_gradients(optimizer):
+        norm = torch.nn.utils.get_total_norm(grads) / num_tokens
+        factor = None if max_norm is None else torch.clamp(max_norm / (norm + _CLIP_EPS), max=1.0)
+        cast(Any, optimizer).grad_scale = num_tokens if factor is None else num_tokens / factor
+        return norm
+    torch._foreach_div_(grads, num_tokens)
+    norm = torch.nn.utils.get_total_norm(grads)
+    if max_norm is not None:
+        torch.nn.utils.clip_grads_with_norm_(parameters, max_norm, norm)
+    return norm
+
+
+def _divides_gradients(optimizer: torch.optim.Optimizer) -> bool:
     """Returns whether an optimizer divides gradients by its attribute `grad_scale`, a scalar in float32, if it is set.
 
     It then writes the quotients to the gradients.

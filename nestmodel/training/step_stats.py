@@ -13,10 +13,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from nestdata import Microbatch, MicrobatchKey
+from nestdata import MicrobatchKey
 from nestmodel.errors import TrainingError
 from nestmodel.nn.batch_norm import StepBatchNorm
 from nestmodel.nn.loss import LossStats
+from nestmodel.nn.network_input import NetworkInput
 
 
 @dataclass
@@ -143,6 +144,9 @@ class StepTotals:
     """Numbers by which all ranks decide about the step: microbatches with a non-finite loss, ranks that received a
     signal to write a checkpoint and exit, and ranks by whose clock `trainer.max_time` has passed."""
 
+    num_samples: Float[Tensor, ""]
+    """Samples of audio, without padding."""
+
     norm_statistics: list[Float[Tensor, "2 features"]]
     """Mean and variance for every batch norm, averaged over the microbatches."""
 
@@ -160,9 +164,11 @@ class StepStats:
         self._num_codebooks = num_codebooks
         self._values: Tensor | None = None
         self._microbatches: list[tuple[MicrobatchKey, list[str], Tensor]] = []
+        self._num_samples = 0
 
-    def add(self, stats: LossStats, batch: Microbatch) -> None:
+    def add(self, stats: LossStats, batch: NetworkInput) -> None:
         """Adds the statistics of a microbatch."""
+        self._num_samples += batch.num_samples
         values = stats.flatten()
         self._values = values if self._values is None else self._values + values
         self._microbatches.append((batch.key, batch.sample_id, stats.nll_sum.detach()))
@@ -195,7 +201,7 @@ class StepStats:
         """Packs the sums of this rank into one vector, of the same length on every rank and at every step."""
         assert self._values is not None
         losses = torch.stack([nll_sum for _, _, nll_sum in self._microbatches])
-        numbers = (requests.preempted_here, requests.out_of_time_here, len(losses))
+        numbers = (requests.preempted_here, requests.out_of_time_here, self._num_samples, len(losses))
         # Not `new_tensor`, which copies from the CPU and waits for the device.
         flags = [losses.new_full((), float(number)) for number in numbers]
         counts = torch.stack([(~losses.isfinite()).sum().to(losses.dtype), *flags])
@@ -204,13 +210,14 @@ class StepStats:
 
     def unflatten(self, values: Float[Tensor, " values"]) -> StepTotals:
         """Unpacks a vector of `flatten` that was summed over all ranks."""
-        (*numbers, num_microbatches), rest = values[:4], values[4:]
+        (*numbers, num_samples, num_microbatches), rest = values[:5], values[5:]
         counts = dict(zip(("num_nonfinite", "num_preempted", "num_out_of_time"), numbers, strict=True))
         sizes = [2 * norm.num_features for norm in self._norms]
         *collected, stats = rest.split([*sizes, len(rest) - sum(sizes)])
         return StepTotals(
             LossStats.unflatten(stats, self._num_codebooks),
             counts,
+            num_samples,
             [sums.view(2, -1) / num_microbatches for sums in collected],
         )
 

@@ -31,7 +31,8 @@ def main(argv: list[str]) -> None:
         StepGraphs.forward = lambda *_: None  # type: ignore[method-assign]
     plan = PlanConfig(max_batch_seconds=10.0, microbatches_per_step=6, num_shapes=2)
     data = NestDataModule(DataConfig(speech, noise, speech, plan, MixConfig(prob=0.8), num_workers=0))
-    runner = trainer(directory, [recorder, ProportionalSteps()], max_steps=4, devices=2, strategy="ddp")
+    settings = {"max_steps": 4, "devices": 2, "strategy": "ddp", "gradient_clip_val": 0.5}
+    runner = trainer(directory, [recorder, ProportionalSteps()], **settings)
     runner.fit(model, datamodule=data)
     seen = {
         "losses": recorder.losses,

@@ -83,6 +83,7 @@ def main(argv: list[str]) -> None:
         directory,
         [Seen(directory / f"seen-{rank}.jsonl"), guard, *steps, *faults, PreemptionHandler(max_time_s), checkpoints],
         max_steps=run["max_steps"],
+        gradient_clip_val=1.0,  # as in the presets
         devices=world_size // run["num_nodes"],
         num_nodes=run["num_nodes"],
         strategy=strategy if world_size > 1 else "auto",

@@ -10,11 +10,13 @@ from pytorch_lightning.callbacks import ModelCheckpoint
 
 from nestdata import PlanConfig, PrepareConfig
 from nestmodel import ConfigError, DataConfig, MaskConfig, NestDataModule, NestModel
+from nestmodel.nn.gpu import devices
 from nestmodel.nn.loss import loss_stats
 from nestmodel.training import module
+from nestmodel.training.schedule import divide_and_clip
 from tests.conftest import MessyCorpora
 from tests.synthesis import chirp, folder_corpus, tone
-from tests.training import Recorder, fit, messy_data, tiny_config, trainer
+from tests.training import ProportionalSteps, Recorder, fit, messy_data, tiny_config, trainer
 
 
 class FirstGradients(pl.Callback):
@@ -116,18 +118,68 @@ def test_adamw_divides_gradients_on_a_gpu_and_gives_equal_weights_bit_for_bit(
                 self.norms.append(float(runner.callback_metrics["grad_norm"]))
 
     found = []
-    for is_on_gpu, clipped in product((False, True), (None, 1.0)):
+    for is_on_gpu, limit in product((False, True), (None, 1e6)):  # no norm reaches the limit
         # Only for the number of tokens, the one scalar that is asked for.
-        monkeypatch.setattr(module.devices, "is_on_gpu", lambda x, is_on_gpu=is_on_gpu: is_on_gpu and x.ndim == 0)
+        monkeypatch.setattr(devices, "is_on_gpu", lambda x, is_on_gpu=is_on_gpu: is_on_gpu and x.ndim == 0)
         norms, grads = Norms(), FirstGradients()
-        model, recorder = fit(messy_corpora, tmp_path, max_steps=3, callbacks=[norms, grads], gradient_clip_val=clipped)
-        assert norms.has_scale == (is_on_gpu and clipped is None)
+        model, recorder = fit(messy_corpora, tmp_path, max_steps=3, callbacks=[norms, grads], gradient_clip_val=limit)
+        assert norms.has_scale == is_on_gpu
         found.append((model, recorder.losses, norms.norms, grads.grads))
-    for (model, losses, norm, grads_of), (other, other_losses, other_norm, other_grads) in (found[::2], found[1::2]):
+    model, losses, norm, grads_of = found[0]
+    for other, other_losses, other_norm, other_grads in found[1:]:
         assert losses == other_losses
         assert norm == pytest.approx(other_norm, rel=1e-6)  # rounded twice instead of once
         assert all(torch.equal(grad, other_grads[name]) for name, grad in grads_of.items())
         assert all(torch.equal(a, b) for a, b in zip(model.parameters(), other.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("is_on_gpu", [False, True])
+def test_clipped_steps_equal_those_that_lightning_clips(
+    messy_corpora: MessyCorpora, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_on_gpu: bool
+) -> None:
+    def run() -> tuple[NestModel, list[float], dict[str, torch.Tensor]]:
+        grads = FirstGradients()
+        callbacks = [grads, ProportionalSteps()]
+        model, recorder = fit(messy_corpora, tmp_path, max_steps=3, callbacks=callbacks, gradient_clip_val=0.1)
+        assert float(model.trainer.callback_metrics["grad_norm"]) > 0.2, "the test needs norms above the limit"
+        return model, recorder.losses, grads.grads
+
+    with monkeypatch.context() as patch:
+        patch.setattr(devices, "is_on_gpu", lambda x: is_on_gpu and x.ndim == 0)
+        model, losses, clipped = run()
+        assert hasattr(model.trainer.optimizers[0], "grad_scale") == is_on_gpu
+    hook = "configure_gradient_clipping"
+    monkeypatch.setattr(NestModel, hook, getattr(pl.LightningModule, hook))
+
+    def only_divide(optimizer: torch.optim.Optimizer, num_tokens: torch.Tensor, *_: object, **__: object) -> object:
+        return divide_and_clip(optimizer, num_tokens, None, is_last_change=False)
+
+    monkeypatch.setattr(module, "divide_and_clip", only_divide)
+    expected, expected_losses, expected_grads = run()
+    # On a CPU, the same operations; on a GPU, one division instead of a division and a multiplication.
+    tolerance = 1e-5 if is_on_gpu else 0.0
+    assert losses == pytest.approx(expected_losses, rel=tolerance, abs=0.0)
+    assert clipped.keys() == expected_grads.keys()
+    for name, grad in expected_grads.items():
+        torch.testing.assert_close(clipped[name], grad, rtol=tolerance, atol=0.0, msg=name)
+    for value, other in zip(model.parameters(), expected.parameters(), strict=True):
+        torch.testing.assert_close(value, other, rtol=tolerance, atol=tolerance)
+
+
+def test_lightning_clips_by_value(messy_corpora: MessyCorpora, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(devices, "is_on_gpu", lambda x: x.ndim == 0)
+    found = []
+    for limit in (None, 1e-3, -1.0):
+        grads = FirstGradients()
+        settings = {"gradient_clip_val": limit, "gradient_clip_algorithm": "value"}
+        model, _ = fit(messy_corpora, tmp_path, max_steps=2, callbacks=[grads], **settings)
+        assert hasattr(model.trainer.optimizers[0], "grad_scale") == (limit != 1e-3)
+        found.append(grads.grads)
+    free, clipped, other = found
+    assert max(float(grad.abs().max()) for grad in free.values()) > 1e-3
+    for name, grad in free.items():
+        assert torch.equal(clipped[name], grad.clamp(-1e-3, 1e-3))
+        assert torch.equal(other[name], grad)
 
 
 @pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty")

@@ -4,10 +4,15 @@ from typing import Any
 
 import pytest
 import pytorch_lightning as pl
+import torch
+from hypothesis import example, given
+from hypothesis import strategies as st
+from torch import Tensor, nn
 
 from nestmodel.config import OptimizerConfig
 from nestmodel.errors import ConfigError
-from nestmodel.training.schedule import check_schedule, learning_rate, noam_lr
+from nestmodel.nn.gpu import devices
+from nestmodel.training.schedule import build_optimizer, check_schedule, divide_and_clip, learning_rate, noam_lr
 from tests.conftest import MessyCorpora
 from tests.training import fit, tiny_config
 
@@ -72,3 +77,69 @@ def test_each_optimizer_step_has_the_learning_rate_of_the_steps_before_it(
     # As in NeMo, whose schedule counts finished steps: the first two steps have the learning rate of step 1.
     assert seen.rates == pytest.approx([noam_lr(step, tiny_config().optimizer, 16) for step in (1, 1, 2, 3)], rel=1e-12)
     assert seen.rates[0] == pytest.approx(1 / 4 / 10**1.5)
+
+
+def stepped(
+    sums: list[Tensor], num_tokens: float, max_norm: float | None, *, is_on_gpu: bool, is_last_change: bool = True
+) -> tuple[float, list[Tensor], list[Tensor], bool]:
+    """Divides and clips gradients, and steps; returns the norm, the gradients, the weights, and if AdamW divided.
+
+    The eps of AdamW is 1, so that updates are about proportional to gradients.
+    """
+    weights = [nn.Parameter(torch.zeros_like(each)) for each in sums]
+    for weight, grad in zip(weights, sums, strict=True):
+        weight.grad = grad.clone()
+    optimizer = build_optimizer([*weights, nn.Parameter(torch.ones(2))], CONFIG, 512, torch.device("cpu"))["optimizer"]
+    for group in optimizer.param_groups:
+        group.update(lr=1.0, eps=1.0)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(devices, "is_on_gpu", lambda _: is_on_gpu)
+        norm = divide_and_clip(optimizer, torch.tensor(num_tokens), max_norm, is_last_change=is_last_change)
+    optimizer.step()
+    grads = [weight.grad for weight in weights if weight.grad is not None]
+    return float(norm), grads, [weight.detach() for weight in weights], hasattr(optimizer, "grad_scale")
+
+
+@given(
+    seed=st.integers(0, 2**32),
+    shapes=st.lists(st.lists(st.integers(1, 5), max_size=3), min_size=1, max_size=4),
+    scale=st.sampled_from([0.0, 1e-12, 1e-3, 1.0, 1e6]),
+    num_tokens=st.integers(1, 10**6),
+    max_norm=st.none() | st.floats(1e-3, 1e3),
+    is_on_gpu=st.booleans(),
+)
+@example(seed=0, shapes=[[3]], scale=1.0, num_tokens=1, max_norm=1e-3, is_on_gpu=True)
+@example(seed=0, shapes=[[3]], scale=0.0, num_tokens=1, max_norm=1e-3, is_on_gpu=True)
+def test_gradients_are_those_that_torch_divides_and_clips(
+    seed: int, shapes: list[list[int]], scale: float, num_tokens: int, max_norm: float | None, is_on_gpu: bool
+) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    sums = [scale * torch.randn(shape, generator=generator) for shape in shapes]
+    exact = [nn.Parameter(torch.zeros(shape, dtype=torch.float64)) for shape in shapes]
+    for weight, grad in zip(exact, sums, strict=True):
+        weight.grad = grad.double() / num_tokens
+    exact_norm = torch.nn.utils.clip_grad_norm_(exact, float("inf") if max_norm is None else max_norm)
+    norm, grads, weights, by_optimizer = stepped(sums, float(num_tokens), max_norm, is_on_gpu=is_on_gpu)
+    assert by_optimizer == is_on_gpu
+    # A few roundings of float32.
+    assert norm == pytest.approx(float(exact_norm), rel=1e-6, abs=1e-30)
+    for grad, reference in zip(grads, exact, strict=True):
+        assert reference.grad is not None
+        torch.testing.assert_close(grad.double(), reference.grad, rtol=1e-6, atol=1e-30)
+    if max_norm is None or float(exact_norm) < 0.99 * max_norm:
+        unclipped = stepped(sums, float(num_tokens), None, is_on_gpu=False)
+        assert all(torch.equal(a, b) for a, b in zip(weights, unclipped[2], strict=True))
+
+
+@pytest.mark.parametrize("max_norm", [None, 1e-2, 1e2])
+def test_adamw_makes_equal_updates_whether_it_or_torch_divides_and_clips(max_norm: float | None) -> None:
+    sums = [torch.randn(shape, generator=torch.Generator().manual_seed(1)) for shape in ((7,), (3, 4))]
+    fused, in_passes, unfused = (
+        stepped(sums, 3.0, max_norm, is_on_gpu=is_on_gpu, is_last_change=is_last_change)
+        for is_on_gpu, is_last_change in ((True, True), (False, True), (True, False))
+    )
+    assert (fused[3], in_passes[3], unfused[3]) == (True, False, False)
+    for weight, expected, other in zip(fused[2], in_passes[2], unfused[2], strict=True):
+        assert torch.equal(other, expected)
+        # One division and one multiplication are rounded separately, or once.
+        torch.testing.assert_close(weight, expected, rtol=1e-6 if max_norm == 1e-2 else 0.0, atol=0.0)

@@ -53,6 +53,13 @@ def test_encoders_for_live_speech_add_no_wait() -> None:
     assert second.waits == [Wait("copy to the CPU", "step_stats.py:fetch")]
 
 
+@needs_fake_gpu
+def test_clipping_adds_no_wait() -> None:
+    first, second = count_waits(dense_batch(), num_steps=1, microbatches=2, max_norm=1.0)
+    assert first.waits == []
+    assert second.waits == [Wait("copy to the CPU", "step_stats.py:fetch")]
+
+
 @pytest.mark.gpu
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -72,7 +79,8 @@ def test_steps_on_a_gpu_wait_only_where_their_sums_are_read(
         return values
 
     monkeypatch.setattr(module, "fetch", allowed_fetch)
-    runner = trainer(tmp_path, [Throughput()], accelerator="gpu", max_steps=num_steps, log_every_n_steps=2)
+    settings = {"max_steps": num_steps, "log_every_n_steps": 2, "gradient_clip_val": 1.0}
+    runner = trainer(tmp_path, [Throughput()], accelerator="gpu", **settings)
     try:
         runner.fit(NestModel(tiny_config()), datamodule=messy_data(messy_corpora))
     finally:
