@@ -14,8 +14,8 @@ Layers = Literal["all", "last"] | Sequence[int]
 
 Contestant = Literal["trained", "untrained", "log_mel"]
 """Features that a probe compares. `trained`: all layers of the encoder. `untrained`: the same of an encoder with
-initial random weights, which reads the same input, so the difference was learned. `log_mel`: log-mel frames without an
-encoder."""
+initial random weights, which reads the same input and whose batch norm is calibrated on the training utterances of the
+probe, so the difference was learned. `log_mel`: log-mel frames without an encoder."""
 
 BASELINES: tuple[Contestant, ...] = ("untrained", "log_mel")
 
@@ -107,7 +107,9 @@ class CtcProbeConfig:
     None keeps the utterances of a recording together."""
 
     baselines: tuple[Contestant, ...] = BASELINES
-    """What the encoder is compared with, or none."""
+    """What the encoder is compared with, or none.
+
+    The batch norm of the untrained encoder is calibrated on the training utterances."""
 
     learning_rates: tuple[float, ...] = (0.005, 0.02, 0.08)
     """Learning rates to choose from.

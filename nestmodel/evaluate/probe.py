@@ -1,7 +1,8 @@
 """The probes of `nestmodel probe`: labels of utterances, and characters by a linear CTC head, from frozen features.
 
 Both tasks compare three contestants (`Contestant`): the trained encoder, the same encoder with its initial random
-weights, and log-mels. Utterances, split and classifier are the same for all three.
+weights, and log-mels. Utterances, split and classifier are the same for all three. The batch norm of the untrained
+encoder is calibrated on the training utterances.
 
 Labels are predicted from the mean and the standard deviation over the frames of an utterance, all layers together. The
 log-mel statistics contain the level and the channel of a recording, which are normalised away before the encoder. They
@@ -33,7 +34,9 @@ from numpy.typing import NDArray
 
 from nestdata import AudioInputs, Corpus, derive_key, output_directory
 from nestdata.output import has_json_kind
+from nestmodel.config import NestConfig
 from nestmodel.errors import ConfigError
+from nestmodel.evaluate.calibration import calibrate_batch_norm
 from nestmodel.evaluate.config import Contestant, CtcProbeConfig, ProbeConfig
 from nestmodel.evaluate.ctc_head import (
     CtcHead,
@@ -112,7 +115,7 @@ def run_probe(
         overwrite: Whether an earlier probe at `output` is replaced.
         model_name: Name of the model in the report.
         on_progress: Called with the finished and the total units of work. One utterance encoded once is a unit; a fit
-            of the classifier counts as many units as there are utterances.
+            of the classifier, and the calibration, count as many units as there are utterances.
 
     Raises:
         ConfigError: The device does not exist, the corpus has another sampling rate than the model, or scikit-learn is
@@ -133,10 +136,11 @@ def run_probe(
         labelled = labelled_utterances(side.corpus, config)
         utterances, held_out_ids = split_labelled(labelled, config)
         count_classes(labelled, utterances, held_out_ids)  # raises before any audio is read
-        work = _Work(on_progress, total=2 * len(CONTESTANTS) * len(utterances))
+        training = [utterance for utterance in utterances if utterance.cut_id not in held_out_ids]
+        work = _Work(on_progress, total=2 * len(CONTESTANTS) * len(utterances) + len(training))
         pooled: dict[Contestant, dict[int, NDArray[np.float32]]] = {}
         for name in CONTESTANTS:
-            encoder, compute = _contestant(name, network, config.seed, log_mel_function)
+            encoder, compute = _contestant(name, network, side, training, log_mel_function, work)
             features = side.read(utterances, encoder, compute, work)
             pooled[name] = {utterance.row: _pooled(utterance) for utterance in features}
         usable = in_all(utterances, list(pooled.values()))
@@ -249,12 +253,13 @@ def run_ctc_probe(
         check_enough(len(training), len(tested))
         contestants: list[Contestant] = ["trained", *config.baselines]
         num_heads = len(contestants) * len(config.learning_rates) * len(config.probe_seeds)
-        num_encoded = len(contestants) * (len(training) + len(tested))
+        num_calibrating = len(training) if "untrained" in contestants else 0
+        num_encoded = len(contestants) * (len(training) + len(tested)) + num_calibrating
         work = _Work(on_progress, total=num_encoded + num_heads * len(training))
         caches: dict[Contestant, tuple[Features, Features]] = {}  # of training and of test utterances
         for name in contestants:
             # The log-mels are those that both encoders read: normalised, and stacked to encoder frames.
-            encoder, compute = _contestant(name, network, config.seed, stacked_mel_function)
+            encoder, compute = _contestant(name, network, training_side, training, stacked_mel_function, work)
             caches[name] = (
                 write_features(Path(cache_directory, name), training_side.read(training, encoder, compute, work)),
                 write_features(Path(cache_directory, f"{name}-test"), test_side.read(tested, encoder, compute, work)),
@@ -333,6 +338,15 @@ class _Side(NamedTuple):
             yield utterance
             work.finish(1)
 
+    def untrained(self, utterances: Sequence[ProbeUtterance], config: NestConfig, work: _Work) -> NestNetwork:
+        """Returns a network with initial weights, its batch norm calibrated on utterances; a unit of work each."""
+        network = NestNetwork(replace(config, seed=self.config.seed))
+        rows = [utterance.row for utterance in utterances]
+        limits = (self.config.max_batch_seconds, self.config.device)
+        calibrate_batch_norm(network, self.corpus, rows, *limits, on_reject=self.rejects.add)
+        work.finish(len(utterances))
+        return network
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Recognition:
@@ -377,12 +391,17 @@ def _opened(
 
 
 def _contestant(
-    name: Contestant, network: NestNetwork, seed: int, mel_function: Callable[[NestNetwork], BatchFunction]
+    name: Contestant,
+    network: NestNetwork,
+    side: _Side,
+    training: Sequence[ProbeUtterance],
+    mel_function: Callable[[NestNetwork], BatchFunction],
+    work: _Work,
 ) -> tuple[NestNetwork, BatchFunction]:
     """Returns the network of a contestant, and the function that computes its features."""
     if name == "log_mel":
         return network, mel_function(network)
-    encoder = NestNetwork(replace(network.config, seed=seed)) if name == "untrained" else network
+    encoder = side.untrained(training, network.config, work) if name == "untrained" else network
     return encoder, layer_function(encoder, "all")
 
 

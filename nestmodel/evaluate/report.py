@@ -50,7 +50,7 @@ class ProbeReport:
     """Score of all layers of the trained encoder together."""
 
     untrained: ProbeScore
-    """The same for the encoder with initial random weights."""
+    """The same for the encoder with initial random weights and calibrated batch norm."""
 
     log_mel: ProbeScore
     """Score of log-mel statistics."""

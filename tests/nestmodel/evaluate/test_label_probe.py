@@ -10,6 +10,7 @@ import torch
 from nestdata import OutputError
 from nestmodel import NestModel, NestNetwork, ProbeConfig, ProbeError, ProbeReport, ProbeScore, run_probe
 from tests.extras import needs
+from tests.nestmodel.evaluate.norm_statistics import norm_statistics, record_calibrated
 from tests.synthesis import Samples, hiss, tone, write_audio, write_jsonl
 from tests.training import tiny_config
 
@@ -83,12 +84,33 @@ def test_a_label_that_is_not_in_the_signal_is_predicted_at_chance_level(model: N
     assert 0.3 < accuracy.min() <= accuracy.max() < 0.7
 
 
-def test_the_untrained_encoder_has_the_initial_weights_of_training(model: NestModel, manifest: Path) -> None:
-    report = probe(model, manifest, "coin", seed=5)
+def test_the_untrained_encoder_has_the_initial_weights_of_training(manifest: Path) -> None:
+    """Shown with layer norm: an encoder without batch norm is not calibrated."""
+    config = tiny_config(conv_norm="layer_norm")
+    report = probe(NestModel(replace(config, seed=5)), manifest, "coin", seed=5)
     assert report.trained == report.untrained
-    initial, network = NestModel(tiny_config()).state_dict(), NestNetwork(tiny_config()).state_dict()
+    initial, network = NestModel(config).state_dict(), NestNetwork(config).state_dict()
     assert initial.keys() == network.keys()
     assert all(torch.equal(value, network[name]) for name, value in initial.items())
+
+
+def test_batch_norm_of_the_untrained_encoder_is_calibrated_on_the_training_side_only(
+    model: NestModel, rows: Rows, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calibrated = record_calibrated(monkeypatch)
+    for name, changed_speakers in (("a", ()), ("b", ("speaker 1",)), ("c", ("speaker 0", "speaker 2"))):
+        changed = [dict(row) for row in rows]
+        for i, row in enumerate(changed):
+            if row["speaker"] in changed_speakers:
+                row["audio_filepath"] = f"other-{i:02d}.wav"
+                write_audio(folder / row["audio_filepath"], burst(range(50, 7000, 50), i))
+        probe(model, write_jsonl(folder / f"{name}.json", changed), held_out_where="speaker=speaker 1")
+    same, held_out_changed, training_changed = map(norm_statistics, calibrated)
+    initial = norm_statistics(NestNetwork(tiny_config()))
+    assert len(same) == 4
+    assert all(map(torch.equal, same, held_out_changed))
+    assert not any(map(torch.equal, same, training_changed))
+    assert not any(map(torch.equal, same, initial))
 
 
 def test_groups_stay_together_and_utterances_without_a_group_are_excluded(
