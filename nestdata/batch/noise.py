@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from nestdata.audio.decode import SILENCE_DB, energy
 from nestdata.batch.bad_audio import BadCut
-from nestdata.config_checks import require_at_least, require_bounds
+from nestdata.config_checks import require_at_least
 from nestdata.corpus.corpora import CorpusInput, open_corpus
 from nestdata.corpus.corpus import Corpus
 from nestdata.errors import AudioError
@@ -24,12 +24,15 @@ from nestdata.storage import Storage
 
 # Crops of one noise cut that are read one by one; after that many silent crops, the whole cut is read.
 _CROPS_READ_SINGLY = 10
+# Level range of white noise in dB of full scale, that of NeMo. Mixing scales it to the drawn SNR, so only transforms of
+# `augment.noise` that depend on the level see it.
+_WHITE_DB = (-90.0, -46.0)
 
 
 @with_field_docs
 @dataclass(frozen=True, kw_only=True)
 class NoiseConfig:
-    """Limits of the noise sampler, and its white-noise fallback."""
+    """Limits of the noise sampler, beyond which it uses white noise."""
 
     max_reads: int = 20
     """Number of noise cuts that may be unreadable before white noise is used instead."""
@@ -40,12 +43,8 @@ class NoiseConfig:
     silence_db: float = SILENCE_DB
     """Mean power, in dB of full scale, below which a span is treated as silent."""
 
-    white_db: tuple[float, float] = (-90.0, -46.0)
-    """Level range of the white-noise fallback, in dB of full scale."""
-
     def __post_init__(self) -> None:
         require_at_least(1, "noise_sampler", self, "max_reads", "max_crops")
-        require_bounds("noise_sampler", self, "white_db")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -182,7 +181,7 @@ class NoiseSampler:
         return float(10.0 ** (self.config.silence_db / 10))
 
     def _white(self, num_samples: int, rng: StatelessRng, bad: list[BadCut], num_silent: int) -> NoiseSpan:
-        level_db = rng.uniform(*self.config.white_db)
+        level_db = rng.uniform(*_WHITE_DB)
         return NoiseSpan(
             samples=rng.normal(num_samples) * np.float32(10 ** (level_db / 20)),
             kind="white",

@@ -110,8 +110,7 @@ def test_white_noise_is_between_minus_ninety_and_minus_forty_six_decibels(tmp_pa
 
 def test_white_noise_has_a_flat_spectrum_and_differs_by_key(tmp_path: Path) -> None:
     corpus = folder_corpus(tmp_path / "noise", {"a.wav": SILENCE})
-    first, second = draw_many(NoiseSampler(corpus, NoiseConfig(white_db=(-50.0, -50.0))), 32000, number=2)
-    assert level_db(first.samples) == pytest.approx(-50, abs=0.2)
+    first, second = draw_many(NoiseSampler(corpus), 32000, number=2)
     assert abs(float(np.corrcoef(first.samples, second.samples)[0, 1])) < 0.03
     bands = np.square(np.abs(np.fft.rfft(first.samples)))[1:].reshape(8, -1).mean(axis=1)
     assert bands.max() / bands.min() < 1.3
@@ -189,10 +188,6 @@ def test_noise_without_a_corpus_is_zero() -> None:
     [
         ({"max_reads": 0}, r"noise_sampler\.max_reads is 0"),
         ({"max_crops": 0}, r"noise_sampler\.max_crops is 0"),
-        (
-            {"white_db": (-46.0, -90.0)},
-            r"noise_sampler\.white_db is \(-46\.0, -90\.0\): expected the lower bound first",
-        ),
     ],
 )
 def test_settings_out_of_range_are_rejected_by_name(changes: dict[str, object], message: str) -> None:
