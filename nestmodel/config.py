@@ -148,9 +148,9 @@ class QuantizerConfig:
     """Normalisation of the feature frames that tokens are computed from: that of the features, as in NeMo; or
     `per_feature`, so that an encoder whose features are not normalised learns the tokens of one whose features are."""
 
-    input_norm: bool = False
-    """Whether each frame that tokens are computed from gets zero mean and unit deviation over its dimensions before
-    frames are stacked, as in NEST v2. The norm has no weights."""
+    input_norm: Literal["frames", "stacked"] | None = None
+    """What gets zero mean and unit deviation before it is projected, as in NEST v2: each of the `frames`, before they
+    are stacked; the `stacked` frames of a token together; or nothing. The norm has no weights."""
 
     def __post_init__(self) -> None:
         require_at_least(2, "quantizer", self, "num_classes")
@@ -316,7 +316,7 @@ class OptimizerConfig:
     With `noam`, the rate also depends on the width of the encoder: see `nestmodel.training.schedule.learning_rate`."""
 
     schedule: Literal["noam", "cosine", "wsd"] = "noam"
-    """How the rate changes after the warm-up: as in NEST; or to `min_lr` at the last step, by a cosine or, after it was
+    """How the rate changes after the warm-up: as in NeMo; or to `min_lr` at the last step, by a cosine or, after it was
     constant, by a line (`wsd`)."""
 
     decay_share: float = 0.2

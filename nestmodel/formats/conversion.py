@@ -258,10 +258,11 @@ def _warn_of_lost_targets(config: NestConfig) -> None:
             "loses them: training that starts from it learns other targets.",
             stacklevel=3,
         )
-    if config.quantizer.input_norm:
+    if config.quantizer.input_norm is not None:
         warnings.warn(
-            "NeMo 3.0.0 has no model.config.quantizer.input_norm and rejects the file; NeMo with pull request 15589 "
-            "opens it. For the encoder alone, remove quantizer.learnable_norm from model_config.yaml in the file.",
+            "NeMo 3.0.0 has no model.config.quantizer.input_norm and rejects the file. NeMo with pull request 15589 "
+            f"opens it and applies its own norm, which may not be {config.quantizer.input_norm!r}. For the encoder "
+            "alone, remove quantizer.learnable_norm from model_config.yaml in the file.",
             stacklevel=3,
         )
 

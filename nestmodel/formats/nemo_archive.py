@@ -64,7 +64,7 @@ def config_of_section(section: Mapping[str, Any], path: Path) -> NestConfig:
     that the division lost has no effect. What NeMo has no counterpart of gets its default; `config_to_nemo` lists it.
     An optimizer or schedule that is not implemented here is replaced by the default with a warning, because it does not
     change what the model computes. Nor does `quantizer.input_norm`, which decides what is learned: if the section does
-    not tell, it is off, with a warning.
+    not tell whether there is a norm, there is none, and if it does not tell which, it is `frames`, with a warning.
 
     Args:
         section: The `model` section.
@@ -76,12 +76,21 @@ def config_of_section(section: Mapping[str, Any], path: Path) -> NestConfig:
     section = _with_whole_blocks(section)
     without_optimizer = {key: value for key, value in section.items() if key != "optim"}
     config = config_from_nemo(without_optimizer)
-    if is_nest_v2(section) is None:
+    is_v2 = is_nest_v2(section)
+    if is_v2 is None:
         _logger.warning(
-            "%s: a configuration of NeMo %s does not tell whether the model is NEST v2: quantizer.input_norm is false. "
+            "%s: a configuration of NeMo %s does not tell whether the model is NEST v2: quantizer.input_norm is null. "
             "To train such a model further, give `--config v2` after the size.",
             path,
             section["nemo_version"],
+        )
+    # Files of this package have no version. Encoder frames are quantized one by one, so that both norms are the same.
+    elif is_v2 and "nemo_version" in section and config.masking.position == "pre_conv":
+        _logger.warning(
+            "%s: the model is NEST v2, of which NeMo had two states: one normalises each frame, the other the stacked "
+            "frames of a token. A configuration does not tell which: quantizer.input_norm is frames. If it was the "
+            "other, train the model further with --model.config.quantizer.input-norm stacked.",
+            path,
         )
     try:
         return config_from_nemo(section)

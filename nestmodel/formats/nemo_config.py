@@ -29,8 +29,8 @@ def config_from_nemo(section: Mapping[str, Any]) -> NestConfig:
 
     Args:
         section: The section from which NeMo builds its EncDecDenoiseMaskedTokenPredModel. A missing field has NeMo's
-            own default; a missing `optim` section gives the default optimizer. `quantizer.input_norm` is set if the
-            section is known to be of NEST v2.
+            own default; a missing `optim` section gives the default optimizer. `quantizer.input_norm` is `frames` if
+            the section is known to be of NEST v2: no field tells its states with the other norm apart.
 
     Raises:
         ConfigError: A field is missing, unknown, or has a value that is not implemented here; the message names it.
@@ -46,7 +46,8 @@ def config_from_nemo(section: Mapping[str, Any]) -> NestConfig:
     # and combine_time_steps of the loss, so either value is accepted.
     num_stacked = encoder.subsampling_factor if position == "pre_conv" else 1
     dims = {features.num_mels} if position == "pre_conv" else {features.num_mels, encoder.d_model}
-    quantizer = _nemo_quantizer(model.child("quantizer"), dims, num_stacked, input_norm=is_nest_v2(section) is True)
+    input_norm: Literal["frames"] | None = "frames" if is_nest_v2(section) else None
+    quantizer = _nemo_quantizer(model.child("quantizer"), dims, num_stacked, input_norm)
     steps_combined = {num_stacked, encoder.subsampling_factor}
     _check_nemo_targets(model.child("decoder"), model.child("loss"), quantizer, steps_combined)
     return NestConfig(
@@ -202,7 +203,9 @@ def _nemo_encoder(section: _NemoSection) -> EncoderConfig:
     return encoder
 
 
-def _nemo_quantizer(section: _NemoSection, dims: set[int], num_stacked: int, *, input_norm: bool) -> QuantizerConfig:
+def _nemo_quantizer(
+    section: _NemoSection, dims: set[int], num_stacked: int, input_norm: Literal["frames"] | None
+) -> QuantizerConfig:
     section.choose("combine_time_steps", num_stacked, default=1)
     section.choose("feat_in", *dims, default=min(dims))
     section.only(time_ahead=False, freeze=True, learnable_norm=False)
@@ -270,7 +273,8 @@ def config_to_nemo(config: NestConfig) -> dict[str, Any]:
     `seed`, `encoder.checkpoint_activations`, `quantizer.normalize` and `masking.target_shift`, and no schedule `wsd`,
     so they are lost. If encoder frames are masked, the section has the values of NeMo's own YAML files: NeMo divides
     the block size, and overwrites other fields, when it builds the model. With `quantizer.input_norm`, a field of NEST
-    v2 keeps NeMo 3.0.0, which has no norm there, from building another model.
+    v2 keeps NeMo 3.0.0, which has no norm there, from building another model; the norm is that of the NeMo that opens
+    the file.
 
     Source: NeMo 3.0.0.
     """
@@ -307,7 +311,7 @@ def config_to_nemo(config: NestConfig) -> dict[str, Any]:
             "freeze": True,
             "squeeze_single": False,
             "combine_time_steps": factor if is_pre_conv else 1,
-            **({"learnable_norm": False} if config.quantizer.input_norm else {}),
+            **({} if config.quantizer.input_norm is None else {"learnable_norm": False}),
         },
         "encoder": _encoder_to_nemo(config.encoder, mels),
         "decoder": {

@@ -25,15 +25,15 @@ class RandomProjectionQuantizer(nn.Module):
     The weights are frozen parameters instead of buffers, because data-parallel training broadcasts buffers to all
     ranks at each step.
 
-    Source: NEST, arXiv:2408.13106, section 3.2, after BEST-RQ, arXiv:2202.01855. Differs from NeMo, which computes the
-    distance to every code in float64: one matrix product and an argmax give the same tokens. The norm of the input is
-    that of NeMo's pull request 15589 (docs/from-nemo.md).
+    Source: NEST, arXiv:2408.13106, after BEST-RQ, arXiv:2202.01855. Differs from NeMo, which computes the distance to
+    every code in float64: one matrix product and an argmax give the same tokens. The norms of the input are those of
+    two states of NeMo's pull request 15589 (docs/from-nemo.md).
     """
 
     def __init__(self, config: QuantizerConfig, *, dim: int, num_stacked: int) -> None:
         super().__init__()
         self.distance = config.distance
-        self.dim, self.has_input_norm = dim, config.input_norm
+        self.norm_dim = {None: None, "frames": dim, "stacked": dim * num_stacked}[config.input_norm]
         self.proj = nn.Linear(dim * num_stacked, config.num_codebooks * config.code_dim, bias=False)
         nn.init.xavier_normal_(self.proj.weight)
         codes = F.normalize(torch.randn(config.num_codebooks, config.num_classes, config.code_dim), dim=-1)
@@ -59,8 +59,8 @@ class RandomProjectionQuantizer(nn.Module):
             stacks = feats.float().transpose(1, 2).reshape(feats.shape[0], -1, self.proj.in_features)
             if rows is not None:
                 stacks = stacks.flatten(0, 1)[rows]
-            if self.has_input_norm:
-                stacks = F.layer_norm(stacks.unflatten(-1, (-1, self.dim)), (self.dim,)).flatten(-2)
+            if self.norm_dim is not None:
+                stacks = F.layer_norm(stacks.unflatten(-1, (-1, self.norm_dim)), (self.norm_dim,)).flatten(-2)
             projected = exact_matmul(stacks, self.proj.weight.T).unflatten(-1, self.codebooks.shape[::2])
             points = F.normalize(projected, dim=-1, eps=1e-12)
             tokens = self._nearest(points.flatten(0, -3))

@@ -16,8 +16,9 @@ NeMo, all weights, and the float32 inputs and outputs of one pass on a CPU. Nois
 import json
 from collections.abc import Mapping
 from copy import deepcopy
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -28,6 +29,7 @@ from torch import Tensor
 from nestmodel import NestConfig, NestNetwork, config_from_nemo
 from nestmodel.nn.features import LOG_OFFSET, STD_OFFSET, LogMelFeatures
 from nestmodel.nn.loss import loss_stats
+from nestmodel.nn.quantizer import RandomProjectionQuantizer
 
 FLOAT32_FEATURES = 2e-4
 FLOAT32_FEATURES_RMS = 1e-5
@@ -131,31 +133,39 @@ def test_tokens_are_equal_on_every_valid_frame(golden: Mapping[str, Any], model:
         assert np.array_equal(tokens[utterance, :num_valid].numpy(), expected)
 
 
-def reference_tokens(feats: NDArray[np.float64], model: NestNetwork) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """Returns the tokens of the frames (mels, frames) of an utterance with the norm of NEST v2, computed in float64.
+def reference_tokens(
+    feats: NDArray[np.float64], model: NestNetwork, input_norm: str
+) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """Returns the tokens of the frames (mels, frames) of an utterance with a norm of NEST v2, computed in float64.
 
     The second array tells how much nearer the code of a token is than the next one, as a difference of cosines.
     """
     quantizer = model.quantizer
     weight, codes = (tensor.double().numpy() for tensor in (quantizer.proj.weight, quantizer.codebooks[0]))
-    normalised = (feats - feats.mean(axis=0)) / np.sqrt(feats.var(axis=0) + 1e-5)
     factor = weight.shape[1] // len(feats)
-    stacks = [normalised[:, i : i + factor].T.reshape(-1) for i in range(0, feats.shape[1], factor)]
-    points = np.stack(stacks) @ weight.T
+    stacks = np.stack([feats[:, i : i + factor].T for i in range(0, feats.shape[1], factor)])  # (tokens, frames, mels)
+    axes: int | tuple[int, int] = 2 if input_norm == "frames" else (1, 2)
+    normalised = stacks - stacks.mean(axes, keepdims=True)
+    normalised /= np.sqrt(stacks.var(axes, keepdims=True) + 1e-5)
+    points = normalised.reshape(len(stacks), -1) @ weight.T
     cosines = points @ codes.T / (np.linalg.norm(points, axis=1, keepdims=True) * np.linalg.norm(codes, axis=1))
     best = np.sort(cosines, axis=1)
     return cosines.argmax(axis=1), best[:, -1] - best[:, -2]
 
 
-def test_tokens_of_nest_v2_equal_a_reference_in_double_precision(golden: Mapping[str, Any], model: NestNetwork) -> None:
+@pytest.mark.parametrize("input_norm", ["frames", "stacked"])
+def test_tokens_of_nest_v2_equal_a_reference_in_double_precision(
+    golden: Mapping[str, Any], model: NestNetwork, input_norm: Literal["frames", "stacked"]
+) -> None:
     """No release of NeMo computes them, so the golden features and weights meet the formula instead."""
-    quantizer = deepcopy(model.quantizer)
-    quantizer.has_input_norm = True
+    config = replace(model.config.quantizer, input_norm=input_norm)
+    quantizer = RandomProjectionQuantizer(config, dim=model.config.features.num_mels, num_stacked=8)
+    quantizer.load_state_dict(model.quantizer.state_dict())
     tokens = quantizer(torch.from_numpy(golden["features_clean"]))
     num_changed = 0
     for utterance, num_valid in enumerate(golden["encoded_len"]):
         feats = golden["features_clean"][utterance, :, : 8 * num_valid].astype(np.float64)
-        expected, margins = reference_tokens(feats, model)
+        expected, margins = reference_tokens(feats, model, input_norm)
         assert margins.min() > 1e-4  # some thousand roundings of float32
         assert np.array_equal(tokens[utterance, :num_valid, 0].numpy(), expected)
         num_changed += int((expected != golden["tokens"][utterance, :num_valid, 0]).sum())

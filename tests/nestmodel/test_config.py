@@ -37,7 +37,7 @@ def test_preset_has_the_size_of_the_paper(
 def test_preset_v2_changes_features_and_quantizer_of_any_size() -> None:
     small, config = NestConfig.preset("small"), NestConfig.preset("small", "v2")
     assert config == replace(
-        small, features=replace(small.features, num_mels=128), quantizer=replace(small.quantizer, input_norm=True)
+        small, features=replace(small.features, num_mels=128), quantizer=replace(small.quantizer, input_norm="frames")
     )
     live = NestConfig.preset("small", "v2", "streaming")
     assert live == NestConfig.preset("small", "streaming", "v2")

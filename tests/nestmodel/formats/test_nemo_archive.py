@@ -55,7 +55,7 @@ CONFIGS = {
             causal_downsampling=True,
         ),
     ),
-    "v2": replace(TINY, quantizer=replace(TINY.quantizer, input_norm=True)),
+    "v2": replace(TINY, quantizer=replace(TINY.quantizer, input_norm="frames")),
     "post_conv": replace(TINY, masking=MaskConfig(position="post_conv", block_size=44)),
 }
 
@@ -198,6 +198,28 @@ def test_a_file_that_does_not_tell_whether_it_is_nest_v2_is_named_in_a_warning(
     path = tar_of(members, tmp_path / "saved.nemo")
     assert load_network(path).config == TINY
     assert (f"{path}: a configuration of NeMo {version} does not tell" in caplog.text) == is_warned
+
+
+@pytest.mark.parametrize(
+    ("masking", "version", "is_warned"),
+    [
+        (MaskConfig(), "3.1.0", True),
+        (MaskConfig(), None, False),  # of this package
+        (MaskConfig(position="post_conv"), "3.1.0", False),  # both norms are the same
+    ],
+)
+def test_a_warning_says_that_a_file_of_nest_v2_may_have_the_other_norm(
+    masking: MaskConfig, version: str | None, is_warned: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = replace(CONFIGS["v2"], masking=masking)
+    write_nemo(tmp_path / "model.nemo", config, NestNetwork(config).state_dict())
+    members = members_of(tmp_path / "model.nemo")
+    section = yaml.safe_load(members["./model_config.yaml"]) | ({"nemo_version": version} if version else {})
+    members["./model_config.yaml"] = yaml.safe_dump(section).encode()
+    path = tar_of(members, tmp_path / "saved.nemo")
+    assert load_network(path).config == config
+    assert (f"{path}: the model is NEST v2" in caplog.text) == is_warned
+    assert ("--model.config.quantizer.input-norm stacked" in caplog.text) == is_warned
 
 
 @pytest.mark.parametrize(

@@ -62,7 +62,7 @@ def test_a_field_of_nest_v2_tells_that_the_quantizer_normalises_its_input(
     nemo_section: Mapping[str, Any], path: str
 ) -> None:
     config = config_from_nemo(changed(nemo_section, path, False))
-    assert config.quantizer == QuantizerConfig(num_classes=128, input_norm=True)
+    assert config.quantizer == QuantizerConfig(num_classes=128, input_norm="frames")
     assert config_from_nemo(config_to_nemo(config)) == config
 
 
@@ -84,7 +84,7 @@ def test_a_version_before_nest_v2_tells_that_a_model_is_not(
 ) -> None:
     section = changed(nemo_section, "nemo_version", version)
     assert is_nest_v2(section) is expected
-    assert not config_from_nemo(section).quantizer.input_norm
+    assert config_from_nemo(section).quantizer.input_norm is None
 
 
 def test_a_cosine_schedule_comes_back_from_a_section(nemo_section: Mapping[str, Any]) -> None:

@@ -1,4 +1,5 @@
 from collections.abc import Iterator
+from typing import Literal
 
 import pytest
 import torch
@@ -57,22 +58,32 @@ def test_frames_are_stacked_in_time_order() -> None:
     assert quantizer(feats).flatten().tolist() == [1, 0]
 
 
-def test_the_input_norm_is_of_each_frame_before_frames_are_stacked() -> None:
-    quantizer = RandomProjectionQuantizer(
-        QuantizerConfig(num_classes=2, code_dim=4, input_norm=True), dim=2, num_stacked=2
-    )
+@pytest.mark.parametrize(("input_norm", "expected"), [(None, 0), ("frames", 1), ("stacked", 2)])
+def test_the_input_norm_is_of_each_frame_or_of_the_stacked_frames(
+    input_norm: Literal["frames", "stacked"] | None, expected: int
+) -> None:
+    config = QuantizerConfig(num_classes=3, code_dim=4, input_norm=input_norm)
+    quantizer = RandomProjectionQuantizer(config, dim=2, num_stacked=2)
     quantizer.proj.weight.copy_(torch.eye(4))
-    quantizer.codebooks.copy_(torch.tensor([[[1.0, 0.0, 0.0, 0.0], [0.5, -0.5, -0.5, 0.5]]]))
-    feats = torch.tensor([[[9.0, 0.1], [1.0, 0.3]]])  # normalised: (1, -1) and (-1, 1)
-    assert quantizer(feats).tolist() == [[[1]]]
-    assert quantizer(feats, torch.tensor([0])).tolist() == [[1]]
-    quantizer.has_input_norm = False  # the first number dominates, and would so in a norm of the stack
-    assert quantizer(feats).tolist() == [[[0]]]
+    plain, frames, stacked = [9.0, 7.0, 0.1, 0.3], [1.0, -1.0, -1.0, 1.0], [5.0, 3.0, -4.0, -4.0]
+    codes = torch.tensor([plain, frames, stacked])
+    quantizer.codebooks.copy_(codes / codes.norm(dim=1, keepdim=True))
+    feats = torch.tensor([[[9.0, 0.1], [7.0, 0.3]]])
+    assert quantizer(feats).tolist() == [[[expected]]]
+    assert quantizer(feats, torch.tensor([0])).tolist() == [[expected]]
+
+
+def test_the_input_norms_are_the_same_if_frames_are_not_stacked() -> None:
+    feats, tokens = torch.randn(3, 40, 20), []
+    for input_norm in ("frames", "stacked"):
+        torch.manual_seed(1)
+        tokens.append(RandomProjectionQuantizer(QuantizerConfig(input_norm=input_norm), dim=40, num_stacked=1)(feats))
+    assert torch.equal(*tokens)
 
 
 @pytest.mark.parametrize("num_stacked", [1, 2])
-def test_with_the_input_norm_tokens_do_not_depend_on_level_and_mean_of_a_frame(num_stacked: int) -> None:
-    config = QuantizerConfig(num_classes=64, num_codebooks=2, input_norm=True)
+def test_with_the_norm_of_frames_tokens_do_not_depend_on_level_and_mean_of_a_frame(num_stacked: int) -> None:
+    config = QuantizerConfig(num_classes=64, num_codebooks=2, input_norm="frames")
     quantizer, feats = RandomProjectionQuantizer(config, dim=40, num_stacked=num_stacked), torch.randn(3, 40, 20)
     tokens = quantizer(feats)
     assert len(tokens.unique()) > 30
