@@ -85,11 +85,11 @@ def test_the_recipe_for_librispeech_runs_from_the_unpacked_archives_to_error_rat
     assert dev_other["characters"] == scores["dev-other"]["characters"]
 
 
-@pytest.mark.parametrize(("num_gpus", "num_microbatches"), [(1, 8), (8, 8), (64, 64)])
+@pytest.mark.parametrize(("num_gpus", "num_microbatches"), [(1, 16), (8, 16), (64, 64)])
 def test_every_configuration_has_the_same_audio_in_a_step(num_gpus: int, num_microbatches: int) -> None:
     plan = RunConfig.read(["large", LIBRISPEECH / f"gpus_{num_gpus}.yaml"]).data.plan
     assert plan.microbatches_per_step == num_microbatches
-    assert plan.microbatches_per_step * plan.max_batch_seconds == 16_000
+    assert plan.microbatches_per_step * plan.max_batch_seconds == 32_000
     assert plan.microbatches_per_step % num_gpus == 0
 
 

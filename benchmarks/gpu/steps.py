@@ -41,7 +41,7 @@ class _Steps:
     def __init__(self, results: Results, device: torch.device, preset: str, num_cuts: int) -> None:
         self._results, self._device, self._preset = results, device, preset
         self._is_cuda = device.type == "cuda"
-        # As in the presets on one GPU; on a CPU, fewer.
+        # Eight, as in the presets small and medium on one GPU; on a CPU, fewer.
         self._per_step, self._num_steps = (8, 2) if self._is_cuda else (2, 1)
         self._where: dict[str, Any] = {"part": "steps", "preset": preset, "cuts": num_cuts}
         self._batch = batch_of(num_cuts, device)

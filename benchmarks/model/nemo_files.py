@@ -28,20 +28,20 @@ from nestmodel import FeatureConfig, NestConfig, NestNetwork, config_from_nemo, 
 from nestmodel.formats.nemo_archive import write_nemo
 
 QUICK = None
-_PAPER = config_from_nemo(section(**SMALL))
+_BASE = config_from_nemo(section(**SMALL))
 OURS: dict[str, NestConfig] = {
     # NeMo's cosine distance raises an error.
     **{name: config_from_nemo(section(**{**SMALL, **v})) for name, v in VARIANTS.items() if "dist_fn" not in v},
     "kernel of 31, subsampling by 4": replace(
-        _PAPER, encoder=replace(_PAPER.encoder, conv_kernel_size=31, subsampling_factor=4)
+        _BASE, encoder=replace(_BASE.encoder, conv_kernel_size=31, subsampling_factor=4)
     ),
     "other features": replace(
-        _PAPER, features=FeatureConfig(num_mels=128, window_length=401, hop_length=161, preemphasis=0.9, pad_to=8)
+        _BASE, features=FeatureConfig(num_mels=128, window_length=401, hop_length=161, preemphasis=0.9, pad_to=8)
     ),
     "18 layers, as the released large one, 192 wide": config_from_nemo(section(d_model=192, n_heads=8, n_layers=18)),
 }
 NEMOS: dict[str, dict[str, Any]] = {
-    "as in the paper": section(**SMALL),
+    "as in NeMo's configuration": section(**SMALL),
     "no biases, no xscaling, two codebooks": section(**SMALL, use_bias=False, xscaling=False, num_books=2),
     "post_conv": section(**SMALL, mask_position="post_conv"),
 }

@@ -30,7 +30,7 @@ from nestmodel.nn.masking import scored_token_mask
 SMALL: dict[str, Any] = {"d_model": 64, "n_heads": 4, "n_layers": 3, "num_classes": 512, "channels": 32}
 _CHUNKS = {"att_context_size": [70, 13], "att_context_style": "chunked_limited"}
 VARIANTS: dict[str, dict[str, Any]] = {
-    "as in the paper": {},
+    "as in NeMo's configuration": {},
     "three codebooks": {"num_books": 3},
     "cosine distance": {"dist_fn": "cosine"},
     "no biases": {"use_bias": False},

@@ -27,7 +27,7 @@ _MAX_SNR_DB = 200.0
 @with_field_docs
 @dataclass(frozen=True, kw_only=True)
 class MixConfig:
-    """Which cuts receive interference, and of which kind; the defaults are those of NEST."""
+    """Which cuts receive interference, and of which kind; the defaults are those of NeMo's configuration."""
 
     prob: float = 0.5
     """Share of cuts that receive interference."""

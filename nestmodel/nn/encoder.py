@@ -58,7 +58,7 @@ class HiddenStates(NamedTuple):
 class ConformerEncoder(nn.Module):
     """Encodes feature frames as encoder frames.
 
-    Source: FastConformer, arXiv:2305.05084, as used by NEST (arXiv:2408.13106, section 3.1).
+    Source: FastConformer, arXiv:2305.05084, as used by NEST (arXiv:2408.13106).
     """
 
     def __init__(self, config: EncoderConfig, *, num_mels: int) -> None:

@@ -49,8 +49,8 @@ class LogMelFeatures(nn.Module):
 
     Autocast has no effect. A module that was converted to float64 computes in float64.
 
-    Source: NEST, arXiv:2408.13106, section 3.1, with the numerics of NeMo 2.5. Differs: dither is never written into
-    the caller's audio.
+    Source: NEST, arXiv:2408.13106, with the numerics of NeMo 2.5. Differs: dither is never written into the caller's
+    audio.
     """
 
     window: Tensor

@@ -34,7 +34,7 @@ def masked_nll(
         The sum, in nats, and the number of rows, to divide it by if all of them have a target. Without scored frames
         the sum is 0 and its gradient is 0.
 
-    Source: NEST, arXiv:2408.13106, section 3.4. Differs from NeMo, whose mean is NaN when no token is scored.
+    Source: NEST, arXiv:2408.13106. Differs from NeMo, whose mean is NaN when no token is scored.
     """
     num_classes, num_codebooks = logits.shape[1:]
     # (scored, classes, codebooks) -> (scored * codebooks, classes)

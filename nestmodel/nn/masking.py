@@ -24,9 +24,9 @@ SHORT_BLOCK_SIZE = 8
 class BlockMask(nn.Module):
     """Draws block masks and replaces masked frames by one fixed random vector.
 
-    Source: NEST, arXiv:2408.13106, section 3.3. Differs from NeMo 2.5, which draws a binomial number of blocks and
-    then distinct starts, utterance by utterance: here starts are drawn independently for the whole batch, which gives
-    the same distribution.
+    Source: NEST, arXiv:2408.13106. Differs from NeMo 2.5, which draws a binomial number of blocks and then distinct
+    starts, utterance by utterance: here starts are drawn independently for the whole batch, which gives the same
+    distribution.
     """
 
     def __init__(self, config: MaskConfig, *, dim: int, subsampling_factor: int = 1) -> None:

@@ -53,7 +53,7 @@ class MultiSoftmaxDecoder(nn.Module):
     The caller selects the encoder frames. The loss needs the scored ones only, which avoids most of the largest matrix
     product of a small model.
 
-    Source: NEST, arXiv:2408.13106, section 3.4; the order of the channels is that of NeMo.
+    Source: NEST, arXiv:2408.13106; the order of the channels is that of NeMo.
     """
 
     def __init__(self, *, dim: int, num_classes: int, num_codebooks: int) -> None:

@@ -318,7 +318,7 @@ def test_an_unexpected_error_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch
 def test_presets_are_compared_by_size(capsys: pytest.CaptureFixture[str]) -> None:
     shown = shown_by("nestmodel", ["presets"], capsys)
     assert sorted(FIGURES) == preset_names()
-    assert re.search(r"^large +113 M +512 x 17 +80 ms +16,000 s +355,556 h$", shown, re.MULTILINE)
+    assert re.search(r"^large +113 M +512 x 17 +80 ms +32,000 s +711,111 h$", shown, re.MULTILINE)
     assert re.search(r"^demo +2\.2 M +144 x 4 +40 ms +40 s +7 h$", shown, re.MULTILINE)
     assert re.search(r"^70,13 +5\.6 s +1\.12 s +1\.05 s +1,056 ms +25 % +12\.5 %$", shown, re.MULTILINE)
     # The times of a context are the same in both presets for live speech.

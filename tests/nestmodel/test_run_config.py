@@ -23,7 +23,7 @@ data:
     languages: [en, sw]
     stages: [{from_step: 5, weights: [1.0, 4.0]}]
   mix: {noise_snr_db: [0.0, 10.0], num_segments: [1, 2]}
-  noise_sampler: {max_reads: 3, white_db: [-80.0, -40.0]}
+  noise_sampler: {max_reads: 3, silence_db: -80.0}
   augment: {speech: [{Gain: {p: 1.0}}], speech_on: both, noise: [PolarityInversion]}
   start_method: spawn
   remote: {patience_s: 1.0, cache_dir: cache, cache_bytes: 5}
@@ -78,6 +78,14 @@ def test_a_preset_is_read_as_it_was_stored(names: list[str], tmp_path: Path) -> 
     config = RunConfig.read(names)
     assert RunConfig.read([written(tmp_path / "config.yaml", config.stored())]) == config
     assert replace(config.model.config, seed=0) == NestConfig.preset(*names)
+
+
+@pytest.mark.parametrize("name", [name for name in preset_names() if name != "demo"])
+def test_steps_of_all_sizes_hold_about_as_much_audio_and_are_clipped(name: str) -> None:
+    config = RunConfig.read([name])
+    assert 20_000 <= config.data.plan.max_batch_seconds * config.data.plan.microbatches_per_step <= 32_000
+    assert config.data.plan.microbatches_per_step % 8 == 0  # the GPUs of a node
+    assert config.trainer.gradient_clip_val == 1.0
 
 
 def test_preset_v2_mixes_quieter_speech_over_other_lengths() -> None:
