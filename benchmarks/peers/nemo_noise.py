@@ -1,4 +1,4 @@
-"""Mixes noise into given utterances with NeMo's loader and augmentation; time_to_loss.py runs it.
+"""Mixes noise into given utterances with NeMo's loader and augmentation; time_to_loss.py and levels.py run it.
 
 Needs nemo_toolkit[asr] 3.0.0, but not this package.
 """
