@@ -1,4 +1,4 @@
-"""The budget of a microbatch, and the cuts that no microbatch can hold."""
+"""The budget of a microbatch, and the cuts that are not in a plan."""
 
 import math
 from collections.abc import Sequence

@@ -109,9 +109,9 @@ class PlanConfig:
     bucket_width: float = 1 / 128
     """Largest difference of lengths in a bucket.
 
-    It is a share of the longest cut in the bucket. Narrower buckets have less padding and fewer cuts. Where a bucket
-    would have fewer than 32 microbatches, it is wider by up to 3 %, so that the same cuts are not always together.
-    Without effect if `num_shapes` is set."""
+    It is a share of the longest cut in the bucket. Narrower buckets have less padding and fewer cuts. Buckets of fewer
+    than 32 microbatches may be wider, so that the same cuts are not always together; all of them add at most 1.7 % of
+    padding. Without effect if `num_shapes` is set."""
 
     num_shapes: int | None = None
     """Number of padded lengths, for CUDA graphs.

@@ -2,7 +2,7 @@
 
 The longest cuts come first. A microbatch takes as many as the budget allows, and neighbouring microbatches whose cuts
 are of similar length are a run, within which cuts are permuted. The last steps of an epoch share what is left for them.
-So the number of steps is the least that the work needs, and no step is small.
+So an epoch has hardly more steps than its work needs, and no step is much smaller than the others.
 """
 
 from bisect import bisect_left
@@ -25,6 +25,8 @@ _MAX_WORK = 11, 10
 _LEVELS = 128
 _PARTS = 8
 _GUESSED = 90, 104
+# Work of the last microbatch over the mean of its step below which the step is divided again.
+_SMALL = 9, 10
 # A shifted packing leaves a part of a microbatch out of the first eight together that have eight cuts or more.
 _SHIFTED = 8
 # Tenths of the work of a microbatch.
@@ -93,8 +95,18 @@ class Packing:
             None if so many steps cannot hold the cuts.
         """
         per_step = self._budget.microbatches
-        start, end = per_step * max(0, num_steps - ending.num_even), per_step * num_steps
-        kept = self._first_of_full(start)
+        end = per_step * num_steps
+        runs = self._even(self._full, per_step * max(0, num_steps - ending.num_even), end, ending)
+        if runs is None or ending.last < _WHOLE:
+            return runs
+        # One budget for all of them may leave the last microbatch small. Then its step is divided again.
+        last, beside = runs[-1], self._work_beside(end - 1, runs[:-1])
+        is_small = last.num_microbatches == 1 and self._work(last) * _SMALL[1] < beside * _SMALL[0]
+        return (self._even(runs, end - per_step, end, ending) if is_small else None) or runs
+
+    def _even(self, runs: list[Run], start: int, end: int, ending: Ending) -> list[Run] | None:
+        """Packs the microbatches from `start` up to `end` again, under the least budget that suffices for all cuts."""
+        kept = _first_of(runs, start)
 
         def holds(level: int) -> bool:
             """Packs the cuts under a budget, which one part of the microbatches after the other gets as it rises."""
@@ -111,9 +123,9 @@ class Packing:
                     return False
             return True
 
-        top, work = _LEVELS * _PARTS, sum(map(self._work, self._full)) - sum(map(self._work, kept))
+        top, work = _LEVELS * _PARTS, sum(map(self._work, runs)) - sum(map(self._work, kept))
         low, high = (top * work * part // (100 * self._budget.limit * (end - start)) for part in _GUESSED)
-        low, high = 0 if holds(low) else low, high if holds(high) else top
+        low, high = 0 if holds(low) else low, high if high < top and holds(high) else top
         level = bisect_left(range(high), True, low, key=holds)
         return self._runs if holds(level) else None
 
@@ -124,16 +136,6 @@ class Packing:
 
     def _work(self, run: Run) -> int:
         return run.num_microbatches * run.size * self._budget.cost(self._order.length(run.first_rank))
-
-    def _first_of_full(self, num_microbatches: int) -> list[Run]:
-        """Returns the runs of the first microbatches under the full budget."""
-        kept: list[Run] = []
-        for run in self._full:
-            if not num_microbatches:
-                break
-            kept.append(replace(run, num_microbatches=min(run.num_microbatches, num_microbatches)))
-            num_microbatches -= kept[-1].num_microbatches
-        return kept
 
     def _add(self, limit: Callable[[int], int], end: int | None, *, keeps_last: bool = False) -> bool:
         """Adds the run of the longest cuts that are in no microbatch.
@@ -149,36 +151,53 @@ class Packing:
         first, rank = self._num_microbatches, self._rank
         remaining, longest = self._order.num_cuts - rank, self._order.length(rank)
         size = min(remaining, self._size(longest, limit(first)))
-        if not size:
-            return False
         if end is not None:
             size = min(size, max(1, remaining - (end - first) + 1))
+        if not size:
+            return False
         number = self._num_similar(rank, size, limit(first))
-        if end is None and size * self._budget.cost(longest) * _MAX_WORK[1] > self._work_beside(first) * _MAX_WORK[0]:
-            size = max(1, self._size(longest, self._work_beside(first)))
-            number = min(number, -first % self._budget.microbatches)
+        beside = self._work_beside(first, self._runs)
+        if end is None and size * self._budget.cost(longest) * _MAX_WORK[1] > beside * _MAX_WORK[0]:
+            size, number = max(1, self._size(longest, beside)), min(number, -first % self._budget.microbatches)
         if first == 0:
             number -= number * self._shift[0] // self._shift[1]
         # A run ends where the limit allows one more cut.
         number = 1 + bisect_left(range(1, number), True, key=lambda i: self._size(longest, limit(first + i)) > size)
-        number = self._whole_steps(first, number)
+        run: Run | None = Run(rank, size, self._whole_steps(first, number))
         if end is not None:
-            left = end - first
-            number = min(number, max(1, left - 1)) if keeps_last else number
-            if number >= left or number * size >= remaining:
-                number, even = left, -(-remaining // left)
-                if even > size:
-                    return False
-                size = even
-            elif size > 1:
-                number = max(1, min(number, (remaining - left) // (size - 1)))
-        run = self._shifted(Run(rank, size, number))
-        self._runs.append(run)
-        if number <= _WANTED_MICROBATCHES:
-            self._padded += number * run.size * longest
-            self._added += sum(run.size * (longest - self._order.length(rank + i * run.size)) for i in range(1, number))
-        self._num_microbatches += number
+            run = self._fitted(run, end - first, keeps_last=keeps_last)
+        if run is None:
+            return False
+        self._append(self._shifted(run))
         return True
+
+    def _fitted(self, run: Run, left: int, *, keeps_last: bool) -> Run | None:
+        """Returns a run that leaves a cut for each later microbatch; if none is later, one that takes all cuts.
+
+        Args:
+            run: The run.
+            left: Number of microbatches from its first one on.
+            keeps_last: As for `_add`.
+
+        Returns:
+            None if the microbatches that are left cannot hold the cuts.
+        """
+        remaining = self._order.num_cuts - run.first_rank
+        number = min(run.num_microbatches, max(1, left - 1)) if keeps_last else run.num_microbatches
+        if number >= left or number * run.size >= remaining:
+            size = -(-remaining // left)
+            return Run(run.first_rank, size, left) if size <= run.size else None
+        if run.size > 1:
+            number = max(1, min(number, (remaining - left) // (run.size - 1)))
+        return replace(run, num_microbatches=number)
+
+    def _append(self, run: Run) -> None:
+        self._runs.append(run)
+        self._num_microbatches += run.num_microbatches
+        if run.num_microbatches <= _WANTED_MICROBATCHES:
+            lengths = [self._order.length(run.first_rank + i * run.size) for i in range(run.num_microbatches)]
+            self._padded += len(lengths) * run.size * lengths[0]
+            self._added += sum(run.size * (lengths[0] - length) for length in lengths)
 
     def _shifted(self, run: Run) -> Run:
         """Returns a run with a cut less if enough of a microbatch is to be left out up to here."""
@@ -194,11 +213,16 @@ class Packing:
         cost = self._budget.cost(longest)
         return min((limit + cost // 2) // cost, self._budget.num_cuts(longest))
 
-    def _work_beside(self, first: int) -> int:
-        """Returns the mean cost of the microbatches before one in its step, or the budget if it is the first."""
+    def _work_beside(self, first: int, runs: list[Run]) -> int:
+        """Returns the mean cost of the microbatches before one in its step, or the budget if it is the first.
+
+        Args:
+            first: Number of the microbatch.
+            runs: The runs before it.
+        """
         begun = first % self._budget.microbatches
         work, number = 0, 0
-        for run in reversed(self._runs):
+        for run in reversed(runs):
             if number == begun:
                 break
             in_step = min(run.num_microbatches, begun - number)
@@ -243,3 +267,14 @@ class Packing:
 
 def _can_be_shifted(run: Run) -> bool:
     return run.num_microbatches == 1 and run.size >= _SHIFTED
+
+
+def _first_of(runs: list[Run], num_microbatches: int) -> list[Run]:
+    """Returns the runs of the first microbatches."""
+    kept: list[Run] = []
+    for run in runs:
+        if not num_microbatches:
+            break
+        kept.append(replace(run, num_microbatches=min(run.num_microbatches, num_microbatches)))
+        num_microbatches -= kept[-1].num_microbatches
+    return kept

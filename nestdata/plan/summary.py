@@ -1,4 +1,4 @@
-"""Summary of an epoch of a plan, from lengths alone: steps, padding, use of the budget, and balance of the ranks."""
+"""Summary of an epoch of a plan, from lengths alone: steps, padding, use of the budget, and what stays together."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -105,7 +105,7 @@ class PlanSummary:
     """Mean cost of a microbatch as a share of the budget."""
 
     num_shapes: int
-    """Number of different batch shapes."""
+    """Number of different batch shapes of the first epoch."""
 
     num_left_out: int
     """Cuts that are in no step, because no microbatch can hold them, or because they are shorter than `min_seconds`."""

@@ -81,7 +81,7 @@ def print_summary(run: "Run") -> None:
 
 
 def print_left_out(run: "Run") -> None:
-    """Prints the cuts that no microbatch can hold to stderr, on rank 0."""
+    """Prints the cuts that are too long or too short for the plan to stderr, on rank 0."""
     if run.trainer.is_global_zero:
         for name, text in left_out_rows(run.data):
             print(f"{name}: {text}", file=sys.stderr)

@@ -103,7 +103,7 @@ def _batches_text(data: NestDataModule, epoch: PlanSummary) -> str:
 
 
 def left_out_rows(data: NestDataModule) -> Rows:
-    """Returns the cuts that no microbatch can hold, for a summary; empty if there are none."""
+    """Returns the cuts that are too long or too short for the plan, for a summary; empty if there are none."""
     rows = []
     for name, dataset in (("left out", data.train_dataset), ("validation", data.val_dataset)):
         if dataset is not None and (text := left_out_text(dataset.plan)) is not None:
