@@ -28,8 +28,9 @@ from benchmarks.harness.children import run_command
 from benchmarks.harness.kept_settings import draw_once, keep_settings
 from benchmarks.harness.report import machine, table_text, versions
 from benchmarks.harness.repository import commit_line
-from benchmarks.learning.parts.manifests import language, read_lines, write_languages
-from nestmodel import ErrorCounts, count_errors, error_difference, error_rate
+from benchmarks.learning.parts.errors import read_errors
+from benchmarks.learning.parts.manifests import language, write_languages
+from nestmodel import ErrorCounts, error_difference, error_rate
 from nestmodel.evaluate.error_rates import percent
 
 QUICK = None
@@ -141,7 +142,7 @@ def _report(arguments: argparse.Namespace, numbers: Mapping[Run, int]) -> str:
         errors: dict[str, dict[int, ErrorCounts]] = {}
         for run, number in numbers.items():
             path = arguments.output / f"probe-{number}-{name}" / "hypotheses.jsonl"
-            errors.setdefault(run.variant, {})[run.seed] = _read_errors(path)
+            errors.setdefault(run.variant, {})[run.seed] = read_errors(path)
         columns = ["variant", "CER", "CER by seed of pretraining", "minus before", "minus before, by seed"]
         rows = (_row(variant, by_seed, errors["before"]) for variant, by_seed in errors.items())
         tables.append(f"## {name}\n\n{table_text(columns, rows)}\n")
@@ -159,16 +160,6 @@ seeds. Runs had numbers in a drawn order until all were scored. Replay 1 is the 
 alone.
 
 {chr(10).join(tables)}"""
-
-
-def _read_errors(path: Path) -> ErrorCounts:
-    """Returns the errors in characters of a probe, added up over the seeds of its heads and over groups of lines."""
-    lines = sorted(read_lines(path), key=lambda line: str(line["id"]))
-    texts = [line["text"] for line in lines]
-    counts = (
-        count_errors(texts, [one["trained"][seed] for one in lines], "characters") for seed in lines[0]["trained"]
-    )
-    return reduce(add, counts).by_group([line["group"] for line in lines])
 
 
 def _row(variant: str, errors: Mapping[int, ErrorCounts], before: Mapping[int, ErrorCounts]) -> list[str]:

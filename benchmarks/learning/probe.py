@@ -109,7 +109,7 @@ def _probe(real: Path, output: Path, number: int, manifest: str, options: str) -
 def _print(results: Path | None, real: Path, output: Path, minutes: int, found: dict[str, dict[str, Any]]) -> None:
     pretrain = Corpus.open(output / "pretrain.corpus")
     report = Report(
-        f"What an encoder learned in {minutes} minutes",
+        f"What an encoder knows after {minutes} minutes",
         __file__,
         f"one run, {machine()}, {versions('torch', 'pytorch-lightning', 'scikit-learn')}.",
         results=results,
@@ -117,7 +117,8 @@ def _print(results: Path | None, real: Path, output: Path, minutes: int, found: 
     report.text(f"""Encoder and probe were trained on {len(pretrain)} utterances, {pretrain.hours:.2f} h (the probe on
         those that have the label). They are scored on one utterance in five, which neither has seen. Accuracy in %,
         with the 95 % interval in brackets. Pooling and classifier are the same for all features: mean and standard
-        deviation over an utterance, logistic regression.""")
+        deviation over an utterance, logistic regression. The batch norm of the untrained encoder is calibrated on the
+        training utterances.""")
     report.markdown("".join(f"    {command}\n" for command in _commands(Path(real.name), minutes)))
     columns = ("probe", "classes, chance", "training, held out", "trained", "untrained", "log mel")
     report.table(columns, (_row(name, probe) for name, probe in found.items()))
