@@ -18,8 +18,8 @@ FLOOR_MS, FLOOR_AUDIO_S = 75.8, 1995
 """Least time of a compiled step of 133 x 15 s, counted (docs/results.md)."""
 PARAMETERS = 113.1e6
 """Parameters of `large`; each has a gradient of four bytes."""
-STEP_AUDIO_S, MAX_STEPS, CORPUS_H = 32_000, 80_000, 960
-"""Audio of a step with padding, steps, and hours of the corpus."""
+STEP_AUDIO_S, MAX_STEPS = 32_000, 80_000
+"""Audio of a step with padding, and steps."""
 CONFIGURATIONS = {1: 16, 8: 16, 64: 64}
 """Microbatches of a step by number of GPUs."""
 GPUS_PER_NODE = 8
