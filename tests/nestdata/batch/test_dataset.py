@@ -348,7 +348,7 @@ def test_more_unusable_cuts_than_allowed_end_the_run_with_a_list(tmp_path: Path)
     batch_indices = microbatches(plan, num_steps=plan.steps_per_epoch)
     with pytest.raises(
         AudioError,
-        match=r"3 of \d+ reads of speech failed .*more than the allowed 5 %: .*\d\d \((missing|changed)\)",
+        match=r"6 of \d+ reads of speech failed .*more than the allowed 5 %: .*\d\d \((missing|changed)\)",
     ):
         list(dataset.loader(batch_indices))
     patient = AudioNoiseDataset(corpus, plan, bad_audio=BadAudioConfig(max_share=0.2, min_count=2))

@@ -61,24 +61,45 @@ def test_a_summary_describes_data_model_and_steps(messy_corpora: MessyCorpora, t
     }
 
 
-def test_a_summary_counts_what_is_left_out_and_names_the_cut_that_causes_most_padding(tmp_path: Path) -> None:
-    (tmp_path / "speech").mkdir()
-    lengths = {**{f"short{number:02}": 1.0 for number in range(30)}, "long": 3.0, "too_long": 3.2}
+def tones(directory: Path, lengths: dict[str, float]) -> Path:
+    """Prepares a corpus of tones of given lengths in seconds."""
+    (directory / "speech").mkdir()
     for name, seconds in lengths.items():
         tone = 0.1 * np.sin(np.arange(round(16000 * seconds)) / 20)
-        soundfile.write(tmp_path / "speech" / f"{name}.wav", tone, 16000)
-    prepare_corpus([tmp_path / "speech"], tmp_path / "speech.corpus")
-    plan = PlanConfig(max_batch_seconds=3.0, microbatches_per_step=2)
-    data = NestDataModule(DataConfig(tmp_path / "speech.corpus", None, tmp_path / "speech.corpus", plan))
+        soundfile.write(directory / "speech" / f"{name}.wav", tone, 16000)
+    prepare_corpus([directory / "speech"], directory / "speech.corpus")
+    return directory / "speech.corpus"
+
+
+def test_a_summary_counts_what_is_left_out(tmp_path: Path) -> None:
+    corpus = tones(tmp_path, {**{f"short{number:02}": 1.0 for number in range(30)}, "too_long": 3.2, "too_short": 0.8})
+    plan = PlanConfig(max_batch_seconds=3.0, microbatches_per_step=2, min_seconds=0.9)
+    data = NestDataModule(DataConfig(corpus, None, corpus, plan))
     rows = summary(data, tmp_path, max_steps=1)
-    # The long cut and a short one are padded to 3 s: 2 s of padding. The others have none.
-    assert rows["padding"].startswith(
-        f"{100 * 2 / (6 + 30):.1f} %; 100 % of it where cuts are padded to the 3.0 s of '"
-    )
-    assert rows["padding"].endswith(" of 'long'")
     for name in ("left out", "validation"):
         assert "1 cut, 3 s, longer than the 3 s that a microbatch holds" in rows[name]
         assert "--window-seconds 3 " in rows[name]
+        assert "1 cut, 1 s, shorter than min_seconds (0.9 s)" in rows[name]
+    assert "few steps" not in rows
+
+
+def test_a_summary_names_the_cut_that_causes_most_padding(tmp_path: Path) -> None:
+    corpus = tones(tmp_path, {**{f"short{number:02}": 1.0 for number in range(21)}, "long": 3.0})
+    data = NestDataModule(DataConfig(corpus, plan=PlanConfig(max_batch_seconds=6.0, microbatches_per_step=1)))
+    rows = summary(data, tmp_path, max_steps=1)
+    # The long cut and a short one are padded to 3 s: 2 s of padding. The others have none.
+    share = f"{100 * 2 / (6 + 20):.1f} %"
+    assert rows["padding"] == f"{share}; 100 % of it where cuts are padded to the 3.0 s of 'long'"
+
+
+def test_a_summary_names_a_corpus_of_less_than_two_steps(tmp_path: Path) -> None:
+    corpus = tones(tmp_path, {f"{number:02}": 1.0 for number in range(40)})
+    data = NestDataModule(DataConfig(corpus, plan=PlanConfig(max_batch_seconds=20.0, microbatches_per_step=4)))
+    rows = summary(data, tmp_path, max_steps=1)
+    assert rows["few steps"] == (
+        "the corpus holds 0.5 steps of the 80 s that were asked for. For about 8 steps an epoch: "
+        "--max-batch-seconds 5 --microbatches-per-step 1"
+    )
 
 
 def test_secrets_in_addresses_are_hidden(messy_corpora: MessyCorpora, tmp_path: Path) -> None:
