@@ -9,6 +9,7 @@ Times and memory of opening a corpus are measured in separate processes, after t
 
 import argparse
 import json
+import math
 import resource
 import statistics
 import sys
@@ -40,6 +41,10 @@ SECONDS = 240.0
 LHOTSE_BUCKETS = 30
 BUFFER = 20_000
 NUM_COMPARED = 400
+HOURS = 2, 15, 60, 250, 1000, 10_000
+MEAN_S = 10.65
+QUADRATIC_S = 84
+PRESETS = {"small": (4000.0, 8), "large": (2000.0, 16), "xlarge": (800.0, 32)}
 RATE = 16000
 
 
@@ -71,7 +76,7 @@ def main() -> int:
         columns = ["cuts", "buckets", "steps an epoch", "padding", "budget used", "slowest rank over mean", "repeats"]
         columns += ["open and first indices, s", "indices, median, µs", "memory of each further process, MB"]
         report.table(columns, map(_row, corpora.values()))
-        _small_corpora(report)
+        _full_steps(report)
         _against_lhotse(report, corpora[sizes[-2]], corpora[sizes[1]])
     return 0
 
@@ -88,7 +93,7 @@ def _row(path: Path) -> list[str]:
         f"{plan.steps_per_epoch:,}",
         f"{100 * summary.padding:.2f} %",
         f"{100 * summary.budget_used:.1f} %",
-        "1",
+        f"{_slowest_over_mean(plan, WORLD_SIZE):.4f}",
         f"{summary.num_repeats}",
         f"{figures['open_s']:.3f}",
         f"{figures['indices_us']:.0f}",
@@ -108,7 +113,7 @@ def _against_lhotse(report: Report, path: Path, small: Path) -> None:
             str(len(plan.buckets)),
             f"{100 * summary.padding:.2f} %",
             f"{100 * summary.budget_used:.1f} %",
-            "1",
+            f"{_slowest_over_mean(plan, WORLD_SIZE):.4f} on average",
             _shown_by_ours(small, config),
             f"{1000 * _seconds_to(path, config, 0):.1f} ms",
             f"{1000 * _seconds_to(path, config, plan.steps_per_epoch // 2):.1f} ms",
@@ -143,28 +148,54 @@ def _against_lhotse(report: Report, path: Path, small: Path) -> None:
     report.table(["what", *columns], zip(names, *columns.values(), strict=True))
 
 
-def _small_corpora(report: Report) -> None:
-    """Compares padding of small corpora with the least of any steps that have one shape each."""
-    report.section("Small corpora")
-    report.text(f"""Full microbatches would be mostly padding here, so steps hold fewer cuts. The least is that of any
-        steps whose {WORLD_SIZE} microbatches have one shape, found by dynamic programming. "One long recording" is 120
-        cuts of 5.5 to 12 s, half of them equally long, and one of 74 s.""")
-    lengths = {"120 cuts and one long recording": _one_long_recording(), "the 120 cuts": _one_long_recording()[:-1]}
-    lengths |= {f"{size:,} cuts, log-normal": _log_normal(size) for size in (100, 300, 1000, 2000, 4000, 10_000)}
+def _full_steps(report: Report) -> None:
+    """Compares steps of corpora of all sizes with what was asked for, and with sorted microbatches."""
+    report.section("Full steps")
+    report.text(f"""Log-normal lengths as above. "Asked" is the mean audio of a step, without padding, over what
+        `max_batch_seconds` and `microbatches_per_step` allow. "Sorted" is the padding if sorted cuts fill one
+        microbatch after the other, longest first. Mixed steps have microbatches of neighbouring lengths. "Pairs kept"
+        is the share of the pairs of cuts of a microbatch that are in one microbatch in the next epoch as well. The last
+        columns are the work of the slowest of 2 and of 4 ranks over their mean, on average over steps, where a cut of d
+        seconds is d + d² / {QUADRATIC_S} of work: attention counts as in `small`, the preset where it counts most.""")
     rows = []
-    for name, cuts in lengths.items():
-        for seconds in (SECONDS, 2000.0):
-            config = PlanConfig(max_batch_seconds=seconds, microbatches_per_step=WORLD_SIZE)
-            summary = summarise_plan(BatchPlan(cuts, RATE, config), cuts)
-            least = 1 - int(cuts.sum()) / _least_samples(cuts[::-1].tolist(), round(seconds * RATE))
-            shares = (f"{100 * share:.2f} %" for share in (summary.padding, least, summary.budget_used))
-            rows.append([name, f"{seconds:g} s", f"{summary.steps_per_epoch}", *shares])
-    report.table(["corpus", "microbatch", "steps an epoch", "padding", "least padding", "budget used"], rows)
+    for hours in HOURS:
+        lengths = _log_normal(round(hours * 3600 / MEAN_S))
+        for preset, (seconds, microbatches) in PRESETS.items():
+            plan = BatchPlan(lengths, RATE, PlanConfig(max_batch_seconds=seconds, microbatches_per_step=microbatches))
+            summary = summarise_plan(plan, lengths)
+            rows.append(
+                [
+                    f"{hours:,}",
+                    f"{preset}, {microbatches} x {seconds:g} s",
+                    f"{summary.steps_per_epoch:,}",
+                    f"{100 * summary.seconds_per_step / summary.seconds_asked:.0f} %",
+                    f"{100 * summary.padding:.2f} %",
+                    f"{100 * _sorted_padding(lengths, round(seconds * RATE)):.2f} %",
+                    f"{summary.num_mixed_steps:,}",
+                    f"{100 * summary.pairs_kept:.0f} %",
+                    *(f"{_slowest_over_mean(plan, ranks, QUADRATIC_S):.3f}" for ranks in (2, 4)),
+                ]
+            )
+    columns = ["hours", "preset", "steps an epoch", "asked", "padding", "sorted", "mixed steps", "pairs kept"]
+    report.table([*columns, "2 ranks", "4 ranks"], rows)
 
 
-def _one_long_recording() -> NDArray[np.int64]:
-    seconds = [5.5] * 56 + np.geomspace(5.6, 12, 64).tolist() + [74.0]
-    return (np.array(seconds) * RATE).astype(np.int64)
+def _slowest_over_mean(plan: BatchPlan, num_ranks: int, quadratic_s: float = math.inf) -> float:
+    """Returns the work of the slowest rank over the mean, on average over the first steps.
+
+    Args:
+        plan: The plan.
+        num_ranks: Number of ranks.
+        quadratic_s: q, if a cut of d seconds is d + d² / q of work.
+    """
+    per_step, ratios = plan.config.microbatches_per_step, []
+    for step in range(min(plan.steps_per_epoch, NUM_COMPARED)):
+        buckets = [plan.bucket(step, number) for number in range(per_step)]
+        seconds = np.array([bucket.padded_samples / RATE for bucket in buckets])
+        work = np.array([bucket.cuts_per_microbatch for bucket in buckets]) * (seconds + seconds**2 / quadratic_s)
+        of_ranks = work.reshape(num_ranks, -1).sum(1)
+        ratios.append(of_ranks.max() / of_ranks.mean())
+    return float(np.mean(ratios))
 
 
 def _log_normal(num_cuts: int) -> NDArray[np.int64]:
@@ -172,15 +203,13 @@ def _log_normal(num_cuts: int) -> NDArray[np.int64]:
     return np.sort(seconds * RATE).astype(np.int64)
 
 
-def _least_samples(longest_first: list[int], budget: int) -> int:
-    """Returns the least samples, padding included, by trying every number of cuts for every step."""
-    num_rows = -(-len(longest_first) // WORLD_SIZE)
-    least = [0] * (num_rows + 1)
-    for row in reversed(range(num_rows)):
-        longest = longest_first[row * WORLD_SIZE]
-        sizes = range(1, min(budget // longest, num_rows - row) + 1)
-        least[row] = min(size * WORLD_SIZE * longest + least[row + size] for size in sizes)
-    return least[0]
+def _sorted_padding(lengths: NDArray[np.int64], budget: int) -> float:
+    end, padded = len(lengths), 0
+    while end:
+        size = max(1, min(end, budget // int(lengths[end - 1])))
+        padded += size * int(lengths[end - 1])
+        end -= size
+    return 1 - int(lengths.sum()) / padded
 
 
 def _seconds_to(path: Path, config: PlanConfig, step: int) -> float:

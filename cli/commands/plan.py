@@ -71,7 +71,7 @@ def _print_summary(summary: "PlanSummary", paths: list[Path]) -> None:
         f"{summary.seconds_per_step:,.0f} s of audio per step, {summary.seconds_asked:,g} s asked for: budget used "
         f"{100 * summary.budget_used:.1f} %, padding {100 * summary.padding:.2f} %"
     )
-    out.print(f"{summary.num_mixed_steps:,} steps of neighbouring lengths, {summary.num_shapes} shapes")
+    out.print(f"steps of neighbouring lengths: {summary.num_mixed_steps:,}; shapes: {summary.num_shapes}")
     out.print(f"{100 * summary.pairs_kept:.1f} % of the pairs in a microbatch are together in the next epoch as well")
     if summary.num_repeats:
         out.print(f"{summary.num_repeats} cuts repeated to fill the last step")

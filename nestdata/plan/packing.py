@@ -27,8 +27,10 @@ _PARTS = 8
 _GUESSED = 90, 104
 # Work of the last microbatch over the mean of its step below which the step is divided again.
 _SMALL = 9, 10
-# A shifted packing leaves a part of a microbatch out of the first eight together that have eight cuts or more.
+# A shifted packing leaves a part of a microbatch out of the first eight together. Each has enough cuts that one less is
+# little work beside the others of its step.
 _SHIFTED = 8
+_MIN_SHIFTED_CUTS = 6
 # Tenths of the work of a microbatch.
 _WHOLE = 10
 
@@ -111,7 +113,7 @@ class Packing:
         def holds(level: int) -> bool:
             """Packs the cuts under a budget, which one part of the microbatches after the other gets as it rises."""
             self._runs, self._num_microbatches = list(kept), start
-            self._num_shifted, self._carried, self._padded, self._added = sum(map(_can_be_shifted, kept)), 0, 0, 0
+            self._num_shifted, self._carried, self._padded, self._added = sum(map(self._can_be_shifted, kept)), 0, 0, 0
 
             def limit(microbatch: int) -> int:
                 part = (microbatch - start) * _PARTS // (end - start)
@@ -201,12 +203,16 @@ class Packing:
 
     def _shifted(self, run: Run) -> Run:
         """Returns a run with a cut less if enough of a microbatch is to be left out up to here."""
-        if self._num_shifted == _SHIFTED or not _can_be_shifted(run) or run.end >= self._order.num_cuts:
+        if self._num_shifted == _SHIFTED or not self._can_be_shifted(run) or run.end >= self._order.num_cuts:
             return run
         self._num_shifted += 1
         self._carried += run.size * self._shift[0]
         num_left_out, self._carried = divmod(self._carried, _SHIFTED * self._shift[1])
         return replace(run, size=run.size - num_left_out)
+
+    def _can_be_shifted(self, run: Run) -> bool:
+        min_cuts = _MIN_SHIFTED_CUTS if self._budget.microbatches > 1 else 2
+        return run.num_microbatches == 1 and run.size >= min_cuts
 
     def _size(self, longest: int, limit: int) -> int:
         """Returns the number of cuts whose cost is nearest to a limit, and within the budget."""
@@ -263,10 +269,6 @@ class Packing:
         per_step = self._budget.microbatches
         begun = -first % per_step
         return begun + (number - begun) // per_step * per_step if number >= begun + per_step else number
-
-
-def _can_be_shifted(run: Run) -> bool:
-    return run.num_microbatches == 1 and run.size >= _SHIFTED
 
 
 def _first_of(runs: list[Run], num_microbatches: int) -> list[Run]:
