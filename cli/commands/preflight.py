@@ -18,7 +18,7 @@ from nestmodel import (
     run_preflight,
 )
 from nestmodel.run import build_run
-from nestmodel.training.display import print_left_out
+from nestmodel.training.display import print_plan_notes
 
 from ..output import print_json
 
@@ -30,7 +30,7 @@ _MIN_WIDTH = 100
 def run_checks(config: RunConfig, checks: PreflightConfig, *, as_json: bool) -> int:
     """Checks the ranks, data and hardware of a run; returns the exit code."""
     run = build_run(config, "fit")
-    print_left_out(run)
+    print_plan_notes(run)
     show: Callable[[PreflightReport], None] = _print_json if as_json else _print_table
     return int(run_preflight(run.model, run.data, run.trainer, checks, show).has_failed)
 

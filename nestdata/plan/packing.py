@@ -165,12 +165,11 @@ class Packing:
             number -= number * self._shift[0] // self._shift[1]
         # A run ends where the limit allows one more cut.
         number = 1 + bisect_left(range(1, number), True, key=lambda i: self._size(longest, limit(first + i)) > size)
-        run: Run | None = Run(rank, size, self._whole_steps(first, number))
-        if end is not None:
-            run = self._fitted(run, end - first, keeps_last=keeps_last)
-        if run is None:
+        run = Run(rank, size, self._whole_steps(first, number))
+        fitted = run if end is None else self._fitted(run, end - first, keeps_last=keeps_last)
+        if fitted is None:
             return False
-        self._append(self._shifted(run))
+        self._append(self._shifted(fitted))
         return True
 
     def _fitted(self, run: Run, left: int, *, keeps_last: bool) -> Run | None:

@@ -17,7 +17,7 @@ from nestdata import redacted
 from nestmodel.training.callbacks.live_panel import LivePanel, terminal
 from nestmodel.training.callbacks.progress import PlainLines, Renderer
 from nestmodel.training.run_state import format_duration
-from nestmodel.training.starting.run_summary import format_summary, left_out_rows, summarise_run
+from nestmodel.training.starting.run_summary import Rows, few_steps_rows, format_summary, left_out_rows, summarise_run
 from nestmodel.training.step_limits import num_steps_of_run
 from nestmodel.training.step_stats import StopRequests
 
@@ -82,8 +82,17 @@ def print_summary(run: "Run") -> None:
 
 def print_left_out(run: "Run") -> None:
     """Prints the cuts that are too long or too short for the plan to stderr, on rank 0."""
+    _print_rows(run, left_out_rows(run.data))
+
+
+def print_plan_notes(run: "Run") -> None:
+    """Prints what a person may not expect of the plan of training to stderr, on rank 0: cuts left out, few steps."""
+    _print_rows(run, [*left_out_rows(run.data), *few_steps_rows(run.data)])
+
+
+def _print_rows(run: "Run", rows: Rows) -> None:
     if run.trainer.is_global_zero:
-        for name, text in left_out_rows(run.data):
+        for name, text in rows:
             print(f"{name}: {text}", file=sys.stderr)
 
 

@@ -35,6 +35,14 @@ def test_preflight_prints_a_table_and_leaves_no_files(
     assert [path.name for path in tmp_path.iterdir()] == ["tiny.yaml"]
 
 
+def test_preflight_names_a_corpus_of_less_than_two_steps(
+    messy_corpora: MessyCorpora, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert main([*arguments(tmp_path, messy_corpora.speech), "--max-batch-seconds", "200"]) == 0
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("few steps: ")]
+    assert "steps of the 400 s that were asked for. For about 8 steps an epoch: --max-batch-seconds" in line
+
+
 def test_a_failed_check_sets_the_exit_code_and_is_named_in_json(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

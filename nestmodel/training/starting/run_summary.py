@@ -27,8 +27,8 @@ Rows = list[tuple[str, str]]
 def summarise_run(run: "Run") -> Rows:
     """Returns the summary of a run before `fit` as (name, text); URLs in it are without their secrets."""
     trainer, model, data, config = run.trainer, run.model, run.data, run.config
-    noise, plan = data.noise.corpus, data.train_dataset.plan
-    epoch = summarise_plan(plan, data.train_dataset.corpus.num_samples)
+    noise = data.noise.corpus
+    epoch = summarise_plan(data.train_dataset.plan, data.train_dataset.corpus.num_samples)
     rows = [
         ("corpus", ", ".join(_corpus_text(corpus) for corpus in data.train_dataset.corpus.corpora)),
         ("noise", "other speech only" if noise is None else f"{_corpus_text(noise)}, and other speech"),
@@ -37,7 +37,7 @@ def summarise_run(run: "Run") -> Rows:
         *([("look-ahead", model.config.describe_contexts())] if model.config.encoder.is_limited else []),
         ("steps", _steps_text(trainer, data, config.trainer.max_time)),
         ("batches", _batches_text(data, epoch)),
-        *([("few steps", text)] if (text := few_steps_text(plan, epoch)) else []),
+        *few_steps_rows(data, epoch),
         ("padding", padding_text(epoch, lambda index: str(data.train_dataset.corpus.line(index)["id"]))),
         *left_out_rows(data),
         ("ranks", _ranks_text(trainer)),
@@ -100,6 +100,18 @@ def _batches_text(data: NestDataModule, epoch: PlanSummary) -> str:
         f"{plan.microbatches_per_step} x {plan.max_batch_seconds:g} s, so up to {epoch.seconds_asked:,g} s of audio "
         f"per step, {epoch.seconds_per_step:,.0f} s on average{augmented}; loader workers per rank: {data.num_workers}"
     )
+
+
+def few_steps_rows(data: NestDataModule, epoch: PlanSummary | None = None) -> Rows:
+    """Returns that the corpus holds less than two steps, for a summary; empty if it holds more.
+
+    Args:
+        data: The data of the run.
+        epoch: Summary of the plan of training, if it is known.
+    """
+    plan = data.train_dataset.plan
+    text = few_steps_text(plan, epoch or summarise_plan(plan, data.train_dataset.corpus.num_samples))
+    return [] if text is None else [("few steps", text)]
 
 
 def left_out_rows(data: NestDataModule) -> Rows:
