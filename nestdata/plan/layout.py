@@ -21,7 +21,7 @@ _NUM_LAYOUTS = 3
 # Below this number of microbatches, padding depends much on where they begin. If it helps, the last one is smaller than
 # the others, or fewer steps share what is left. With one microbatch in a step, a step would be too small.
 _TINY = 40
-_ENDS = Ending(last=7), Ending(num_even=2), Ending(last=4), Ending(num_even=2, last=7)
+_ENDS = Ending(last=7), Ending(num_even=3), Ending(last=4)
 _ENDS_OF_STEPS = _ENDS[:2]
 # Steps of an epoch for each one that may be added so that more layouts fit into as many steps.
 _MORE_STEPS = 32
