@@ -14,8 +14,8 @@ from nestdata.plan.budget import Budget
 from nestdata.plan.packing import Ending, Packing, Run
 from nestdata.plan.positions import Bucket, Order, Positions, longest_remaining, num_remaining, take_bucket, up_to
 
-# A corpus of fewer microbatches than this has several layouts. In a larger one, most buckets have so many of them that
-# few pairs of cuts stay together in any case.
+# A corpus with fewer microbatches than this has several layouts. In a larger corpus, most buckets have enough of them
+# to separate nearly all pairs of cuts.
 _SMALL = 4096
 _NUM_LAYOUTS = 3
 # Below this number of microbatches, padding depends much on where they begin. If it helps, the last one is smaller than

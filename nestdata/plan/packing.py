@@ -94,7 +94,7 @@ class Packing:
             ending: How the last steps share the work.
 
         Returns:
-            None if so many steps cannot hold the cuts.
+            None if the cuts do not fit into this number of steps.
         """
         per_step = self._budget.microbatches
         end = per_step * num_steps
@@ -148,7 +148,7 @@ class Packing:
             keeps_last: Whether the last microbatch is a run of its own.
 
         Returns:
-            False if the cuts do not fit into so many microbatches.
+            False if the cuts do not fit into `end` microbatches.
         """
         first, rank = self._num_microbatches, self._rank
         remaining, longest = self._order.num_cuts - rank, self._order.length(rank)
