@@ -55,13 +55,14 @@ def lay_out(
     num_steps = min(most, first.num_steps + first.num_steps // _MORE_STEPS)
     while (even := first.evened(num_steps, Ending())) is None:
         num_steps += 1
-    ending, least = Ending(), _padded_samples(even, order)
+    best, ending, least = even, Ending(), _padded_samples(even, order)
     if num_microbatches < _TINY:
         for other in _ENDS if budget.microbatches > 1 else _ENDS_OF_STEPS:
             runs = first.evened(num_steps, other)
             if runs is not None and (padded := _padded_samples(runs, order)) < least - least // _MORE_PADDING:
-                ending, least = other, padded
-    layouts = [runs for packing in packings if (runs := packing.evened(num_steps, ending)) is not None]
+                best, ending, least = runs, other, padded
+    others = (packing.evened(num_steps, ending) for packing in packings[1:])
+    layouts = [best, *(runs for runs in others if runs is not None)]
     least = min(_padded_samples(runs, order) for runs in layouts)
     layouts = [runs for runs in layouts if _padded_samples(runs, order) <= least + least // _MORE_PADDING]
     return [_take(corpora, budget, runs) for runs in layouts]

@@ -27,6 +27,7 @@ _IGNORED_SETTINGS = (
     *("dither", "pad_to", "dropout", "dropout_pre_encoder", "dropout_att", "dropout_emb"),
     *("checkpoint_activations", "att_context_probs"),
     *("num_layers", "d_model", "subsampling_channels", "ff_expansion", "conv_kernel_size"),
+    *("num_classes", "num_codebooks", "code_dim"),
 )
 
 
@@ -111,18 +112,23 @@ def load_weights(network: NestNetwork, path: str | Path, parts: WeightParts = "a
             file_config = file.read_config()
         except WeightsError:
             return report
-        return replace(report, differing_settings=differing_settings(network.config, file_config))
+        return replace(report, differing_settings=differing_settings(network.config, file_config, parts))
 
 
-def differing_settings(config: NestConfig, file_config: NestConfig) -> tuple[str, ...]:
+def differing_settings(config: NestConfig, file_config: NestConfig, parts: WeightParts = "all") -> tuple[str, ...]:
     """Lists differences between the settings of a network and of a file that change the meaning of the weights.
 
     An example is `encoder.xscaling`, which does not show in the shape of any weight.
+
+    Args:
+        config: Configuration of the network.
+        file_config: Configuration of the file.
+        parts: The weights that are loaded. Those of the encoder do not depend on the quantizer.
     """
     settings, file_settings = asdict(config), asdict(file_config)
     return tuple(
         f"{section}.{field} is {value!r} in the model and {file_settings[section][field]!r} in the file"
-        for section in ("features", "encoder")
+        for section in ("features", "encoder", *(["quantizer"] if parts == "all" else []))
         for field, value in settings[section].items()
         if field not in _IGNORED_SETTINGS and value != file_settings[section][field]
     )

@@ -149,6 +149,7 @@ def run_settings(
         **getattr(data, "settings", {}),
         **({"model.kernels": repr(kernels)} if determinism() else {}),
         "trainer.deterministic": repr(determinism()),
+        "trainer.gradient_clip_algorithm": repr(trainer.gradient_clip_algorithm),
         "trainer.gradient_clip_val": repr(trainer.gradient_clip_val),
         "trainer.precision": repr(trainer.precision),
     }
