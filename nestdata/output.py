@@ -1,9 +1,14 @@
 """Output directories and files that appear at their target complete or not at all.
 
-An output is written to the directory `NAME.partial` beside its target, which is locked in the meantime, and is flushed
-and renamed at the end. If the process is killed, the target holds the old output or the new one, never a mixture; the
-next run into the same target clears `NAME.partial`, except for folders of finished work that it names. A second run
-into a target that is being written is refused.
+An output is written to the folder `NAME.partial` beside its target. The program makes this folder itself and puts a
+mark into it, a file that says what is written there. The mark is locked in the meantime, so that a second run into the
+same target is refused. At the end, all files are flushed, and the folder is renamed. If the process is killed, the
+target holds the old output or the new one, never a mixture; the next run into the same target finds the mark and clears
+the folder, except for subfolders of finished work that it names.
+
+Only a folder with such a mark is ever cleared. Anything else at `NAME.partial`, such as a link, a folder of another
+user or one without a mark, is left as it is, and the run is refused. So is a run whose output would replace one of its
+inputs, or a directory with files that it has not made.
 """
 
 import ctypes
@@ -12,24 +17,47 @@ import fcntl
 import importlib.metadata
 import json
 import os
+import secrets
 import shutil
+import stat
 import tempfile
-from collections.abc import Callable, Collection, Iterator
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import cache
 from pathlib import Path
+from re import Pattern
+from typing import BinaryIO
 
 from nestdata.errors import OutputError
 
+MARK = ".nest-unfinished.json"
+"""File in each folder that is being written, which says what is written there."""
+
 # Error numbers of a disk that accepts no more data. Other system errors in the block may concern an input.
 _CANNOT_WRITE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
+# Error numbers of a file system without locks, or without those of directories (NFS).
+_CANNOT_LOCK = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EBADF)
+# Longest time between the creation of a folder and that of its mark, by another run.
+_MARK_AFTER_S = 1.0
+# Subfolder that holds the old output while the new one takes its place, where two directories cannot be swapped.
+_REPLACED = ".replaced"
+_FLUSHES_AT_A_TIME = 16
 
 
 @contextmanager
 def output_directory(
-    output: Path, *, kind: str, overwrite: bool, may_replace: Callable[[Path], bool], resumable: Collection[str] = ()
+    output: Path,
+    *,
+    kind: str,
+    names: Pattern[str],
+    overwrite: bool,
+    may_replace: Callable[[Path], bool],
+    resumable: Collection[str] = (),
+    inputs: Iterable[str | Path] = (),
 ) -> Iterator[Path]:
-    """Yields an empty directory to write to, and renames it to the target at the end of the block.
+    """Yields a directory to write to, and renames it to the target at the end of the block.
 
     If the block raises, the directory is removed and the target stays as it was. Subfolders with finished work may be
     kept for the next run into the same target.
@@ -37,45 +65,111 @@ def output_directory(
     Args:
         output: The target.
         kind: Name of this kind of output for messages, such as "a corpus".
+        names: Matches the names of the files and folders that an output of this kind consists of, without those in its
+            subfolders. An existing output with others is not replaced.
         overwrite: Whether an existing output of the same kind is replaced.
         may_replace: Returns whether the existing target is an output of this kind. Called only with `overwrite`.
         resumable: Names of subfolders that stay in `NAME.partial` if the block raises or the process is killed, and
             that the next run finds there. At the end of the block, they are part of the output, unless it removed them.
+        inputs: Local paths that are read. None of them may be the target, be in it, or be in `NAME.partial`.
 
     Raises:
-        OutputError: The target exists and may not be replaced, cannot be written, or is being written by another run.
+        OutputError: The target exists and may not be replaced, cannot be written, or is being written by another run;
+            or `NAME.partial` is not a folder that an earlier run has left; or an input would be replaced.
     """
-    _check_directory(output, kind, overwrite, may_replace)
-    with _partial_directory(output, resumable) as partial:
+
+    def check() -> None:
+        _check_directory(output, kind, names, overwrite, may_replace)
+
+    _check_inputs(output, inputs)
+    check()
+    with _unfinished_folder(output, kind, resumable) as partial:
         yield partial
-        _check_directory(output, kind, overwrite, may_replace)  # another run may have finished since the first check
-        _move_into_place(partial, output)
+        check()  # another run may have finished since the first check
+        _move_into_place(partial, output, kind)
 
 
 @contextmanager
-def output_file(output: Path, *, overwrite: bool) -> Iterator[Path]:
+def output_file(output: Path, *, overwrite: bool, inputs: Iterable[str | Path] = ()) -> Iterator[Path]:
     """Yields a path to write to, and renames the file to the target at the end of the block.
 
     Other files that the block writes beside that path are moved along under their own names, such as the weights of
     an ONNX file above 2 GB. If the block raises, nothing is left and the target stays as it was.
 
     Args:
-        output: The target.
-        overwrite: Whether an existing file is replaced.
+        output: The target. A link is replaced, and what it points to stays.
+        overwrite: Whether existing files are replaced.
+        inputs: Local paths that are read. None of them may be the target.
 
     Raises:
-        OutputError: The target exists and may not be replaced, cannot be written, or is being written by another run.
+        OutputError: A target exists and may not be replaced, cannot be written, or is being written by another run; or
+            `NAME.partial` is not a folder that an earlier run has left; or an input would be replaced.
     """
+    _check_file(output, overwrite=True)
+    _check_inputs(output, inputs)
     _check_file(output, overwrite)
-    with _partial_directory(output) as partial:
+    with _unfinished_folder(output, "a file") as partial:
         yield partial / output.name
-        _check_file(output, overwrite)  # another run may have finished since the first check
         # The named file is moved last: once it exists, the others exist as well.
-        for path in sorted(partial.iterdir(), key=lambda path: path.name == output.name):
+        written = sorted(
+            (path for path in partial.iterdir() if path.name != MARK), key=lambda path: path.name == output.name
+        )
+        for path in written:
+            _check_file(output.with_name(path.name), overwrite)
             flush_to_disk(path)
+        for path in written:
             path.replace(output.with_name(path.name))
-        shutil.rmtree(partial)
+        _remove_folder(partial)
         flush_to_disk(output.parent)
+
+
+@contextmanager
+def replaced_file(path: Path) -> Iterator[BinaryIO]:
+    """Yields a new file that takes the place of a file of the program, once it is complete and on disk.
+
+    The new file has a random name of its own, `unfinished_name`. If the block raises, it is removed and the old file
+    stays. Nothing is buffered, so that a process that is forked in the meantime does not write it once more.
+
+    Raises:
+        OSError: The file cannot be written.
+    """
+    unfinished = unfinished_name(path)
+    try:
+        with unfinished.open("xb", buffering=0) as file:
+            yield file
+            os.fsync(file.fileno())
+        unfinished.replace(path)
+    except BaseException:
+        with suppress(OSError):
+            unfinished.unlink(missing_ok=True)
+        raise
+    flush_to_disk(path.parent)
+
+
+def replace_file(path: Path, content: bytes) -> None:
+    """Writes a file of the program in one step, as `replaced_file` does.
+
+    Raises:
+        OSError: The file cannot be written.
+    """
+    with replaced_file(path) as file:
+        left = memoryview(content)
+        while left:
+            left = left[file.write(left) :]
+
+
+def unfinished_name(path: Path) -> Path:
+    """Returns a random name beside a path, which `is_unfinished` knows."""
+    return path.with_name(f".{path.name}.{secrets.token_hex(6)}.partial")
+
+
+def unfinished_files(directory: Path, names: Pattern[str]) -> list[Path]:
+    """Returns the files that killed processes have left under an `unfinished_name` of a file whose name matches."""
+    return [
+        path
+        for path in directory.glob(".*.partial")
+        if names.fullmatch(path.name[1:].rsplit(".", 2)[0]) and not path.is_dir()
+    ]
 
 
 def check_writable(directory: Path) -> None:
@@ -132,7 +226,7 @@ def locked_directory(directory: Path) -> AbstractContextManager[None]:
     Raises:
         OutputError: Another run is writing to it.
     """
-    return _locked(directory, directory)
+    return _locked(directory, os.O_RDONLY, directory)
 
 
 def is_full_disk(error: OSError) -> bool:
@@ -140,12 +234,21 @@ def is_full_disk(error: OSError) -> bool:
     return error.errno in _CANNOT_WRITE
 
 
-def flush_to_disk(path: Path) -> None:
-    """Waits until the content of a file, or the entries of a directory, are on disk (fsync).
+def flush_to_disk(*paths: Path) -> None:
+    """Waits until the content of files, or the entries of directories, are on disk (fsync).
 
     Raises:
-        OSError: The path does not exist, or the disk reports an error.
+        OSError: A path does not exist, or the disk reports an error.
     """
+    if len(paths) == 1:
+        _flush(paths[0])
+    else:
+        with ThreadPoolExecutor(_FLUSHES_AT_A_TIME) as threads:  # many flushes at a time take about as long as one
+            for _ in threads.map(_flush, paths):
+                pass
+
+
+def _flush(path: Path) -> None:
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -153,19 +256,40 @@ def flush_to_disk(path: Path) -> None:
         os.close(descriptor)
 
 
-def _check_directory(output: Path, kind: str, overwrite: bool, may_replace: Callable[[Path], bool]) -> None:
-    if not output.exists():
+def _check_inputs(output: Path, inputs: Iterable[str | Path]) -> None:
+    for given in inputs:
+        path = Path(given).resolve()
+        for directory in (output.resolve(), partial_path(output).resolve()):
+            if path.is_relative_to(directory):
+                what = "is the input" if path == directory else f"holds the input {given}"
+                raise OutputError(f"{directory}: {what}, and would be replaced. Choose another path for the output.")
+
+
+def _check_directory(
+    output: Path, kind: str, names: Pattern[str], overwrite: bool, may_replace: Callable[[Path], bool]
+) -> None:
+    if not os.path.lexists(output):
         return
     if not overwrite:
         raise _exists_already(output)
-    if not may_replace(output):
+    if output.is_symlink() or not may_replace(output):
         raise OutputError(f"{output}: exists already and is not {kind}. Choose another path.")
+    others = sorted(entry.name for entry in output.iterdir() if entry.name != MARK and not names.fullmatch(entry.name))
+    if others:
+        raise OutputError(
+            f"{output}: is {kind}, but {others[0]!r} is not a part of it and would be deleted. Move it away, or choose "
+            "another path."
+        )
 
 
 def _check_file(output: Path, overwrite: bool) -> None:
     if output.is_dir():
         raise OutputError(f"{output}: is a directory. Choose another path.")
-    if output.exists() and not overwrite:
+    if not os.path.lexists(output):
+        return
+    if not (output.is_symlink() or output.is_file()):
+        raise OutputError(f"{output}: is not a file. Choose another path.")
+    if not overwrite:
         raise _exists_already(output)
 
 
@@ -177,85 +301,141 @@ def _cannot_be_written(output: Path, error: OSError) -> OutputError:
     return OutputError(f"{output}: cannot be written ({error.strerror}). Choose another path.")
 
 
-@contextmanager
-def _partial_directory(output: Path, resumable: Collection[str] = ()) -> Iterator[Path]:
-    """Yields a directory beside the target, locked during the block, and removes it if the block raises.
+def _is_written_elsewhere(output: Path) -> OutputError:
+    return OutputError(f"{output}: another run is writing it. Wait for it, or choose another path.")
 
-    At first it contains at most the subfolders in `resumable`, which an earlier run has left. If the block raises and
-    one of them contains a file, the directory and these subfolders stay for the next run.
+
+@contextmanager
+def _unfinished_folder(output: Path, kind: str, resumable: Collection[str] = ()) -> Iterator[Path]:
+    """Yields a folder beside the target, whose mark is locked during the block, and removes it if the block raises.
+
+    At first it contains at most the mark and the subfolders in `resumable`, which an earlier run has left. If the block
+    raises and one of them contains a file, the folder and these subfolders stay for the next run.
     """
-    partial = partial_path(output)
+    partial, is_new = partial_path(output), True
+    mark = partial / MARK
     try:
-        partial.mkdir(parents=True, exist_ok=True)
+        output.parent.mkdir(parents=True, exist_ok=True)
+        partial.mkdir()
+    except OSError as error:
+        if not os.path.lexists(partial):
+            raise _cannot_be_written(output, error) from error
+        is_new = False
+    try:
+        if is_new:
+            _write_mark(mark, output, kind)
+        else:
+            _check_mark(mark, output, kind)
     except OSError as error:
         raise _cannot_be_written(output, error) from error
-    with _locked(partial, output):
+    with _locked(mark, os.O_RDWR | os.O_NOFOLLOW, output):
+        if not is_new and not os.path.lexists(output) and (partial / _REPLACED).is_dir():
+            (partial / _REPLACED).rename(output)  # the earlier run was killed while the old output was replaced
         _clear(partial, resumable)
         try:
             yield partial
         except BaseException as error:
-            _clear_after_error(partial, resumable)
+            with suppress(OSError):
+                if any(file.is_file() for name in resumable for file in (partial / name).rglob("*")):
+                    _clear(partial, resumable)
+                else:
+                    _remove_folder(partial)
             if isinstance(error, OSError) and is_full_disk(error):
                 raise _cannot_be_written(output, error) from error
             raise
 
 
+def _write_mark(mark: Path, output: Path, kind: str) -> None:
+    with mark.open("x", encoding="utf-8") as file:
+        json.dump({"kind": kind, "output": output.name}, file)
+
+
+def _check_mark(mark: Path, output: Path, kind: str) -> None:
+    """Raises OutputError unless this program has made the folder of a mark for this output, and this user owns it."""
+    partial, found = mark.parent, None
+    end = time.monotonic() + _MARK_AFTER_S
+    while True:
+        status = os.lstat(partial)
+        is_own = stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid()
+        if is_own and mark.is_file() and not mark.is_symlink() and mark.stat().st_size:
+            break
+        if not is_own or time.monotonic() > end:
+            raise OutputError(
+                f"{partial}: is in the way: {output.name} would be written there first, and this program has not made "
+                "it. Move it away, or choose another path for the output."
+            )
+        time.sleep(_MARK_AFTER_S / 20)
+    with suppress(ValueError):
+        found = json.loads(mark.read_text(encoding="utf-8"))
+    if found != {"kind": kind, "output": output.name}:
+        raise OutputError(
+            f"{partial}: holds unfinished work for another output than {kind} {output.name}. Remove it if you do not "
+            "need it, or choose another path for the output."
+        )
+
+
 @contextmanager
-def _locked(directory: Path, output: Path) -> Iterator[None]:
-    """Holds a lock on a directory; the operating system releases it when the process ends for any reason."""
-    descriptor = os.open(directory, os.O_RDONLY)
+def _locked(path: Path, flags: int, output: Path) -> Iterator[None]:
+    """Holds a lock on a file or directory; the operating system releases it when the process ends for any reason."""
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        # Another run may have renamed the directory to the target between `open` and `flock`.
-        if not directory.exists() or not os.path.samestat(os.fstat(descriptor), directory.stat()):
+        descriptor = os.open(path, flags)
+    except FileNotFoundError:  # another run has just finished
+        raise _is_written_elsewhere(output) from None
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno not in _CANNOT_LOCK:
+                raise
+        # Another run may have renamed the folder to the target between `open` and `flock`.
+        if not path.exists() or not os.path.samestat(os.fstat(descriptor), path.stat()):
             raise BlockingIOError
         yield
     except BlockingIOError:
-        raise OutputError(f"{output}: another run is writing it. Wait for it, or choose another path.") from None
+        raise _is_written_elsewhere(output) from None
     finally:
         os.close(descriptor)
 
 
 def _clear(directory: Path, keep: Collection[str] = ()) -> None:
+    """Removes all that a marked folder contains, apart from the mark and the subfolders to keep."""
     for path in directory.iterdir():
         if path.is_dir() and not path.is_symlink():
             if path.name not in keep:
                 shutil.rmtree(path)
-        else:
+        elif path.name != MARK:
             path.unlink()
 
 
-def _clear_after_error(partial: Path, resumable: Collection[str]) -> None:
-    """Removes the content of a directory except its subfolders of finished work, or all of it if there is none."""
-    if any(file.is_file() for name in resumable for file in (partial / name).rglob("*")):
-        with suppress(OSError):
-            _clear(partial, resumable)
-    else:
-        shutil.rmtree(partial, ignore_errors=True)
+def _remove_folder(partial: Path) -> None:
+    _clear(partial)
+    (partial / MARK).unlink(missing_ok=True)  # last: an interrupted removal leaves a folder with its mark
+    partial.rmdir()
 
 
-def _move_into_place(partial: Path, output: Path) -> None:
+def _move_into_place(partial: Path, output: Path, kind: str) -> None:
     """Flushes a finished directory and renames it to the target, replacing an existing directory."""
-    for path in (*partial.iterdir(), partial):
-        flush_to_disk(path)
+    for directory, _, files in os.walk(partial, topdown=False):
+        flush_to_disk(*(Path(directory, name) for name in files), Path(directory))
     if output.exists():
-        # The old output takes the name of the partial directory and is removed there; the lock excludes other runs.
-        with _locked(output, output):
-            _exchange(partial, output)
-            shutil.rmtree(partial)
+        # The old output takes the name of the folder and is removed there; the lock excludes other runs.
+        with suppress(FileExistsError):  # of a run that was killed here
+            _write_mark(output / MARK, partial, kind)
+        if _swap(partial, output):
+            _remove_folder(partial)
+        else:
+            output.rename(partial / _REPLACED)
+            partial.rename(output)
+            shutil.rmtree(output / _REPLACED)
     else:
         partial.rename(output)
+    (output / MARK).unlink()
     flush_to_disk(output.parent)
 
 
-def _exchange(first: Path, second: Path) -> None:
-    """Swaps two directories; atomically if the system can, so that the target exists at every moment."""
+def _swap(first: Path, second: Path) -> bool:
+    """Swaps two directories in one step; returns False if the system or the file system cannot."""
     current_directory, exchange = -100, 2  # AT_FDCWD and RENAME_EXCHANGE of Linux
     libc = ctypes.CDLL(None, use_errno=True)
     names = (current_directory, os.fsencode(first), current_directory, os.fsencode(second), exchange)
-    if not hasattr(libc, "renameat2") or libc.renameat2(*names) != 0:
-        # Not Linux, or the file system cannot swap: the target is missing for an instant.
-        aside = first.with_name(first.name + ".old")
-        second.rename(aside)
-        first.rename(second)
-        aside.rename(first)
+    return hasattr(libc, "renameat2") and libc.renameat2(*names) == 0

@@ -19,7 +19,7 @@ from pytorch_lightning.callbacks import EarlyStopping
 
 from nestdata import redacted
 from nestdata.config_checks import nearest_name_hint, require
-from nestdata.output import output_file
+from nestdata.output import replace_file
 from nestmodel.errors import ConfigError
 from nestmodel.plain_values import build
 from nestmodel.run_config import LAST, ClassConfig, RunConfig, parse_duration
@@ -307,8 +307,7 @@ class ConfigFile(pl.Callback):
         directory = trainer.log_dir
         if directory is not None and trainer.logger is not None and trainer.is_global_zero:
             _ = cast(Any, trainer.logger).experiment  # creates the folder, in which it expects no files
-            with output_file(Path(directory) / "config.yaml", overwrite=True) as partial_file:
-                partial_file.write_text(self._text)
+            replace_file(Path(directory) / "config.yaml", self._text.encode())
 
     def on_save_checkpoint(
         self,

@@ -64,7 +64,7 @@ def entries_of(members: dict[str, Member]) -> list[Entry]:
 def corpus_of(output: Path, entries: Sequence[Entry], config: PrepareConfig | None = None) -> Corpus:
     """Prepares a corpus of entries."""
     with patch.object(nestdata.prepare.run, "open_sources", lambda *_: [Members(output, tuple(entries))]):
-        prepare_corpus([output], output, config, overwrite=True)
+        prepare_corpus([output.with_suffix(".tar")], output, config, overwrite=True)
     return Corpus.open(output)
 
 

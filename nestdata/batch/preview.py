@@ -100,18 +100,19 @@ def write_preview(batch: AudioNoiseBatch, sampling_rate: int, directory: str | P
         OutputError: The files cannot be written, or the directory holds other files.
     """
     target = Path(directory).resolve()
-    with output_directory(target, kind="a preview", overwrite=True, may_replace=_is_preview) as partial:
+    with output_directory(
+        target, kind="a preview", names=_OWN_FILES, overwrite=True, may_replace=_is_preview
+    ) as partial:
         _write_files(batch, sampling_rate, partial / "index.html", max_cuts)
     return Path(directory) / "index.html"
 
 
 def _is_preview(directory: Path) -> bool:
-    """Returns whether a directory is empty, or holds the files of a preview and nothing else."""
+    """Returns whether a directory is empty, or holds a preview."""
     if not directory.is_dir():
         return False
     names = {path.name for path in directory.iterdir()}
-    is_complete = {"index.html", "batch.json"} <= names and all(map(_OWN_FILES.fullmatch, names))
-    return not names or is_complete
+    return not names or {"index.html", "batch.json"} <= names
 
 
 def _write_files(batch: AudioNoiseBatch, sampling_rate: int, page: Path, max_cuts: int) -> None:

@@ -14,6 +14,7 @@ import contextlib
 import errno
 import logging
 import os
+import re
 import stat
 import struct
 import threading
@@ -37,6 +38,8 @@ _STALE_S = 3600.0
 # Neither follows a link nor waits for a pipe.
 _OPEN = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 # A link, or a socket.
+# Names of files that are being written: the hash of an address, a process and a thread.
+_UNFINISHED = re.compile(r"[0-9a-f]{32}\.\d+-\d+")
 _NOT_A_FILE = (errno.ELOOP, errno.ENXIO)
 
 
@@ -109,7 +112,7 @@ class PinnedCache:
     def _remove_stale(self) -> None:
         for path in self._partial.iterdir():
             with contextlib.suppress(OSError):
-                if time.time() - path.lstat().st_mtime > _STALE_S:
+                if _UNFINISHED.fullmatch(path.name) and time.time() - path.lstat().st_mtime > _STALE_S:
                     path.unlink()
 
     def _give_up(self, error: OSError) -> None:

@@ -9,6 +9,7 @@ numpy and the modules that need it are imported when a corpus is packed, so that
 
 import hashlib
 import os
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -30,6 +31,11 @@ if TYPE_CHECKING:
     from nestdata.corpus.corpora import Corpora
     from nestdata.pack.shard import ShardRecord
 
+# The files of shards and their records, relative to the folder of the Shar.
+_OWN_FILES = re.compile(
+    r"cuts\.\d+\.jsonl\.gz|recording\.\d+\.tar"
+    r"|cuts\.pack/(?:left_out\.jsonl|\d+\.json(?:\.partial/(?:cuts\.\d+\.jsonl\.gz|recording\.\d+\.tar))?)"
+)
 _MODULES = ["nestdata.pack.shard", "soundfile", "lhotse", "nestdata.filters"]
 
 
@@ -180,7 +186,7 @@ def _begin(location: str, corpora: "Corpora", config: PackConfig, *, overwrite: 
         _check_sources(location, corpora)
         # The records come first, so that no later run keeps a shard of which a file was deleted.
         for name in sorted(sizes, key=lambda name: not name.startswith(FOLDER)):
-            if name.startswith(("cuts.", "recording.")) and not name.endswith("/settings.json"):
+            if _OWN_FILES.fullmatch(name):
                 storage().delete(join(location, name))
         sizes = {}
     storage().write(settings_file, orjson.dumps(settings))

@@ -9,15 +9,18 @@ is read, divided and judged (`probe`). The first process writes what they found 
 import json
 import logging
 import os
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from itertools import islice
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import orjson
 
 from nestdata.errors import ManifestError, OutputError
-from nestdata.output import output_directory
+from nestdata.output import output_directory, path_before_move
 from nestdata.prepare.config import PrepareConfig, ProbeMode
 from nestdata.prepare.corpus_writer import CorpusStats, CorpusWriter
 from nestdata.prepare.divide import divide
@@ -25,7 +28,7 @@ from nestdata.prepare.finish import finish_corpus
 from nestdata.prepare.found import Collector, Cut, Found, Outcome, Reject
 from nestdata.prepare.inputs.audio import ADVICE, Unusable
 from nestdata.prepare.inputs.entry import Entry, ReadsFiles, Source
-from nestdata.prepare.inputs.format import AudioInputs, InputOptions, audio_inputs
+from nestdata.prepare.inputs.format import AudioInputs, InputOptions, audio_inputs, is_corpus
 from nestdata.prepare.inputs.formats.detect import open_sources
 from nestdata.prepare.inputs.formats.lhotse import CorpusCuts, LhotseManifest, LhotseObjects
 from nestdata.prepare.inputs.remote import located_entries
@@ -41,6 +44,11 @@ from nestdata.storage import ObjectInfo, has_scheme, is_url, storage
 _log = logging.getLogger(__name__)
 # Subfolders of the corpus directory: the results of tasks, while it is being written, and tars of audio.
 _KEPT_RESULTS, _SHARDS = "tasks", "shards"
+# The files and folders of a corpus.
+_NAMES = re.compile(
+    r"(?:cuts|rejected|notes|shards)\.jsonl|(?:index|addresses|checksums|shards|bank)\.npy|bank\.pcm|meta\.json"
+    r"|report(?:\.html)?|shards"
+)
 # The rejects of a run without a corpus, beside the target.
 _REJECTS = ".rejected.jsonl"
 # Most items that are sent to a process at a time, unless the source sets a number: fewer in a slower mode, so that all
@@ -79,7 +87,8 @@ def prepare_corpus(
 
     Raises:
         ManifestError: An input cannot be read, no audio can be used, or an entry was rejected with `config.strict`.
-        OutputError: The target exists, is a URL, cannot be written, or is being written by another run.
+        OutputError: The target exists, is a URL, cannot be written, or is being written by another run; or it holds an
+            input or its audio.
         CorpusError: A worker process ended unexpectedly.
         ConfigError: A required package is not installed, or no Dask scheduler answers.
         StorageError: A store cannot be read.
@@ -97,13 +106,22 @@ def prepare_corpus(
     resumable = (_KEPT_RESULTS, _SHARDS)
     with ExitStack() as stack:
         partial = stack.enter_context(
-            output_directory(output, kind="a corpus", overwrite=overwrite, may_replace=_is_corpus, resumable=resumable)
+            output_directory(
+                output,
+                kind="a corpus",
+                names=_NAMES,
+                overwrite=overwrite,
+                may_replace=_is_corpus,
+                resumable=resumable,
+                inputs=_local_inputs(checked, config),
+            )
         )
+        replaces = output.exists()
         stack.enter_context(_keeps_finished_work(partial))
         options = InputOptions(
             format=config.format, channel=config.channel, tars=config.tars, write_to=partial, stored_in=output
         )
-        output.with_name(output.name + _REJECTS).unlink(missing_ok=True)
+        _remove_list_of_rejects(output.with_name(output.name + _REJECTS))
         sources = open_sources(checked, options)
         (partial / _KEPT_RESULTS).mkdir(exist_ok=True)
         pool = stack.enter_context(open_pool(jobs, dask, preload=_worker_modules(sources, config)))
@@ -113,6 +131,8 @@ def prepare_corpus(
             show = on_progress or (lambda _: None)
             show(progress)
             for result in pool.map(run_task, _tasks(sources, config, partial, output)):
+                if replaces:
+                    _check_audio(result.found, output, partial)
                 writer.add(result.found, result.source_index)
                 progress = progress._replace(
                     entries=writer.num_entries,
@@ -209,6 +229,26 @@ def probe(entry: Entry, config: PrepareConfig) -> list[Outcome]:
     return [*found, *notes] if notes and any(isinstance(outcome, Cut) for outcome in found) else found
 
 
+def _local_inputs(checked: list[Any], config: PrepareConfig) -> list[Path]:
+    """Returns the paths of inputs and tars on this machine."""
+    paths = [given.path if is_corpus(given) else given for given in (*checked, *audio_inputs([*config.tars, "."])[:-1])]
+    return [path for path in paths if isinstance(path, Path)]
+
+
+def _check_audio(found: Found, output: Path, partial: Path) -> None:
+    """Raises OutputError if the audio of a cut is in the corpus that will be replaced."""
+    locations = [shard.location for shard in found.shards]
+    if orjson.dumps(f"{output}/")[1:-1] in found.lines:
+        rows = map(orjson.loads, found.lines.splitlines())
+        locations += [str(source["source"]) for row in rows for source in row["recording"]["sources"]]
+    for location in {location.partition("?o=")[0] for location in locations}:  # without places in tars
+        before_move = path_before_move(location, output, partial)
+        if before_move != location and not os.path.exists(before_move):
+            raise OutputError(
+                f"{output}: holds audio of the input ({location}), and would be replaced. Choose another path."
+            )
+
+
 def _totals(sources: list[Source]) -> tuple[int | None, int]:
     """Returns the number of entries, or None if it is unknown, and the number of shards."""
     entries = [source.count() for source in sources if source.items_per_task is None]
@@ -222,13 +262,13 @@ def _check_rejects(
 ) -> None:
     """Raises ManifestError if there is no cut, or if there is a reject and `config.strict` is set.
 
-    Several rejects are first listed in the file `list_in`.
+    Several rejects are first listed in the file `list_in`, unless something else is there.
     """
     example = writer.first_reject
     if stats is not None and not (config.strict and example):
         return
     why = f"; the first: {example.where}: {example.reason}, {example.detail.rstrip('.')}" if example else ""
-    if writer.rejected.total() > 1:
+    if writer.rejected.total() > 1 and not os.path.lexists(list_in):
         writer.copy_rejects(list_in)
         why += f"; all: {list_in}"
     reasons = ", ".join(f"{number} {reason}" for reason, number in writer.rejected.most_common())
@@ -243,6 +283,17 @@ def _check_rejects(
         f"{', '.join(names[:3])}{', ...' if len(names) > 3 else ''}: no usable cut among {writer.num_entries} "
         f"entries{f' ({reasons})' if reasons else ''}{why}. {advice}"
     )
+
+
+def _remove_list_of_rejects(path: Path) -> None:
+    """Removes the rejects of an earlier run without a corpus; a file that is not such a list stays."""
+    try:
+        with path.open("rb") as file:
+            is_list = not path.is_symlink() and orjson.loads(file.readline()).keys() == set(Reject._fields)
+    except (OSError, ValueError, AttributeError):
+        return
+    if is_list:
+        path.unlink()
 
 
 def _local_path(output: str | Path) -> Path:

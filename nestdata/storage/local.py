@@ -5,13 +5,12 @@ import io
 import os
 import shutil
 import stat
-import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from nestdata.errors import StorageError
-from nestdata.output import flush_to_disk
+from nestdata.output import flush_to_disk, unfinished_name
 from nestdata.storage.config import MIB
 from nestdata.storage.info import ObjectInfo
 
@@ -58,7 +57,7 @@ def write_file(path: str, source: bytes | Path) -> ObjectInfo:
     with _storage_errors(path):
         target = Path(path)
         target.parent.mkdir(parents=True, exist_ok=True)
-        partial = target.with_name(f".{target.name}.{uuid.uuid4().hex[:12]}.partial")
+        partial = unfinished_name(target)
         try:
             if isinstance(source, Path):
                 shutil.copyfile(source, partial)

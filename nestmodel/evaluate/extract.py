@@ -70,6 +70,7 @@ from nestmodel.nn.network import NestNetwork
 _log = logging.getLogger(__name__)
 
 FORMAT_VERSION = 1
+_NAMES = re.compile(rf"meta\.json|index\.jsonl|rejected\.jsonl|{FEATURES}")
 _MAX_READABLE_CHARACTERS = 80
 
 
@@ -133,6 +134,7 @@ def extract_features(
         output_directory(
             output,
             kind="a directory of features",
+            names=_NAMES,
             overwrite=overwrite,
             may_replace=_is_feature_directory,
             resumable=(RECORDS, FEATURES),

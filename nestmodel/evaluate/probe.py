@@ -17,6 +17,7 @@ training utterances.
 
 import importlib.util
 import json
+import re
 import tempfile
 import warnings
 from collections import Counter
@@ -88,6 +89,8 @@ CONTESTANTS: tuple[Contestant, ...] = get_args(Contestant)
 
 _INVERSE_REGULARISATION = (0.01, 0.1, 1.0)
 _MAX_FOLDS = 3
+# The files of a probe.
+_NAMES = re.compile(r"probe\.json|hypotheses\.jsonl|rejected(?:_test)?\.jsonl")
 
 
 def run_probe(
@@ -368,7 +371,9 @@ def _directory(output: str | Path | None, overwrite: bool) -> Iterator[Path]:
             yield Path(name)
     else:
         target = Path(output).resolve()
-        with output_directory(target, kind="a probe", overwrite=overwrite, may_replace=_is_probe) as partial:
+        with output_directory(
+            target, kind="a probe", names=_NAMES, overwrite=overwrite, may_replace=_is_probe
+        ) as partial:
             yield partial
 
 

@@ -5,6 +5,7 @@ either complete or not written, and an export that the format cannot hold is rej
 """
 
 import json
+import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -20,7 +21,13 @@ from nestmodel.attention_context import Context
 from nestmodel.config import ExportFormat, MaskConfig, NestConfig, QuantizerConfig, WeightParts
 from nestmodel.errors import ConfigError, WeightsError
 from nestmodel.formats.hub import HUB, is_on_hub, parse_hub_name
-from nestmodel.formats.huggingface import is_huggingface, write_huggingface
+from nestmodel.formats.huggingface import (
+    CONFIG_FILE,
+    EXTRACTOR_FILE,
+    WEIGHTS_FILE,
+    is_huggingface,
+    write_huggingface,
+)
 from nestmodel.formats.model_card import Training, model_card
 from nestmodel.formats.model_file import open_model_file
 from nestmodel.formats.nemo_archive import write_nemo
@@ -49,13 +56,16 @@ _PARTS: Mapping[str, tuple[WeightParts, ...]] = {
 }
 
 
-def save_network(network: NestNetwork, path: str | Path, *, overwrite: bool = False) -> Path:
+def save_network(
+    network: NestNetwork, path: str | Path, *, overwrite: bool = False, sources: Sequence[str | Path] = ()
+) -> Path:
     """Writes a network to a checkpoint, which `load_network` and every command of `nestmodel` accept.
 
     Args:
         network: A network on any device; of a `NestModel`, configuration and weights are written as well.
         path: The checkpoint to write.
         overwrite: Whether to replace an existing file.
+        sources: Files that the network was made from, none of which may be the target.
 
     Returns:
         The path of the checkpoint. It holds weights and configuration, and no optimizer state.
@@ -63,7 +73,7 @@ def save_network(network: NestNetwork, path: str | Path, *, overwrite: bool = Fa
     Raises:
         ConfigError: The name is that of another format.
         WeightsError: The checkpoint cannot be written.
-        OutputError: The target exists already, or another run is writing it.
+        OutputError: The target exists already or is one of the sources, or another run is writing it.
     """
     path = Path(path)
     other = next((name for name, suffix in _SUFFIXES.items() if path.suffix == suffix), None)
@@ -80,7 +90,7 @@ def save_network(network: NestNetwork, path: str | Path, *, overwrite: bool = Fa
         "epoch": 0,
         "global_step": 0,
     }
-    with output_file(path, overwrite=overwrite) as partial, _naming_target(path):
+    with output_file(path, overwrite=overwrite, inputs=_files(sources)) as partial, _naming_target(path):
         torch.save(checkpoint, partial)
     return path
 
@@ -115,7 +125,7 @@ def average_models(sources: Sequence[str | Path], output: str | Path, *, overwri
     for name, value in network.state_dict().items():
         if name in sums:
             value.copy_(sums[name] / len(sources))
-    return save_network(network, output, overwrite=overwrite)
+    return save_network(network, output, overwrite=overwrite, sources=sources)
 
 
 def import_model(source: str | Path, output: str | Path | None = None, *, overwrite: bool = False) -> Path:
@@ -135,7 +145,8 @@ def import_model(source: str | Path, output: str | Path | None = None, *, overwr
         OutputError: The target exists already, or another run is writing it.
         ConfigError: The name of the output is that of another format, or the extra `hub` is not installed.
     """
-    return save_network(load_network(source), output or _stem(source) + ".ckpt", overwrite=overwrite)
+    output = output or _stem(source) + ".ckpt"
+    return save_network(load_network(source), output, overwrite=overwrite, sources=[source])
 
 
 def export_model(
@@ -182,7 +193,7 @@ def export_model(
         if isinstance(source, NestNetwork):
             raise ConfigError("output is missing: a network has no name. Give the path of the result.")
         output = _stem(source) + _SUFFIXES[to]
-    output = Path(output)
+    output, inputs = Path(output), [] if isinstance(source, NestNetwork) else _files([source])
     if isinstance(source, NestNetwork):
         network, known = source, Training()
     else:
@@ -201,12 +212,12 @@ def export_model(
         _warn_of_lost_targets(network.config)
     card = model_card(output.name, network.config, known, to=to, parts=parts, source=_name(network.source))
     if to == "huggingface":
-        _write_directory(output, network, card, overwrite)
+        _write_directory(output, network, card, overwrite, inputs)
         return output
     beside = output.with_name(output.name + ".md")
     if beside.exists() and not overwrite:
         raise OutputError(f"{beside}: exists already. Choose another path, or pass --overwrite to replace it.")
-    with output_file(output, overwrite=overwrite) as path:
+    with output_file(output, overwrite=overwrite, inputs=inputs) as path:
         if to in ("onnx", "onnx-streaming"):
             (write_onnx if to == "onnx" else write_onnx_chunk)(path, network.config, network.encoder)
         with _naming_target(output):
@@ -228,10 +239,15 @@ def write_safetensors(path: Path, config: NestConfig, state: Mapping[str, Tensor
     write_tensors(path, selected, {CONFIG_KEY: json.dumps(asdict(config))})
 
 
-def _write_directory(output: Path, network: NestNetwork, card: str, overwrite: bool) -> None:
+def _write_directory(output: Path, network: NestNetwork, card: str, overwrite: bool, inputs: list[Path]) -> None:
     with (
         output_directory(
-            output, kind="a Hugging Face model", overwrite=overwrite, may_replace=is_huggingface
+            output,
+            kind="a Hugging Face model",
+            names=re.compile("|".join(map(re.escape, (CONFIG_FILE, EXTRACTOR_FILE, WEIGHTS_FILE, CARD_FILE)))),
+            overwrite=overwrite,
+            may_replace=is_huggingface,
+            inputs=inputs,
         ) as partial,
         _naming_target(output),
     ):
@@ -242,6 +258,11 @@ def _write_directory(output: Path, network: NestNetwork, card: str, overwrite: b
 def _stem(source: str | Path) -> str:
     """Returns the name of a result without its suffix: that of the source."""
     return parse_hub_name(source).name if is_on_hub(source) else Path(source).stem
+
+
+def _files(sources: Sequence[str | Path]) -> list[Path]:
+    """Returns the sources that are files on this machine."""
+    return [Path(source) for source in sources if not is_on_hub(source)]
 
 
 def _name(source: str | None) -> str | None:

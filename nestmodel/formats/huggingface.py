@@ -25,6 +25,7 @@ from nestmodel.formats.safetensors import CONFIG_KEY, write_tensors
 
 CONFIG_FILE = "config.json"
 WEIGHTS_FILE = "model.safetensors"
+EXTRACTOR_FILE = "preprocessor_config.json"
 _PREFIX = "encoder."
 _RENAMED = {
     "pre_encode.conv.": "subsampling.layers.",
@@ -66,7 +67,7 @@ def write_huggingface(directory: Path, config: NestConfig, state: Mapping[str, T
     if kind is _NEMOTRON:
         weights = {_LAYER.sub(_stage_name, name): value for name, value in weights.items()}
     write_tensors(directory / WEIGHTS_FILE, weights, {CONFIG_KEY: json.dumps(asdict(config))})
-    files = {CONFIG_FILE: _encoder_config(config, kind), "preprocessor_config.json": _extractor_config(config, kind)}
+    files = {CONFIG_FILE: _encoder_config(config, kind), EXTRACTOR_FILE: _extractor_config(config, kind)}
     for name, content in files.items():
         (directory / name).write_text(json.dumps(content, indent=2) + "\n")
 

@@ -18,7 +18,7 @@ from pytorch_lightning.loggers import CSVLogger, Logger, TensorBoardLogger
 from pytorch_lightning.utilities import rank_zero_warn
 
 from nestdata import last_error_line, redacted
-from nestdata.output import output_file
+from nestdata.output import replace_file
 from nestmodel.config import TrackerName
 from nestmodel.errors import ConfigError, TrainingError
 
@@ -179,8 +179,7 @@ def start_trackers(loggers: Sequence[Logger], settings: Mapping[str, Any], *, mu
         for tracker in trackers
         if tracker.tracker in ("wandb", "mlflow") and tracker.version
     }:
-        with output_file(directory / _IDS, overwrite=True) as partial_file:
-            partial_file.write_text(json.dumps(ids) + "\n")
+        replace_file(directory / _IDS, (json.dumps(ids) + "\n").encode())
 
 
 def _flat(value: object, name: str = "") -> dict[str, object]:

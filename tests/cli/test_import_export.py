@@ -64,7 +64,7 @@ def test_export_to_onnx_without_its_extra_names_the_extra(
     ("arguments", "code", "message"),
     [
         (["import", "gone.nemo"], 1, "gone.nemo: does not exist"),
-        (["import", "last.ckpt"], 1, "last.ckpt: exists already"),
+        (["import", "last.ckpt"], 1, "last.ckpt: is the input, and would be replaced"),
         (["export", "last.ckpt", "--to", "keras"], 2, "keras"),
         (
             ["export", "last.ckpt", "--to", "nemo", "--parts", "encoder"],

@@ -1,6 +1,8 @@
 import ctypes
 import errno
 import os
+import re
+import signal
 from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
@@ -8,8 +10,18 @@ from pathlib import Path
 import pytest
 
 from nestdata import OutputError, output_directory, output_file
-from nestdata.output import check_writable, has_json_kind
+from nestdata.output import (
+    MARK,
+    check_writable,
+    has_json_kind,
+    replace_file,
+    replaced_file,
+    unfinished_files,
+    unfinished_name,
+)
 from tests.flushes import Flushes
+
+NAMES = re.compile(r"meta\.json|audio|tasks|shards")
 
 
 @pytest.fixture
@@ -18,7 +30,7 @@ def output(tmp_path: Path) -> Path:
 
 
 def write_to(output: Path, *, overwrite: bool = False) -> AbstractContextManager[Path]:
-    return output_directory(output, kind="a corpus", overwrite=overwrite, may_replace=is_corpus)
+    return output_directory(output, kind="a corpus", names=NAMES, overwrite=overwrite, may_replace=is_corpus)
 
 
 def is_corpus(directory: Path) -> bool:
@@ -59,7 +71,7 @@ def test_path_of_another_kind_is_never_replaced(output: Path, make: Callable[[Pa
 def test_finished_directory_is_renamed_to_its_target(tmp_path: Path) -> None:
     output = tmp_path / "deep" / "down" / "speech.corpus"
     with write_to(output) as partial:
-        assert (names(partial), output.exists()) == ([], False)
+        assert (names(partial), output.exists()) == ([MARK], False)
         fill(partial, "new")
     assert names(output.parent) == ["speech.corpus"]
     assert (output / "audio" / "0.wav").read_text() == "new"
@@ -71,10 +83,10 @@ def test_a_directory_is_on_disk_before_its_name_and_its_name_before_the_end(
     flushes = Flushes(monkeypatch)
     with write_to(output) as partial:
         fill(partial, "new")
-    content = ["flush meta.json", "flush audio"]
-    found = flushes.of(output, output.parent, *output.iterdir())
-    assert sorted(found[:2]) == sorted(content)
-    assert found[2:] == ["flush speech.corpus", "rename speech.corpus", f"flush {output.parent.name}"]
+    found = flushes.of(output, output.parent, *output.rglob("*"))
+    assert sorted(found[:3]) == ["flush 0.wav", "flush audio", "flush meta.json"]
+    assert found.index("flush 0.wav") < found.index("flush audio")
+    assert found[3:] == ["flush speech.corpus", "rename speech.corpus", f"flush {output.parent.name}"]
 
 
 def test_a_file_is_on_disk_before_its_name_and_its_name_before_the_end(
@@ -144,12 +156,22 @@ def test_other_system_errors_are_not_reported_as_a_full_disk(output: Path) -> No
     assert names(output.parent) == []
 
 
+def killed_in_the_block(output: Path) -> Path:
+    """Returns the folder that a killed process leaves."""
+    if not (child := os.fork()):
+        with write_to(output) as partial:
+            fill(partial, "of the killed run")
+            os.kill(os.getpid(), signal.SIGKILL)
+    assert os.WTERMSIG(os.waitpid(child, 0)[1]) == signal.SIGKILL
+    return output.with_name(f"{output.name}.partial")
+
+
 def test_partial_directory_of_a_killed_run_is_cleared(output: Path) -> None:
-    left = output.with_name("speech.corpus.partial")
-    fill(left, "of the killed run")
+    left = killed_in_the_block(output)
+    assert names(left) == [MARK, "audio", "meta.json"]
     with write_to(output) as partial:
         assert partial == left
-        assert names(partial) == []
+        assert names(partial) == [MARK]
 
 
 def test_second_run_into_one_target_is_refused_and_the_first_one_continues(output: Path) -> None:
@@ -197,7 +219,7 @@ def test_json_kind_is_read_from_the_field_kind(tmp_path: Path, content: str | No
 
 def write_resumable(output: Path) -> AbstractContextManager[Path]:
     return output_directory(
-        output, kind="a corpus", overwrite=True, may_replace=is_corpus, resumable=("tasks", "shards")
+        output, kind="a corpus", names=NAMES, overwrite=True, may_replace=is_corpus, resumable=("tasks", "shards")
     )
 
 
@@ -215,9 +237,9 @@ def fail(output: Path, **files: str) -> None:
 def test_finished_work_stays_after_an_error_and_is_found_by_the_next_run(output: Path) -> None:
     fail(output, tasks_1="one")
     fail(output, shards_a="tar")
-    assert names(output.with_name("speech.corpus.partial")) == ["shards", "tasks"]
+    assert names(output.with_name("speech.corpus.partial")) == [MARK, "shards", "tasks"]
     with write_resumable(output) as partial:
-        found = {str(path.relative_to(partial)): path.read_text() for path in partial.rglob("*") if path.is_file()}
+        found = {str(path.relative_to(partial)): path.read_text() for path in partial.glob("*/*")}
         assert found == {"tasks/1": "one", "shards/a": "tar"}
         (partial / "tasks" / "1").unlink()
         (partial / "tasks").rmdir()
@@ -232,3 +254,155 @@ def test_a_missing_directory_is_created_by_the_check_that_files_can_be_written(t
     (tmp_path / "file").touch()
     with pytest.raises(OutputError, match=r"file/runs"):
         check_writable(tmp_path / "file" / "runs")
+
+
+def digests(directory: Path) -> dict[str, str]:
+    """Returns what is at every path below a directory: the target of a link, the content of a file, or a folder."""
+    return {str(path.relative_to(directory)): digest(path) for path in directory.rglob("*")}
+
+
+def digest(path: Path) -> str:
+    if path.is_symlink():
+        return os.readlink(path)
+    return path.read_text() if path.is_file() else ""
+
+
+def folder_of_a_user(path: Path) -> None:
+    fill(path, "of a user")
+
+
+def folder_with_a_mark_for_another_output(path: Path) -> None:
+    killed_in_the_block(path.with_name("another.corpus")).rename(path)
+
+
+def folder_with_a_mark_of_another_kind(path: Path) -> None:
+    fail(path.with_name("speech.corpus"), tasks_1="one")
+    (path / MARK).write_text((path / MARK).read_text().replace("a corpus", "a probe"))
+
+
+def link_to_a_folder(path: Path) -> None:
+    fill(path.with_name("elsewhere"), "of a user")
+    path.symlink_to("elsewhere")
+
+
+def link_to_a_folder_with_a_mark(path: Path) -> None:
+    killed_in_the_block(path.with_name("speech.corpus")).rename(path.with_name("elsewhere"))
+    path.symlink_to("elsewhere")
+
+
+def link_to_nothing(path: Path) -> None:
+    path.symlink_to("nothing")
+
+
+def mark_that_is_a_link(path: Path) -> None:
+    folder = killed_in_the_block(path.with_name("speech.corpus"))
+    (folder / MARK).rename(path.with_name("mark"))
+    (folder / MARK).symlink_to("../mark")
+
+
+@pytest.mark.parametrize("make", [
+    Path.touch, Path.mkdir, folder_of_a_user, folder_with_a_mark_for_another_output, folder_with_a_mark_of_another_kind,
+    link_to_a_folder, link_to_a_folder_with_a_mark, link_to_nothing, mark_that_is_a_link,
+])  # fmt: skip
+def test_what_this_program_has_not_made_for_this_output_stays(output: Path, make: Callable[[Path], None]) -> None:
+    make(output.with_name("speech.corpus.partial"))
+    before = digests(output.parent)
+    with pytest.raises(OutputError, match=r"speech\.corpus\.partial: "), write_to(output):
+        pytest.fail("the block ran")
+    with pytest.raises(OutputError, match=r"speech\.corpus\.partial: "), output_file(output, overwrite=True):
+        pytest.fail("the block ran")
+    assert digests(output.parent) == before
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="gives a folder to another user")
+def test_the_folder_of_another_user_stays(output: Path) -> None:
+    left = killed_in_the_block(output)
+    os.chown(left, 12345, -1)
+    with pytest.raises(OutputError, match=r"speech\.corpus\.partial: is in the way"), write_to(output):
+        pytest.fail("the block ran")
+    assert names(left) == [MARK, "audio", "meta.json"]
+
+
+def test_an_output_with_a_file_of_a_user_is_not_replaced(output: Path) -> None:
+    fill(output, "old")
+    (output / "diary.txt").write_text("precious")
+    with pytest.raises(OutputError, match=r"'diary\.txt' is not a part of it"), write_to(output, overwrite=True):
+        pytest.fail("the block ran")
+    assert (output / "diary.txt").read_text() == "precious"
+
+
+@pytest.mark.parametrize(
+    "given", ["speech.corpus", "speech.corpus/audio", "speech.corpus.partial", "link", "speech.corpus/audio/.."]
+)
+def test_an_input_that_would_be_replaced_is_refused(output: Path, given: str) -> None:
+    fill(output, "old")
+    fill(output.with_name("speech.corpus.partial"), "of a user")
+    (output.parent / "link").symlink_to("speech.corpus/audio")
+    before, inputs = digests(output.parent), [output.parent / given]
+    with (
+        pytest.raises(OutputError, match=r"input.* would be replaced"),
+        output_directory(output, kind="a corpus", names=NAMES, overwrite=True, may_replace=is_corpus, inputs=inputs),
+    ):
+        pytest.fail("the block ran")
+    assert digests(output.parent) == before
+
+
+def test_a_run_that_was_killed_while_the_old_output_was_replaced_leaves_it_to_the_next(output: Path) -> None:
+    fill(killed_in_the_block(output) / ".replaced", "old")
+    with pytest.raises(OutputError, match="exists already"), write_to(output):
+        assert (output / "meta.json").read_text() == "old"
+    assert names(output.parent) == ["speech.corpus"]
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_no_file_beside_an_output_file_is_lost(tmp_path: Path, overwrite: bool) -> None:
+    (tmp_path / "graph.onnx.data").mkdir() if overwrite else (tmp_path / "graph.onnx.data").write_text("of a user")
+
+    def write() -> None:
+        with output_file(tmp_path / "graph.onnx", overwrite=overwrite) as path:
+            path.write_text("graph")
+            path.with_name("graph.onnx.data").write_text("weights")
+
+    before = digests(tmp_path)
+    with pytest.raises(OutputError, match=r"graph\.onnx\.data: "):
+        write()
+    assert digests(tmp_path) == before
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_a_link_is_replaced_only_with_overwrite_and_what_it_points_to_stays(tmp_path: Path, overwrite: bool) -> None:
+    (tmp_path / "model").write_text("old")
+    link = tmp_path / "link"
+    link.symlink_to("model")
+    with suppress(OutputError), output_file(link, overwrite=overwrite) as path:
+        path.write_text("new")
+    assert (link.is_symlink(), link.read_text()) == ((False, "new") if overwrite else (True, "old"))
+    assert (tmp_path / "model").read_text() == "old"
+
+
+def test_a_device_is_not_replaced(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(OutputError, match="is not a file"), output_file(tmp_path / "pipe", overwrite=True):
+        pytest.fail("the block ran")
+
+
+def test_files_of_the_program_are_replaced_in_one_step_and_only_their_own_names_are_known_as_unfinished(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "state.json"
+    for name in (".state.json.partial", "state.json.partial", ".other.json.0123456789ab.partial"):
+        (tmp_path / name).write_text("of a user")
+    unfinished_name(path).write_text("half")
+    assert len(unfinished_files(tmp_path, re.compile(r"state\.json"))) == 1
+    replace_file(path, b"new")
+    assert path.read_text() == "new"
+
+    def fail_to_write() -> None:
+        with replaced_file(path) as file:
+            file.write(b"newer")
+            raise OSError
+
+    with pytest.raises(OSError):  # noqa: PT011
+        fail_to_write()
+    assert path.read_text() == "new"
+    assert len(unfinished_files(tmp_path, re.compile(r"state\.json"))) == 1

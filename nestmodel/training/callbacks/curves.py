@@ -5,6 +5,7 @@ that checkpoint to `earlier_metrics.csv`, so that it does not depend on earlier 
 """
 
 import csv
+import io
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +16,8 @@ import pytorch_lightning as pl
 from numpy.typing import NDArray
 from pytorch_lightning.loggers import CSVLogger
 from pytorch_lightning.utilities import rank_zero_warn
+
+from nestdata.output import replace_file
 
 BLUE = "#2f6f9f"
 ORANGE = "#b5532a"
@@ -94,12 +97,11 @@ def copy_earlier_metrics(earlier: Path, directory: Path, step: int) -> None:
     rows = [row for row in _complete_rows(earlier) if int(row["step"]) < step]
     if rows:
         directory.mkdir(parents=True, exist_ok=True)
-        partial = directory / (EARLIER + ".partial")
-        with partial.open("w", newline="") as file:
-            writer = csv.DictWriter(file, dict.fromkeys(name for row in rows for name in row))
-            writer.writeheader()
-            writer.writerows(rows)
-        partial.replace(directory / EARLIER)
+        text = io.StringIO(newline="")
+        writer = csv.DictWriter(text, dict.fromkeys(name for row in rows for name in row))
+        writer.writeheader()
+        writer.writerows(rows)
+        replace_file(directory / EARLIER, text.getvalue().encode())
 
 
 def read_metrics(directory: Path) -> Series:

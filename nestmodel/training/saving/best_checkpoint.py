@@ -13,7 +13,7 @@ from typing import Any
 
 from pytorch_lightning.utilities import rank_zero_warn
 
-from nestdata.output import flush_to_disk, output_file
+from nestdata.output import flush_to_disk, replace_file, unfinished_name
 from nestmodel.training.saving.checkpoint_files import checkpoint_name
 
 BEST = "best.ckpt"
@@ -80,16 +80,14 @@ class BestCheckpoint:
 
 
 def _record(directory: Path, step: int, loss: float) -> None:
-    with output_file(directory / _RECORD, overwrite=True) as partial:
-        partial.write_text(json.dumps({"step": step, "val_loss": loss}) + "\n")
+    replace_file(directory / _RECORD, (json.dumps({"step": step, "val_loss": loss}) + "\n").encode())
 
 
 def _link(source: Path, target: Path) -> None:
     """Makes a file available under a second name; removing the first one does not remove the second."""
     if target.exists() and target.samefile(source):
         return
-    partial = target.with_name(f"{target.name}.partial")
-    partial.unlink(missing_ok=True)
+    partial = unfinished_name(target)
     try:
         os.link(source, partial)
     except OSError:  # some file systems have no hard links

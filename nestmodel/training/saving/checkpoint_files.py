@@ -1,20 +1,19 @@
 """Checkpoints on disk: their names, how one is written, and how the newest one is found."""
 
 import io
-import os
 import re
 from pathlib import Path
-from typing import IO, Any, NamedTuple, cast
+from typing import IO, Any, BinaryIO, NamedTuple, cast
 from zipfile import is_zipfile
 
 import torch
 from pytorch_lightning.utilities import rank_zero_warn
 
-from nestdata.output import flush_to_disk
+from nestdata.output import replaced_file, unfinished_name
 
 LAST = "last.ckpt"
-PARTIAL = ".partial"
-"""End of the name of a file that is not complete yet."""
+NAMES = re.compile(r"(?:step_\d+|last|best)\.ckpt|best\.json")
+"""Matches the names of the files in a directory of checkpoints."""
 
 _NAME = re.compile(r"step_(\d+)\.ckpt")
 
@@ -54,26 +53,19 @@ def write_checkpoint(checkpoint: dict[str, Any], path: Path) -> None:
         OSError: The file could not be written; the partial file is removed.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_name(path.name + PARTIAL)
     errors: list[OSError] = []
     try:
-        # Without a buffer: a process that is forked in the meantime would write the buffer once more when it ends.
-        with unfinished.open("wb", buffering=0) as file:
+        with replaced_file(path) as file:
             torch.save(checkpoint, cast(IO[bytes], _ErrorRecordingFile(file, errors)))
-            os.fsync(file.fileno())
-        unfinished.replace(path)
-        flush_to_disk(path.parent)
-    except BaseException as error:
-        unfinished.unlink(missing_ok=True)
-        if errors and isinstance(error, RuntimeError):  # torch's writer raises it instead of the file's error
+    except RuntimeError as error:
+        if errors:  # torch's writer raises it instead of the file's error
             raise errors[0] from error
         raise
 
 
 def link_last(path: Path) -> None:
     """Links `last.ckpt` beside a checkpoint to it."""
-    link = path.with_name(LAST + PARTIAL)
-    link.unlink(missing_ok=True)
+    link = unfinished_name(path.with_name(LAST))
     link.symlink_to(path.name)
     link.replace(path.with_name(LAST))
 
@@ -106,7 +98,7 @@ def _version(directory: Path) -> int:
 class _ErrorRecordingFile(io.RawIOBase):
     """A writable file that writes all of its data, and appends the errors of its writes to a list."""
 
-    def __init__(self, file: io.FileIO, errors: list[OSError]) -> None:
+    def __init__(self, file: BinaryIO, errors: list[OSError]) -> None:
         self._file = file
         self._errors = errors
 

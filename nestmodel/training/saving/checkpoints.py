@@ -14,11 +14,12 @@ from pytorch_lightning.utilities import rank_zero_info, rank_zero_warn
 
 import nestguard
 from nestdata import OutputError, last_error_line
+from nestdata.output import unfinished_files
 from nestmodel.run_config import CheckpointConfig
 from nestmodel.training.lightning_private import dump_checkpoint
 from nestmodel.training.saving.best_checkpoint import BestCheckpoint
 from nestmodel.training.saving.checkpoint_files import (
-    PARTIAL,
+    NAMES,
     checkpoint_name,
     find_checkpoints,
     link_last,
@@ -66,7 +67,7 @@ class Checkpoints(Checkpoint):
             self._resumable = Path(trainer.ckpt_path).resolve()
             directories.add(self._resumable.parent)
         for directory in directories:
-            for unfinished in directory.glob(f"*.ckpt{PARTIAL}"):
+            for unfinished in unfinished_files(directory, NAMES):
                 unfinished.unlink(missing_ok=True)
         if self._best is not None and self._resumable is not None:
             try:

@@ -156,12 +156,14 @@ def test_processes_that_are_killed_while_writing_leave_only_complete_files(tmp_p
 
 def test_partial_files_of_killed_processes_are_removed_after_an_hour(tmp_path: Path) -> None:
     PinnedCache(tmp_path).put(address(1), content(1))
-    old, new = tmp_path / "partial" / "0a3f.12-34", tmp_path / "partial" / "0a40.12-35"
-    for path in (old, new):
+    old, new = (tmp_path / "partial" / f"{name:032x}.12-34" for name in (1, 2))
+    of_a_user = tmp_path / "partial" / "thesis.tex"
+    for path in (old, new, of_a_user):
         path.write_bytes(b"half")
-    os.utime(old, (time.time() - 4000,) * 2)
+    for path in (old, of_a_user):
+        os.utime(path, (time.time() - 4000,) * 2)
     PinnedCache(tmp_path)
-    assert (old.exists(), new.exists()) == (False, True)
+    assert (old.exists(), new.exists(), of_a_user.exists()) == (False, True, True)
 
 
 def test_a_share_is_chosen_by_address_and_grows_without_losing_what_it_had() -> None:

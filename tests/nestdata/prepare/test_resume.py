@@ -101,7 +101,7 @@ def test_changed_inputs_and_settings_are_read_again(data: Path, tmp_path: Path) 
     output, config = tmp_path / "speech.corpus", PrepareConfig(min_seconds=0.2)
     interrupted(data, output)
     kept = sorted(path.name for path in (tmp_path / "speech.corpus.partial").rglob("*") if path.is_file())
-    assert len(kept) == 6  # the results and the tars of three files
+    assert len(kept) == 7  # the mark, the results and the tars of three files
     os.utime(data / "1.parquet", (1, 1))
     assert reads(data, output) == NUM_FILES - 2
     interrupted(data, tmp_path / "other.corpus")

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from nestdata.errors import ManifestError
+from nestdata.output import MARK
 from nestdata.prepare.inputs.audio import File, Member
 from nestdata.prepare.inputs.entry import AUDIO_SUFFIXES, MAIN_SUFFIXES, Entry, Source, cut_id_of
 from nestdata.prepare.inputs.format import Format, GivenInput, Opened
@@ -161,8 +162,8 @@ def _objects(url: str) -> Iterator[tuple[ObjectInfo, str]]:
 def _files(directory: str, seen: set[tuple[int, int]]) -> Iterator[tuple[str, str]]:
     """Yields the paths of files and their kinds, in an order that does not depend on the file system.
 
-    Holds the names of one folder at a time. Skips folders whose device and inode are in `seen`, and adds those that it
-    reads.
+    Holds the names of one folder at a time. Skips outputs that are being written, and folders whose device and inode
+    are in `seen`; adds those that it reads.
     """
     try:
         status = os.stat(directory)
@@ -171,6 +172,8 @@ def _files(directory: str, seen: set[tuple[int, int]]) -> Iterator[tuple[str, st
         seen.add((status.st_dev, status.st_ino))
         with os.scandir(directory) as entries:
             listed = [(_is_folder(entry), entry.name) for entry in entries if not _is_hidden(entry.name)]
+        if directory.endswith(".partial") and os.path.exists(os.path.join(directory, MARK)):
+            return  # an output that is being written
     except OSError as error:
         raise cannot_be_listed(directory, error) from error
     for name in sorted((name for is_folder, name in listed if not is_folder), key=_order):

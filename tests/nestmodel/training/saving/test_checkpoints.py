@@ -1,4 +1,5 @@
-import os
+import resource
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -6,6 +7,7 @@ import pytorch_lightning as pl
 import torch
 
 from nestdata import AudioNoiseBatch
+from nestdata.output import unfinished_name
 from nestmodel import CheckpointConfig, Checkpoints, NestModel, PreemptionHandler, newest_checkpoint
 from nestmodel.training.saving.checkpoint_files import find_checkpoints, write_checkpoint
 from nestmodel.training.saving.checkpoints import NotSaved
@@ -20,6 +22,30 @@ class RequestPreemption(pl.Callback):
 
     def on_train_batch_start(self, _trainer: object, module: NestModel, batch: AudioNoiseBatch, _index: int) -> None:  # type: ignore[override]
         module.stop_requests.preempted_here |= batch.key.step == 1
+
+
+class NoSpace(pl.Callback):
+    """Lets no file grow beyond a size that is below that of a checkpoint while the one of a step is written."""
+
+    def __init__(self, step: int) -> None:
+        self._step = step
+
+    def on_save_checkpoint(self, trainer: pl.Trainer, *_: object) -> None:
+        if trainer.global_step == self._step:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (4096, resource.RLIM_INFINITY))
+
+    def on_train_batch_start(self, *_: object) -> None:
+        self.restore()
+
+    @staticmethod
+    def restore() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+
+
+@pytest.fixture(autouse=True)
+def _space() -> Iterator[None]:
+    yield
+    NoSpace.restore()
 
 
 def names(directory: Path) -> list[str]:
@@ -71,51 +97,35 @@ def test_a_checkpoint_is_on_disk_before_its_name_and_its_name_before_the_end(
     assert flushes.of(path, path.parent) == [f"flush {path.name}", f"rename {path.name}", "flush checkpoints"]
 
 
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
-def test_a_full_disk_skips_one_checkpoint_with_a_warning(
-    messy_corpora: MessyCorpora, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_skips_one_checkpoint_with_a_warning(messy_corpora: MessyCorpora, tmp_path: Path) -> None:
     saver = Checkpoints(CheckpointConfig(every_n_steps=1, keep=1, directory=tmp_path / "saved"))
-    # The partial file of step 2 is a link to a device that is always full.
-    (tmp_path / "saved").mkdir()
-    (tmp_path / "saved" / "step_00000002.ckpt.partial").symlink_to("/dev/full")
-    monkeypatch.setattr(saver, "on_train_start", lambda *_: None)
-    with pytest.warns(UserWarning, match=r"step 2: .*could not be written \(No space.*previous checkpoint is intact"):
-        fit(messy_corpora, tmp_path, max_steps=3, callbacks=[saver], enable_checkpointing=True)
+    callbacks = [saver, NoSpace(2)]
+    with pytest.warns(UserWarning, match=r"step 2: .*could not be written \(File too.*previous checkpoint is intact"):
+        fit(messy_corpora, tmp_path, max_steps=3, callbacks=callbacks, enable_checkpointing=True)
     assert names(tmp_path / "saved") == ["last.ckpt", "step_00000003.ckpt"]
     assert torch.load(tmp_path / "saved" / "last.ckpt", weights_only=False)["global_step"] == 3
-    assert os.path.exists("/dev/full")
 
 
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
 def test_a_run_whose_last_checkpoint_is_not_on_disk_says_what_can_be_resumed_and_exits_with_74(
     messy_corpora: MessyCorpora,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     saver = Checkpoints(CheckpointConfig(every_n_steps=1, keep=1, directory=tmp_path / "saved"))
-    (tmp_path / "saved").mkdir()
-    (tmp_path / "saved" / "step_00000002.ckpt.partial").symlink_to("/dev/full")
-    monkeypatch.setattr(saver, "on_train_start", lambda *_: None)
     with caplog.at_level("INFO"), pytest.warns(UserWarning, match="not be written"), pytest.raises(NotSaved) as caught:
-        fit(messy_corpora, tmp_path, max_steps=2, callbacks=[saver], enable_checkpointing=True)
+        fit(messy_corpora, tmp_path, max_steps=2, callbacks=[saver, NoSpace(2)], enable_checkpointing=True)
     assert caught.value.code == EXIT_NOT_SAVED == 74
     (line,) = [record.getMessage() for record in caplog.records if record.getMessage().startswith("error: ")]
-    assert f"step 2: {tmp_path}/saved/step_00000002.ckpt could not be written (No space left" in line
+    assert f"step 2: {tmp_path}/saved/step_00000002.ckpt could not be written (File too large" in line
     first = tmp_path / "saved" / "step_00000001.ckpt"
     assert f"newest checkpoint is {first}" in line
 
 
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
 def test_a_preempted_run_whose_checkpoint_is_not_on_disk_does_not_ask_for_a_restart(
-    messy_corpora: MessyCorpora, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    messy_corpora: MessyCorpora, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     saver = Checkpoints(CheckpointConfig(every_n_steps=100, directory=tmp_path / "saved"))
-    (tmp_path / "saved").mkdir()
-    (tmp_path / "saved" / "step_00000002.ckpt.partial").symlink_to("/dev/full")
-    monkeypatch.setattr(saver, "on_train_start", lambda *_: None)
-    callbacks = [RequestPreemption(), PreemptionHandler(), saver]
+    callbacks = [RequestPreemption(), PreemptionHandler(), saver, NoSpace(2)]
     with caplog.at_level("INFO"), pytest.warns(UserWarning, match="not be written"), pytest.raises(NotSaved) as caught:
         fit(messy_corpora, tmp_path, max_steps=9, callbacks=callbacks, enable_checkpointing=True)
     assert caught.value.code == EXIT_NOT_SAVED
@@ -129,9 +139,10 @@ def test_a_resumed_run_removes_partial_files_beside_its_checkpoint_and_no_others
     before, now = (tmp_path / name for name in ("before", "now"))
     saver = Checkpoints(CheckpointConfig(every_n_steps=1, directory=before))
     fit(messy_corpora, tmp_path, max_steps=1, callbacks=[saver], enable_checkpointing=True)
-    for name in ("step_00000002.ckpt.partial", "download.partial"):
-        (before / name).write_bytes(b"half")
+    others = ("step_00000002.ckpt.partial", ".download.0123456789ab.partial", ".step_7.ckpt.partial")
+    for path in (unfinished_name(before / "step_00000002.ckpt"), *(before / name for name in others)):
+        path.write_bytes(b"half")
     saver = Checkpoints(CheckpointConfig(every_n_steps=1, directory=now))
     path = before / "last.ckpt"
     fit(messy_corpora, tmp_path, max_steps=2, callbacks=[saver], enable_checkpointing=True, ckpt_path=path)
-    assert names(before) == ["download.partial", "last.ckpt", "step_00000001.ckpt"]
+    assert names(before) == sorted([*others, "last.ckpt", "step_00000001.ckpt"])
