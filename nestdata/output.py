@@ -229,6 +229,20 @@ def locked_directory(directory: Path) -> AbstractContextManager[None]:
     return _locked(directory, os.O_RDONLY, directory)
 
 
+def locked_file(path: Path, what: Path) -> AbstractContextManager[None]:
+    """Excludes other runs that lock the same file during the block; the file is made, and stays.
+
+    Args:
+        path: The file.
+        what: What the lock is for, for messages.
+
+    Raises:
+        OutputError: Another run holds the lock.
+        OSError: The file cannot be made.
+    """
+    return _locked(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, what)
+
+
 def is_full_disk(error: OSError) -> bool:
     """Returns whether a disk accepts no more data; other system errors may concern an input."""
     return error.errno in _CANNOT_WRITE

@@ -5,12 +5,12 @@ import os
 import subprocess
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from importlib import import_module
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytorch_lightning as pl
 import torch
@@ -21,6 +21,7 @@ from nestdata import redacted
 from nestdata.config_checks import nearest_name_hint, require
 from nestdata.output import replace_file
 from nestmodel.errors import ConfigError
+from nestmodel.formats.weights import load_weights
 from nestmodel.plain_values import build
 from nestmodel.run_config import LAST, ClassConfig, RunConfig, parse_duration
 from nestmodel.training.callbacks.curves import Curves
@@ -28,13 +29,22 @@ from nestmodel.training.callbacks.progress import Progress
 from nestmodel.training.callbacks.stall_guard import StallGuard
 from nestmodel.training.callbacks.throughput import Throughput
 from nestmodel.training.data import NestDataModule
-from nestmodel.training.display import print_left_out, print_results, print_summary, renderer, silence_libraries
-from nestmodel.training.lightning_private import finds_launcher, launched_processes
+from nestmodel.training.display import (
+    print_left_out,
+    print_nothing_to_train,
+    print_results,
+    print_summary,
+    renderer,
+    silence_libraries,
+)
+from nestmodel.training.lightning_private import attach_model, finds_launcher, launched_processes
+from nestmodel.training.metrics_file import MetricsFile, claim_folder
 from nestmodel.training.module import NestModel, check_precision
 from nestmodel.training.saving.checkpoints import Checkpoints, NotSaved
 from nestmodel.training.saving.resume import find_resumed, read_run
+from nestmodel.training.saving.run_folders import only_start
 from nestmodel.training.starting.launcher import check_main_address
-from nestmodel.training.starting.ranks import check_start, find_launch, take_ranks
+from nestmodel.training.starting.ranks import check_start, find_launch, is_first_rank, take_ranks
 from nestmodel.training.starting.run_checks import check_outputs, check_run
 from nestmodel.training.starting.run_form import prepare_deterministic
 from nestmodel.training.stopping.preemption import Preempted, PreemptionHandler
@@ -55,6 +65,9 @@ class Run:
     data: NestDataModule
     trainer: pl.Trainer
 
+    first_step: int
+    """Optimizer steps that the checkpoint has made."""
+
     @property
     def ckpt_path(self) -> Path | None:
         """The checkpoint that the run resumes from."""
@@ -68,34 +81,32 @@ def fit(config: RunConfig) -> pl.Trainer:
         config: All settings, such as `RunConfig.read(["demo"])` with other values by `dataclasses.replace`.
 
     Returns:
-        Lightning's trainer, after training: `lightning_module` is the model, `callback_metrics` the last metrics.
+        Lightning's trainer, after training: `lightning_module` is the model, `callback_metrics` the last metrics. If
+        the checkpoint has made all steps, the model has its weights, and there are no metrics.
 
     Raises:
         ConfigError: Settings contradict each other, the corpus or the checkpoint.
         NestError: Data cannot be read, or training cannot go on.
         SystemExit: A signal or a full disk has ended the run, with its exit code.
     """
-    run = build_run(config, "fit")
-    first_step = 0 if run.ckpt_path is None else read_run(run.ckpt_path).step
-    if first_step >= run.config.trainer.max_steps > 0:
+    with ExitStack() as stack:
+        if is_first_rank():
+            stack.enter_context(only_start(config.checkpoints.directory))
+        run = build_run(config, "fit")
+        if run.ckpt_path is not None and run.first_step >= run.config.trainer.max_steps > 0:
+            if run.trainer.is_global_zero:
+                print_nothing_to_train(run)
+            load_weights(run.model, run.ckpt_path)
+            attach_model(run.trainer, run.model)
+            return run.trainer
+        check_outputs(run.trainer)
+        started_s = time.monotonic()
         if run.trainer.is_global_zero:
-            optimizer = run.model.config.optimizer
-            remedy = (
-                f"The schedule {optimizer.schedule} ended there: start a new run from the weights, by --init-from."
-                if optimizer.ends_with_run
-                else "Raise it to train longer."
-            )
-            print(
-                f"nothing to train: {run.ckpt_path} has made {first_step:,} steps, and trainer.max_steps is "
-                f"{run.config.trainer.max_steps:,}. {remedy}"
-            )
-        return run.trainer
-    check_outputs(run.trainer)
-    started_s = time.monotonic()
-    if not run.config.quiet:
-        print_summary(run)
-    _start_trackers(run)
-    with _ends_its_ranks(run.trainer):
+            claim_folder(run.trainer.loggers)
+        if not run.config.quiet:
+            print_summary(run)
+        _start_trackers(run)
+        stack.enter_context(_ends_its_ranks(run.trainer))
         _guard(run.trainer).start(run.trainer)  # before the ranks connect to each other
         run.trainer.fit(run.model, run.data, ckpt_path=run.ckpt_path, weights_only=True)
     print_results(run.trainer, time.monotonic() - started_s)
@@ -147,7 +158,8 @@ def build_run(config: RunConfig, stage: str) -> Run:
     pl.seed_everything(config.seed, workers=True, verbose=False)
     data = NestDataModule(config.data)
     model = NestModel(config.model.config, config.model.init_from, config.model.init_parts, config.model.kernels)
-    run = Run(config, model, data, _build_trainer(config, stage))
+    first_step = 0 if found is None or stage == "validate" else read_run(found).step
+    run = Run(config, model, data, _build_trainer(config, stage), first_step)
     if finds_launcher(run.trainer):
         check_start(os.environ, run.trainer.num_devices, run.trainer.num_nodes)
     data.use_fork_server()
@@ -201,7 +213,7 @@ def _own_callbacks(config: RunConfig, stage: str) -> list[pl.Callback]:
     if early_stop and config.data.val_corpus is None:
         raise ConfigError("trainer.early_stop needs validations: give --val-corpus, or leave it out.")
     limit_s = None if max_time is None else parse_duration("trainer.max_time", max_time)
-    stopping = [EarlyStopping("val_loss", patience=early_stop, check_on_train_epoch_end=False)] if early_stop else []
+    stopping = [_early_stopping(early_stop)] if early_stop else []
     return [
         StallGuard(config.guard),
         Throughput(),
@@ -211,6 +223,11 @@ def _own_callbacks(config: RunConfig, stage: str) -> list[pl.Callback]:
         *(stopping if stage == "fit" else []),
         *([ConfigFile(config), Checkpoints(config.checkpoints)] if stage == "fit" else []),
     ]
+
+
+def _early_stopping(patience: int) -> pl.Callback:
+    # A validation without scored tokens has no loss: it counts as one that is not better.
+    return EarlyStopping("val_loss", patience=patience, check_on_train_epoch_end=False, check_finite=False)
 
 
 def _built(value: Any) -> Any:
@@ -304,10 +321,8 @@ class ConfigFile(pl.Callback):
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:  # noqa: ARG002
         """Writes the file. Every rank has to call it: the name of the folder is broadcast."""
-        directory = trainer.log_dir
-        if directory is not None and trainer.logger is not None and trainer.is_global_zero:
-            _ = cast(Any, trainer.logger).experiment  # creates the folder, in which it expects no files
-            replace_file(Path(directory) / "config.yaml", self._text.encode())
+        if trainer.log_dir is not None and trainer.is_global_zero and isinstance(trainer.logger, MetricsFile):
+            replace_file(trainer.logger.claim() / "config.yaml", self._text.encode())
 
     def on_save_checkpoint(
         self,

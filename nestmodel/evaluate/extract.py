@@ -65,6 +65,7 @@ from nestmodel.evaluate.inputs import (
     open_inputs,
     open_prepared,
 )
+from nestmodel.formats.weights import digest_of
 from nestmodel.nn.network import NestNetwork
 
 _log = logging.getLogger(__name__)
@@ -219,15 +220,11 @@ def _keeps_finished_batches(directory: Path) -> Iterator[None]:
 
 def _settings(model: NestNetwork, corpus: Corpus, config: ExtractConfig, device: torch.device) -> dict[str, Any]:
     """Returns all that a feature file and its line of the index depend on, as plain values."""
-    weights = hashlib.blake2b(json.dumps(asdict(model.config)).encode(), digest_size=16)
-    for name, tensor in model.state_dict().items():
-        weights.update(name.encode())
-        weights.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
     with (corpus.path / "cuts.jsonl").open("rb") as cuts:
         content = hashlib.file_digest(cuts, "blake2b").hexdigest()
     return {
         "version": package_version(),
-        "model": weights.hexdigest(),
+        "model": digest_of(model),
         "inputs": [corpus.fingerprint, content],
         "layers": resolve_layers(config.layers, model.config.encoder.num_layers),
         "dtype": config.dtype,

@@ -5,6 +5,7 @@ either complete or not written, and an export that the format cannot hold is rej
 """
 
 import json
+import logging
 import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -33,11 +34,13 @@ from nestmodel.formats.model_file import open_model_file
 from nestmodel.formats.nemo_archive import write_nemo
 from nestmodel.formats.onnx import write_onnx, write_onnx_chunk
 from nestmodel.formats.safetensors import CONFIG_KEY, write_tensors
-from nestmodel.formats.weights import ENCODER_PREFIX, load_network
+from nestmodel.formats.weights import ENCODER_PREFIX, digest_of, load_network
 from nestmodel.nn.network import NestNetwork
 from nestmodel.nn.streaming import streaming_context
 
 CARD_FILE = "README.md"
+
+_log = logging.getLogger(__name__)
 
 _SUFFIXES: Mapping[str, str] = {
     "nemo": ".nemo",
@@ -99,7 +102,8 @@ def average_models(sources: Sequence[str | Path], output: str | Path, *, overwri
     """Writes the mean of the weights of several models, such as the last checkpoints of a run, to a checkpoint.
 
     Args:
-        sources: Files that `load_network` reads, of equal sizes and settings.
+        sources: Files that `load_network` reads, of equal sizes and settings. Weights that several of them have, such
+            as `last.ckpt` and the checkpoint that it links to, are counted once, which is logged.
         output: The checkpoint to write.
         overwrite: Whether to replace an existing file.
 
@@ -115,16 +119,20 @@ def average_models(sources: Sequence[str | Path], output: str | Path, *, overwri
         raise ConfigError("give the checkpoints whose weights are averaged.")
     network = load_network(sources[0])
     sums = {name: value.double() for name, value in network.state_dict().items() if value.is_floating_point()}
+    counted = {digest_of(network): sources[0]}
     for source in sources[1:]:
         other = load_network(source)
         if other.config != network.config:
             raise ConfigError(f"{source}: its settings are not those of {sources[0]}. Average models of one run.")
+        if (same := counted.setdefault(digest_of(other), source)) is not source:
+            _log.warning("%s has the weights of %s, and is counted once", source, same)
+            continue
         state = other.state_dict()
         for name, total in sums.items():
             total += state[name]
     for name, value in network.state_dict().items():
         if name in sums:
-            value.copy_(sums[name] / len(sources))
+            value.copy_(sums[name] / len(counted))
     return save_network(network, output, overwrite=overwrite, sources=sources)
 
 

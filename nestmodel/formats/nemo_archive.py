@@ -11,6 +11,7 @@ import logging
 import shutil
 import tarfile
 import tempfile
+import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from torch import Tensor
 
 from nestmodel.config import NestConfig
 from nestmodel.errors import ConfigError, WeightsError
+from nestmodel.formats.nemo_checkpoint import check_zip
 from nestmodel.formats.nemo_config import config_from_nemo, config_to_nemo, is_nest_v2
 
 CONFIG_MEMBER = "model_config.yaml"
@@ -107,7 +109,7 @@ def read_nemo_state(tar: tarfile.TarFile, path: Path) -> object:
         path: Its path, for messages.
 
     Raises:
-        WeightsError: The archive holds no weights.
+        WeightsError: The archive holds no weights, or they are damaged.
         OSError, RuntimeError, TarError, UnpicklingError: The file is damaged.
     """
     file = tar.extractfile(_member(tar, WEIGHTS_MEMBER, path))
@@ -118,7 +120,11 @@ def read_nemo_state(tar: tarfile.TarFile, path: Path) -> object:
             # Torch seeks backwards often, and each time a compressed file is decompressed again from its start.
             shutil.copyfileobj(file, unpacked)
             unpacked.seek(0)
-        return torch.load(unpacked if is_compressed else file, map_location="cpu", weights_only=True)
+        weights = unpacked if is_compressed else file
+        if zipfile.is_zipfile(weights):  # old versions of torch wrote another form
+            check_zip(weights, path)
+        weights.seek(0)
+        return torch.load(weights, map_location="cpu", weights_only=True)
 
 
 def our_names(state: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -8,15 +8,24 @@ Source: NeMo 3.0.0, core/classes/modelPT.py (`hparams`); Lightning 2.6, trainer/
 (`dump_checkpoint`); OmegaConf 2.3 and 2.4, base.py, nodes.py.
 """
 
+import io
+import os
+import zipfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, cast
 
 import torch
 from torch.serialization import safe_globals
 
+from nestmodel.errors import WeightsError
+
 # A configuration has a few hundred values. One whose parts contain each other would have any number.
 _MAX_VALUES = 100_000
+
+
+_checked: set[tuple[int, int, int, int]] = set()
+"""The versions of files whose bytes were checked: device, inode, size and time."""
 
 
 class _Object:
@@ -46,14 +55,44 @@ _STAND_INS: list[Any] = [
 def load_checkpoint(path: Path) -> Any:
     """Loads a checkpoint of `nestmodel` or of NeMo, without running code of the file.
 
-    The file is memory-mapped, so that the state of the optimizer, which is twice as large as the weights, is not read.
+    All bytes are checked at the first call for a file. The file is memory-mapped, so that the state of the optimizer,
+    which is twice as large as the weights, is not kept in memory.
 
     Raises:
+        WeightsError: The file is damaged.
         OSError, RuntimeError, UnpicklingError: The file is damaged, or holds other objects than tensors, plain values
             and configurations of OmegaConf.
     """
+    with path.open("rb") as file:
+        check_zip(file, path)
     with safe_globals(_STAND_INS):
         return torch.load(path, map_location="cpu", mmap=True, weights_only=True)
+
+
+def check_zip(file: io.BufferedIOBase | IO[bytes], path: Path) -> None:
+    """Checks all bytes of a file that torch has written against the checksums in it, of which torch checks none.
+
+    Args:
+        file: The open file.
+        path: Its path, for messages.
+
+    Raises:
+        WeightsError: Bytes differ, or some are compressed, which torch never does.
+        BadZipFile: It is not a zip file.
+    """
+    status = os.stat(path)
+    version = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
+    if version in _checked:
+        return
+    with zipfile.ZipFile(cast(IO[bytes], file)) as archive:
+        if any(member.compress_type != zipfile.ZIP_STORED for member in archive.infolist()):
+            raise WeightsError(f"{path}: its content is compressed, so torch has not written it. Give another file.")
+        damaged = archive.testzip()
+    if damaged is not None:
+        raise WeightsError(
+            f"{path}: damaged: the checksum of {damaged[-60:]!r} does not match. Copy it again, or give another file."
+        )
+    _checked.add(version)
 
 
 def nemo_section(checkpoint: Mapping[str, Any]) -> Mapping[str, Any] | None:

@@ -4,6 +4,8 @@ A report lists the weights that were loaded, unused, missing or of another shape
 files that can be read.
 """
 
+import hashlib
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -113,6 +115,15 @@ def load_weights(network: NestNetwork, path: str | Path, parts: WeightParts = "a
         except WeightsError:
             return report
         return replace(report, differing_settings=differing_settings(network.config, file_config, parts))
+
+
+def digest_of(network: NestNetwork) -> str:
+    """Returns a digest of the configuration and the weights of a network."""
+    digest = hashlib.blake2b(json.dumps(asdict(network.config)).encode(), digest_size=16)
+    for name, tensor in network.state_dict().items():
+        digest.update(name.encode())
+        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+    return digest.hexdigest()
 
 
 def differing_settings(config: NestConfig, file_config: NestConfig, parts: WeightParts = "all") -> tuple[str, ...]:

@@ -94,7 +94,10 @@ class LossStats:
 
     @property
     def loss(self) -> Float[Tensor, ""]:
-        """Mean negative log-likelihood per scored encoder frame, in nats; 0 if no frame is scored."""
+        """Mean negative log-likelihood per scored encoder frame, in nats.
+
+        If no frame is scored, it is 0, and so are its gradients; `metrics` then has no value.
+        """
         return self.nll_sum / self.num_tokens.clamp(min=1)
 
     def flatten(self) -> Float[Tensor, " values"]:
@@ -105,17 +108,20 @@ class LossStats:
     def metrics(self, counts: Float[Tensor, "2 codebooks classes"]) -> dict[str, Tensor]:
         """Returns the logged metrics by name, without the prefix `train_` or `val_`.
 
-        With several codebooks, use and token entropy are also there for each, such as `codebook_use_cb0`.
+        With several codebooks, use and token entropy are also there for each, such as `codebook_use_cb0`. A mean over
+        nothing is nan, such as the loss without scored frames.
 
         Args:
             counts: Class counts of the target tokens and of the predictions, for the entropies and codebook use. They
                 may cover more steps than the other sums.
         """
         is_used, entropies = (counts[0] > 0.5).float(), token_entropy(counts[0])
-        of_tokens, of_predictions = entropies.mean().float(), token_entropy(counts[1]).mean().float()
+        entropies = entropies.where(counts[0].sum(-1) > 0, torch.nan)
+        of_tokens = entropies.mean().float()
+        of_predictions = token_entropy(counts[1]).where(counts[1].sum(-1) > 0, torch.nan).mean().float()
         metrics = {
-            "loss": self.loss,
-            "accuracy": self.num_correct / self.num_tokens.clamp(min=1),
+            "loss": self.nll_sum / self.num_tokens,
+            "accuracy": self.num_correct / self.num_tokens,
             "codebook_use": is_used.mean(),
             "token_entropy": of_tokens,
             "token_perplexity": of_tokens.exp(),

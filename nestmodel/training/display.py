@@ -96,6 +96,20 @@ def _print_rows(run: "Run", rows: Rows) -> None:
             print(f"{name}: {text}", file=sys.stderr)
 
 
+def print_nothing_to_train(run: "Run") -> None:
+    """Prints that a checkpoint has made all steps of its run, and what to do."""
+    optimizer = run.model.config.optimizer
+    remedy = (
+        f"The schedule {optimizer.schedule} ended there: start a new run from the weights, by --init-from."
+        if optimizer.ends_with_run
+        else "Raise it to train longer."
+    )
+    print(
+        f"nothing to train: {run.ckpt_path} has made {run.first_step:,} steps, and trainer.max_steps is "
+        f"{run.config.trainer.max_steps:,}. {remedy}"
+    )
+
+
 def print_results(trainer: pl.Trainer, seconds: float) -> None:
     """Prints the last metrics of a run, what has ended it, where its output is, and what may come next, to stdout.
 

@@ -110,6 +110,12 @@ def fix_gradient_buckets(trainer: pl.Trainer) -> None:
         )
 
 
+def attach_model(trainer: pl.Trainer, model: pl.LightningModule) -> None:
+    """Makes a model the `lightning_module` of a trainer that does not run. Lightning sets it only when a run begins."""
+    trainer.strategy._lightning_module = model
+    model.trainer = trainer
+
+
 def process_group_timeout_s(trainer: pl.Trainer) -> float | None:
     """Returns the timeout of the process group in seconds, or None without one."""
     strategy = trainer.strategy

@@ -340,6 +340,11 @@ class NestModel(NestNetwork, pl.LightningModule):
         metrics = fetch(metrics)
         nestguard.current().beat(nestguard.Phase.VALIDATION, self.trainer.global_step - 1)
         self._record["last validation"] = f"after step {self.trainer.global_step:,}: {_metrics_text(metrics)}"
+        if math.isnan(metrics["loss"]):
+            rank_zero_warn(
+                "the validation has no loss: none of its frames was masked, in this and in every later validation. "
+                "Give a validation corpus of more audio, of at least some minutes."
+            )
         self._log_metrics("val", metrics, prog_bar=True)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:

@@ -4,6 +4,7 @@
 waits for a GPU, because all metrics of `NestModel` are on the CPU.
 """
 
+import math
 import resource
 import sys
 import time
@@ -167,9 +168,10 @@ def format_duration(seconds: float) -> str:
 
 
 def scores_of(metrics: Mapping[str, Any], stage: str) -> Scores | None:
-    """Returns the scores of `train` or `val` among logged metrics; None if they are not there yet."""
+    """Returns the scores of `train` or `val` among logged metrics; None without them, or if nothing was scored."""
     names = [f"{stage}_{name}" for name in ("loss", "token_entropy", "accuracy")]
-    return Scores(*(float(metrics[name]) for name in names)) if all(name in metrics for name in names) else None
+    values = [float(metrics.get(name, math.nan)) for name in names]
+    return None if any(map(math.isnan, values)) else Scores(*values)
 
 
 def mean_scores(scores: Sequence[Scores]) -> Scores:

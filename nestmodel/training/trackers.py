@@ -10,17 +10,17 @@ import os
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
-from pytorch_lightning.loggers import CSVLogger, Logger, TensorBoardLogger
+from pytorch_lightning.loggers import Logger, TensorBoardLogger
 from pytorch_lightning.utilities import rank_zero_warn
 
 from nestdata import last_error_line, redacted
 from nestdata.output import replace_file
 from nestmodel.config import TrackerName
 from nestmodel.errors import ConfigError, TrainingError
+from nestmodel.training.metrics_file import MetricsFile
 
 _PROJECT = "nest-pretrain"
 _IDS = "trackers.json"
@@ -137,15 +137,14 @@ def open_loggers(names: Sequence[TrackerName] | None, root: Path, ckpt_path: str
     if names is None:
         names = ["tensorboard"] if importlib.util.find_spec("tensorboard") else []
     check_trackers(names)
-    csv = CSVLogger(root, name="")
-    directory = Path(csv.log_dir)
+    metrics = MetricsFile(root)
     ids = _read_ids(Path(ckpt_path).resolve().parent.parent / _IDS) if ckpt_path else {}
     # Each name once, in the order of the documentation.
     chosen = [name for name in get_args(TrackerName) if name in names and name != "csv"]
     return [
-        csv,
+        metrics,
         *(
-            Tracker(name, partial(_OPEN[name], root, directory, ids.get(name)), is_new=name not in ids)
+            Tracker(name, lambda name=name: _OPEN[name](root, metrics.claim(), ids.get(name)), is_new=name not in ids)  # type: ignore[misc]
             for name in chosen
         ),
     ]
@@ -166,9 +165,7 @@ def start_trackers(loggers: Sequence[Logger], settings: Mapping[str, Any], *, mu
     trackers = [logger for logger in loggers if isinstance(logger, Tracker)]
     if not trackers:
         return
-    csv = next(logger for logger in loggers if isinstance(logger, CSVLogger))
-    _ = csv.experiment  # creates the output folder, in which it expects no other files
-    directory = Path(csv.log_dir)
+    directory = next(logger for logger in loggers if isinstance(logger, MetricsFile)).claim()
     params = {name: redacted(str(value)) for name, value in _flat(settings).items()}
     for tracker in trackers:
         tracker.open(must_open=must_open)

@@ -8,6 +8,7 @@ import csv
 import io
 from collections import defaultdict
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from pytorch_lightning.loggers import CSVLogger
 from pytorch_lightning.utilities import rank_zero_warn
 
 from nestdata.output import replace_file
+from nestmodel.training.metrics_file import METRICS
 
 BLUE = "#2f6f9f"
 ORANGE = "#b5532a"
@@ -49,7 +51,6 @@ def finish_axes(axes: Any, title: str, *, has_legend: bool) -> None:
 
 
 Series = dict[str, tuple[list[int], list[float]]]
-METRICS = "metrics.csv"
 EARLIER = "earlier_metrics.csv"
 
 
@@ -77,7 +78,8 @@ class Curves(pl.Callback):
 
     def _draw(self, trainer: pl.Trainer) -> None:
         for logger in trainer.loggers:
-            logger.save()
+            with suppress(OSError):  # the run may be ending because of it
+                logger.save()
         for directory in _log_directories(trainer):
             if (directory / METRICS).exists():
                 try:

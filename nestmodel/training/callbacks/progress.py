@@ -218,5 +218,5 @@ def score_facts(scores: Scores) -> list[str]:
 
 
 def _validation_line(state: RunState) -> str:
-    assert state.validation is not None
-    return f"step {state.validated_step:,}: validation {', '.join(score_facts(state.validation))}"
+    scores = "no frame was scored" if state.validation is None else ", ".join(score_facts(state.validation))
+    return f"step {state.validated_step:,}: validation {scores}"

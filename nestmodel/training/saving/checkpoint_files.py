@@ -2,14 +2,16 @@
 
 import io
 import re
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any, BinaryIO, NamedTuple, cast
-from zipfile import is_zipfile
 
 import torch
 from pytorch_lightning.utilities import rank_zero_warn
 
 from nestdata.output import replaced_file, unfinished_name
+from nestmodel.errors import WeightsError
+from nestmodel.formats.model_file import open_model_file
 
 LAST = "last.ckpt"
 NAMES = re.compile(r"(?:step_\d+|last|best)\.ckpt|best\.json")
@@ -63,6 +65,23 @@ def write_checkpoint(checkpoint: dict[str, Any], path: Path) -> None:
         raise
 
 
+def list_checkpoints(directory: Path) -> list[Path]:
+    """Returns the checkpoints in a directory, newest step first; but first of all, that which `last.ckpt` links to.
+
+    Where `last.ckpt` was copied as a file, it is a checkpoint like the others, unless it is damaged.
+    """
+    found, last = find_checkpoints(directory), directory / LAST
+    if last.is_symlink():
+        target = directory / last.readlink().name
+        found.sort(key=lambda each: each.path != target)
+    elif last.is_file():
+        with suppress(WeightsError), open_model_file(last) as file:
+            step = file.entry("global_step")
+            newer = sum(each.step >= step for each in found) if isinstance(step, int) else len(found)
+            found.insert(newer, FoundCheckpoint(step, last))
+    return [path for _, path in found]
+
+
 def link_last(path: Path) -> None:
     """Links `last.ckpt` beside a checkpoint to it."""
     link = unfinished_name(path.with_name(LAST))
@@ -70,24 +89,61 @@ def link_last(path: Path) -> None:
     link.replace(path.with_name(LAST))
 
 
-def newest_checkpoint(root: Path, directory: Path | None = None) -> Path | None:
-    """Returns the most recently written undamaged checkpoint below a directory, or None.
-
-    This is the checkpoint of the latest run that `last.ckpt` links to. It need not be the one with the highest step,
-    since a run may be resumed from an earlier step. Damaged checkpoints are skipped with a warning.
+def checkpoint_folders(root: Path, directory: Path | None = None) -> list[Path]:
+    """Returns the folders that may hold checkpoints of a run, the latest start first.
 
     Args:
         root: Output folder of the run, which holds `version_N/checkpoints`.
         directory: `checkpoints.directory`, which holds the checkpoints instead.
     """
     versions = sorted(root.glob("version_*/checkpoints"), key=_version, reverse=True)
-    for folder in [directory] if directory else [root / "checkpoints", *versions]:
-        last = (folder / LAST).resolve().name
-        for _, path in sorted(find_checkpoints(folder), key=lambda found: found.path.name != last):
-            if is_zipfile(path):
+    return [directory] if directory else [root / "checkpoints", *versions, root]
+
+
+def newest_checkpoint(root: Path, directory: Path | None = None) -> Path | None:
+    """Returns the most recently written whole checkpoint of a run, or None if there is no checkpoint.
+
+    This is the checkpoint of the latest start that `last.ckpt` links to. It need not be the one with the highest step,
+    since a run may be resumed from an earlier step. All bytes of a checkpoint are checked; damaged ones are skipped
+    with a warning.
+
+    Args:
+        root: Output folder of the run, which holds `version_N/checkpoints`.
+        directory: `checkpoints.directory`, which holds the checkpoints instead.
+
+    Raises:
+        WeightsError: There are checkpoints, and all of them are damaged.
+    """
+    damage = None
+    for folder in checkpoint_folders(root, directory):
+        for path in list_checkpoints(folder):
+            try:
+                check_checkpoint(path)
+            except WeightsError as error:
+                rank_zero_warn(f"{error} It is skipped, and the checkpoint before it is used.")
+                damage = damage or error
+            else:
                 return path
-            rank_zero_warn(f"{path} is damaged and is skipped; the previous checkpoint is used.")
+    if damage is not None:
+        raise WeightsError(f"{directory or root}: no checkpoint is whole. The newest: {damage}")
     return None
+
+
+def check_checkpoint(path: Path) -> None:
+    """Checks all bytes of a checkpoint, and that a run can be resumed from it.
+
+    Raises:
+        WeightsError: The file does not exist, is damaged, is not a checkpoint of `nestmodel fit`, or holds objects that
+            could run code.
+    """
+    with open_model_file(path) as file:
+        if file.kind != "checkpoint":
+            what = "of nestmodel but one of NeMo" if file.kind == "nemo-checkpoint" else f"but a {file.kind} file"
+            raise WeightsError(
+                f"{path}: not a checkpoint {what}, from which no run can be resumed. Start a new run "
+                "with its weights: --init-from."
+            )
+        file.read_config()
 
 
 def _version(directory: Path) -> int:

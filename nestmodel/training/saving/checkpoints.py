@@ -4,6 +4,7 @@ A checkpoint holds the state after a whole optimizer step. It is written to a te
 that a crash never damages an existing checkpoint. Only rank 0 writes; the other ranks wait for it in their next step.
 """
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, cast
 
@@ -19,6 +20,7 @@ from nestmodel.run_config import CheckpointConfig
 from nestmodel.training.lightning_private import dump_checkpoint
 from nestmodel.training.saving.best_checkpoint import BestCheckpoint
 from nestmodel.training.saving.checkpoint_files import (
+    LAST,
     NAMES,
     checkpoint_name,
     find_checkpoints,
@@ -139,12 +141,17 @@ class Checkpoints(Checkpoint):
     def _write(self, checkpoint: dict[str, Any], path: Path, step: int) -> None:
         try:
             write_checkpoint(checkpoint, path)
-            link_last(path)
         except OSError as error:
             self._problem = f"step {step}: {path} could not be written ({error.strerror or error})."
             rank_zero_warn(f"{self._problem} The previous checkpoint is intact. Make space for the next one.")
             return
         self._resumable = path
+        try:
+            link_last(path)
+        except OSError as error:  # some file systems have no links
+            with suppress(OSError):
+                (path.parent / LAST).unlink()  # without it, the newest checkpoint is the one of the highest step
+            rank_zero_warn(f"step {step}: {path} is written, but not the link {LAST} to it ({error.strerror}).")
         try:
             self._prune(path.parent, step)
         except OSError as error:

@@ -8,6 +8,7 @@ schedule ends with the run.
 
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, is_dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -21,7 +22,12 @@ from nestmodel.formats.hub import is_on_hub
 from nestmodel.formats.model_file import open_model_file
 from nestmodel.formats.safetensors import SETTINGS_KEY
 from nestmodel.run_config import LAST
-from nestmodel.training.saving.checkpoint_files import newest_checkpoint
+from nestmodel.training.saving.checkpoint_files import (
+    check_checkpoint,
+    checkpoint_folders,
+    list_checkpoints,
+    newest_checkpoint,
+)
 from nestmodel.training.starting.ranks import is_first_rank
 from nestmodel.training.starting.run_form import determinism
 
@@ -49,12 +55,19 @@ def find_resumed(given: str, root: Path, *, must_exist: bool, directory: Path | 
 
     Raises:
         ConfigError: There is no checkpoint, or none that a run can be resumed from.
+        WeightsError: All checkpoints are damaged.
     """
     if is_on_hub(given):
         raise ConfigError(
             f"--ckpt-path {given}: a run resumes from a file. Start a new run with weights of the hub by --init-from."
         )
     path = newest_checkpoint(root, directory) if given == LAST else Path(given)
+    others = [other for folder in checkpoint_folders(root, directory) for other in folder.glob("*.ckpt")]
+    if path is None and others:
+        raise ConfigError(
+            f"there is no checkpoint of a run in {directory or root}, but {others[0]} is there. To go on from that "
+            "file, give it by --ckpt-path."
+        )
     if path is None:
         if not must_exist:
             if is_first_rank():
@@ -70,23 +83,6 @@ def find_resumed(given: str, root: Path, *, must_exist: bool, directory: Path | 
     except WeightsError as error:
         raise ConfigError(f"--ckpt-path {error}") from error
     return path
-
-
-def check_checkpoint(path: Path) -> None:
-    """Checks that a run can be resumed from a file, without reading its tensors.
-
-    Raises:
-        WeightsError: The file does not exist, is damaged, is not a checkpoint of `nestmodel fit`, or holds objects that
-            could run code.
-    """
-    with open_model_file(path) as file:
-        if file.kind != "checkpoint":
-            what = "of nestmodel but one of NeMo" if file.kind == "nemo-checkpoint" else f"but a {file.kind} file"
-            raise WeightsError(
-                f"{path}: not a checkpoint {what}, from which no run can be resumed. Start a new run "
-                "with its weights: --init-from."
-            )
-        file.read_config()
 
 
 class StoredRun(NamedTuple):
@@ -165,7 +161,7 @@ def changed_settings(before: Settings, now: Settings) -> list[tuple[str, str, st
     return [change for change in changes if change[1] != change[2]]
 
 
-def check_unchanged(before: Settings, now: Settings, *, step: int) -> None:
+def check_unchanged(before: Settings, now: Settings, *, step: int, path: Path | None = None) -> None:
     """Checks that a run has the settings of the checkpoint that it is resumed from.
 
     Mixture stages may change if they start at the step of the checkpoint or later.
@@ -174,9 +170,11 @@ def check_unchanged(before: Settings, now: Settings, *, step: int) -> None:
         before: Settings in the checkpoint.
         now: Settings of the run.
         step: Optimizer steps that the run of the checkpoint has made.
+        path: The checkpoint.
 
     Raises:
-        ConfigError: Some settings differ; the message names them with both values.
+        ConfigError: Some settings differ; the message names them with both values, and the newest checkpoint of the
+            same output folder that has the settings of the run.
     """
     changed = [change for change in changed_settings(before, now) if not _is_later_stage(*change, step=step)]
     if not changed:
@@ -187,10 +185,23 @@ def check_unchanged(before: Settings, now: Settings, *, step: int) -> None:
     advice = ""
     if any(name in _MIXTURE for name, _, _ in changed):
         advice = f" To change the mixture from step {step} on, keep these, and add a stage to data.plan.stages."
+    if path is not None and (other := _with_settings(now, path)) is not None:
+        advice += f" {other} has these settings: --ckpt-path {other}"
     raise ConfigError(
-        f"the checkpoint was written by a run with other data or settings ({'; '.join(changes)}). Use the data and "
-        f"settings of the checkpoint, or start a new run from its weights with --init-from.{advice}"
+        f"{path or 'the checkpoint'} was written by a run with other data or settings ({'; '.join(changes)}). Use the "
+        f"data and settings of the checkpoint, or start a new run from its weights with --init-from.{advice}"
     )
+
+
+def _with_settings(settings: Settings, beside: Path) -> Path | None:
+    """Returns the newest checkpoint of the output folder of another one whose run had given settings."""
+    folder = beside.resolve().parent
+    for each in checkpoint_folders(folder.parent.parent, None if folder.name == "checkpoints" else folder):
+        for path in list_checkpoints(each)[:1]:
+            with suppress(WeightsError):
+                if read_run(path).settings == settings:
+                    return path
+    return None
 
 
 def _is_later_stage(name: str, old: str, new: str, *, step: int) -> bool:

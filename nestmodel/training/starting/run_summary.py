@@ -1,7 +1,6 @@
 """Summary of a run before it starts: data, model, steps, ranks, and what is on and off."""
 
 import textwrap
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytorch_lightning as pl
@@ -11,7 +10,7 @@ from nestdata import Corpus, redacted, summarise_plan
 from nestdata.plan.summary import PlanSummary, few_steps_text, left_out_text, padding_text
 from nestmodel.training.data import NestDataModule
 from nestmodel.training.module import NestModel
-from nestmodel.training.saving.checkpoint_files import step_in_name
+from nestmodel.training.saving.run_folders import unfinished_run
 from nestmodel.training.starting.run_form import determinism, run_form
 from nestmodel.training.step_limits import num_steps_of_run
 
@@ -43,7 +42,7 @@ def summarise_run(run: "Run") -> Rows:
         ("ranks", _ranks_text(trainer)),
         *_form_rows(trainer, model, data),
         ("numbers", f"precision {trainer.precision}, seed {config.seed}{', deterministic' if determinism() else ''}"),
-        ("start", _start_text(config.ckpt_path)),
+        ("start", _start_text(run)),
         ("saved", f"a checkpoint every {config.checkpoints.every_n_steps:,} steps"),
         *([] if config.guard.enabled else [("stall guard", "off")]),
         ("log", ", ".join(str(logger.name or "csv") for logger in trainer.loggers)),
@@ -137,11 +136,11 @@ def _form_rows(trainer: pl.Trainer, model: NestModel, data: NestDataModule) -> R
     return [("kernels", run_form(model.config, model.kernels, trainer, data.train_dataset.plan.config).summary)]
 
 
-def _start_text(ckpt_path: str | None) -> str:
-    if ckpt_path is None:
-        return "from step 0"
-    step = step_in_name(Path(ckpt_path).resolve())  # `last.ckpt` is a link
-    return ckpt_path if step is None else f"from step {step:,}, {ckpt_path}"
+def _start_text(run: "Run") -> str:
+    if run.ckpt_path is not None:
+        return f"from step {run.first_step:,}, {run.ckpt_path}"
+    unfinished = unfinished_run(run.config.output, run.config.checkpoints.directory)
+    return "from step 0" + (f"; {unfinished}, and --resume goes on from there" if unfinished else "")
 
 
 def format_summary(rows: Rows, width: int) -> str:

@@ -1,5 +1,6 @@
 import resource
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -9,12 +10,13 @@ import torch
 from nestdata import AudioNoiseBatch
 from nestdata.output import unfinished_name
 from nestmodel import CheckpointConfig, Checkpoints, NestModel, PreemptionHandler, newest_checkpoint
+from nestmodel.nn.network import NestNetwork
 from nestmodel.training.saving.checkpoint_files import find_checkpoints, write_checkpoint
 from nestmodel.training.saving.checkpoints import NotSaved
 from nestmodel.training.stopping.exit_codes import EXIT_NOT_SAVED
 from tests.conftest import MessyCorpora
 from tests.flushes import Flushes
-from tests.training import fit
+from tests.training import fit, tiny_config
 
 
 class RequestPreemption(pl.Callback):
@@ -48,6 +50,14 @@ def _space() -> Iterator[None]:
     NoSpace.restore()
 
 
+def written(path: Path, step: int) -> Path:
+    """Writes a checkpoint of a run at a step."""
+    config = tiny_config()
+    state = NestNetwork(config).state_dict()
+    write_checkpoint({"nest_config": asdict(config), "global_step": step, "state_dict": state}, path)
+    return path
+
+
 def names(directory: Path) -> list[str]:
     return sorted(path.name for path in directory.iterdir())
 
@@ -70,11 +80,11 @@ def test_the_last_step_is_saved_once_for_any_interval(messy_corpora: MessyCorpor
 def test_the_newest_undamaged_checkpoint_of_all_versions_is_found(tmp_path: Path) -> None:
     assert newest_checkpoint(tmp_path) is None
     for version, step in ((0, 300), (1, 200), (2, 400)):
-        write_checkpoint({"step": step}, tmp_path / f"version_{version}" / "checkpoints" / f"step_{step:08d}.ckpt")
+        written(tmp_path / f"version_{version}" / "checkpoints" / f"step_{step:08d}.ckpt", step)
     damaged = tmp_path / "version_2" / "checkpoints" / "step_00000400.ckpt"
     assert newest_checkpoint(tmp_path) == damaged
     damaged.write_bytes(damaged.read_bytes()[:-100])
-    with pytest.warns(UserWarning, match=r"step_00000400\.ckpt is damaged"):
+    with pytest.warns(UserWarning, match=r"step_00000400\.ckpt: .*damaged.* It is skipped"):
         assert newest_checkpoint(tmp_path) == tmp_path / "version_1" / "checkpoints" / "step_00000200.ckpt"
 
 

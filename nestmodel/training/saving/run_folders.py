@@ -1,0 +1,93 @@
+"""The folders of a start: `version_N` belongs to one start, and a folder of checkpoints to one run.
+
+`--resume` makes a new `version_N` beside that of the start before. A folder of checkpoints that several starts share
+(`checkpoints.directory`) is used by one of them at a time, and by no other run.
+"""
+
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import yaml
+from pytorch_lightning.utilities import rank_zero_info
+
+from nestdata import OutputError
+from nestdata.output import check_writable, locked_file
+from nestmodel.errors import ConfigError
+from nestmodel.training.saving.checkpoint_files import checkpoint_folders, list_checkpoints, step_in_name
+
+LOCK = ".lock"
+_WAIT_S = 120.0
+"""Time for an earlier start to end: that of a killed job, or of a node whose lock a file server still holds."""
+
+_POLL_S = 1.0
+
+
+def check_checkpoint_folder(directory: Path | None, ckpt_path: Path | None) -> None:
+    """Checks that a folder of checkpoints belongs to this run.
+
+    Args:
+        directory: `checkpoints.directory`. Without one, each start has a folder of its own.
+        ckpt_path: Checkpoint that the run resumes from.
+
+    Raises:
+        ConfigError: It has checkpoints of another run, which this one would replace.
+    """
+    found = list_checkpoints(directory) if directory is not None else []
+    is_own = ckpt_path is not None and directory is not None and ckpt_path.resolve().parent == directory.resolve()
+    if found and not is_own:
+        raise ConfigError(
+            f"checkpoints.directory {directory}: has checkpoints of another run, such as {found[0].name}, which this "
+            "run would replace. Go on from them by --resume, or give another directory."
+        )
+
+
+@contextmanager
+def only_start(directory: Path | None) -> Iterator[None]:
+    """Keeps other starts from a folder of checkpoints during the block; waits a while for one that is using it.
+
+    Args:
+        directory: `checkpoints.directory`. Without one, each start has a folder of its own.
+
+    Raises:
+        OutputError: Another start goes on using it, or it cannot be written.
+    """
+    with ExitStack() as stack:
+        if directory is not None:
+            check_writable(directory)
+            end, has_said = time.monotonic() + _WAIT_S, False
+            while True:
+                try:
+                    stack.enter_context(locked_file(directory / LOCK, directory))
+                    break
+                except OutputError:
+                    if time.monotonic() > end:
+                        raise
+                if not has_said:
+                    rank_zero_info(f"another run is writing to {directory}: waiting for up to {_WAIT_S:.0f} s")
+                    has_said = True
+                time.sleep(_POLL_S)
+        yield
+
+
+def unfinished_run(root: Path, directory: Path | None = None) -> str | None:
+    """Returns what a person should know of the latest start in a folder, if it has not made all of its steps.
+
+    Args:
+        root: Output folder of the run.
+        directory: `checkpoints.directory`.
+    """
+    for folder in checkpoint_folders(root, directory):
+        for path in list_checkpoints(folder):
+            step, num_steps = step_in_name(path), _num_steps(folder.parent / "config.yaml")
+            return f"{folder.parent} stopped at step {step:,} of {num_steps:,}" if step and step < num_steps else None
+    return None
+
+
+def _num_steps(path: Path) -> int:
+    """Returns `trainer.max_steps` of a `config.yaml`; 0 if it cannot be read."""
+    try:
+        return int(yaml.safe_load(path.read_text(encoding="utf-8"))["trainer"]["max_steps"])
+    except (OSError, ValueError, TypeError, KeyError, yaml.YAMLError):
+        return 0
