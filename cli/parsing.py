@@ -29,7 +29,7 @@ from tyro.constructors import (
 from nestdata import ConfigError
 from nestdata.config_checks import nearest_name_hint
 from nestdata.field_docs import field_summaries
-from nestmodel.plain_values import convert, to_plain
+from nestmodel.plain_values import convert, read_yaml, to_plain
 
 Result = TypeVar("Result")
 
@@ -300,7 +300,7 @@ def _as_yaml(hint: Any, name: str) -> Any:
 
 def _value(word: str, hint: Any, name: str) -> Any:
     try:
-        return convert(yaml.safe_load(word), hint, name)
+        return convert(read_yaml(word), hint, name)
     except (yaml.YAMLError, ConfigError) as error:
         raise ValueError(" ".join(str(error).split())) from error  # which tyro takes as a mistake of this option
 

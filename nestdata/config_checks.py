@@ -5,9 +5,19 @@ Every failed check raises ConfigError, with one message format: the field, its v
 
 import difflib
 import math
+import reprlib
 from collections.abc import Iterable
 
 from nestdata.errors import ConfigError
+
+_SHORT = reprlib.Repr()
+_SHORT.maxlevel, _SHORT.maxdict, _SHORT.maxlist, _SHORT.maxtuple = 4, 8, 8, 8
+_SHORT.maxstring = _SHORT.maxother = 200
+
+
+def shown(value: object) -> str:
+    """Returns a value of any origin for a message: its `repr`, shortened, also if its parts are shared many times."""
+    return _SHORT.repr(value)
 
 
 def require(condition: bool, field: str, value: object, expected: str) -> None:
@@ -20,7 +30,7 @@ def require(condition: bool, field: str, value: object, expected: str) -> None:
         expected: Description of valid values, such as "a share in [0, 1]".
     """
     if not condition:
-        raise ConfigError(f"{field} is {value!r}: expected {expected}.")
+        raise ConfigError(f"{field} is {shown(value)}: expected {expected}.")
 
 
 def require_at_least(minimum: int | float, section: str, config: object, *names: str) -> None:

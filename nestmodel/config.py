@@ -11,8 +11,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-import yaml
-
 from nestdata.config_checks import nearest_name_hint, require, require_at_least, require_at_most, require_share
 from nestdata.field_docs import with_field_docs
 from nestmodel.attention_context import (
@@ -26,7 +24,7 @@ from nestmodel.attention_context import (
     look_ahead,
 )
 from nestmodel.errors import ConfigError
-from nestmodel.plain_values import build
+from nestmodel.plain_values import build, check_size, read_yaml
 
 ExportFormat = Literal["nemo", "huggingface", "safetensors", "onnx", "onnx-streaming"]
 """File format of `export_model`."""
@@ -470,7 +468,7 @@ class NestConfig:
         """
         merged: dict[str, Any] = {}
         for name in names:
-            section = yaml.safe_load(preset_path(name).read_text(encoding="utf-8"))["model"]["config"]
+            section = read_yaml(preset_path(name).read_text(encoding="utf-8"))["model"]["config"]
             for part, values in section.items():
                 merged[part] = {**merged.get(part, {}), **values}
         return cls.from_dict(merged)
@@ -482,4 +480,5 @@ class NestConfig:
         Raises:
             ConfigError: A key is unknown or missing, or a value has the wrong type or is out of range.
         """
+        check_size(mapping, "model.config")
         return build(cls, mapping, "model.config")

@@ -1,22 +1,72 @@
-"""Configurations from plain values, such as those of YAML, whose types and keys are checked."""
+"""Configurations from plain values, such as those of YAML, whose types and keys are checked.
+
+The values may come from anybody. YAML is read without aliases, and a value has a bounded number of parts, so that a
+small file cannot describe a large value by naming its parts again and again.
+"""
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
-from nestdata.config_checks import nearest_name_hint
+import yaml
+
+from nestdata.config_checks import nearest_name_hint, shown
 from nestmodel.errors import ConfigError
 
 ConfigT = TypeVar("ConfigT")
 
 
+_MAX_PARTS = 100_000
+"""Most parts of a value. A configuration has a few hundred."""
+
+
+class _WithoutAliases(yaml.SafeLoader):
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        if self.check_event(yaml.AliasEvent):
+            event = cast(Any, self).peek_event()
+            raise yaml.constructor.ConstructorError(
+                None, None, f"the alias *{event.anchor}: write out what it stands for", event.start_mark
+            )
+        return super().compose_node(parent, index)
+
+
+def read_yaml(text: str | bytes) -> Any:
+    """Returns the plain value that YAML without aliases describes.
+
+    Raises:
+        YAMLError: The text is not YAML, has an alias or is nested too deeply.
+    """
+    try:
+        return yaml.load(text, _WithoutAliases)
+    except RecursionError as error:
+        raise yaml.YAMLError("nested too deeply") from error
+
+
+def check_size(value: object, where: str) -> None:
+    """Checks that a value of any origin has a bounded number of parts, each counted as often as it is named.
+
+    Raises:
+        ConfigError: It has not.
+    """
+    left, parts = _MAX_PARTS, [value]
+    while parts:
+        part = parts.pop()
+        left -= 1
+        if left < 0:
+            raise ConfigError(f"{where} has more than {_MAX_PARTS:,} values: expected a few hundred.")
+        if isinstance(part, Mapping):
+            parts.extend(part.values())
+        elif isinstance(part, (list, tuple, set, frozenset)):
+            parts.extend(part)
+
+
 def build(cls: type[ConfigT], mapping: object, where: str) -> ConfigT:
     """Builds a dataclass from a mapping; rejects unknown keys, missing keys and values of the wrong type."""
     if not isinstance(mapping, Mapping):
-        raise ConfigError(f"{where} is {mapping!r}: expected a mapping of the fields of {cls.__name__}.")
+        raise ConfigError(f"{where} is {shown(mapping)}: expected a mapping of the fields of {cls.__name__}.")
     hints = get_type_hints(cls)
     for key in mapping:
         if key not in hints:
@@ -79,7 +129,7 @@ def convert(value: object, hint: Any, where: str) -> Any:
     advice = " Write numbers with a point, such as 1.0e-5." if is_number else ""
     if str in (hint, *get_args(hint)) and isinstance(value, int | float):
         advice = " Put text in quotes."
-    raise ConfigError(f"{where} is {value!r}: expected {_described(hint)}.{advice}")
+    raise ConfigError(f"{where} is {shown(value)}: expected {_described(hint)}.{advice}")
 
 
 def _place_below(cls: type, name: str) -> str:

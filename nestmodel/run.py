@@ -22,7 +22,7 @@ from nestdata.config_checks import nearest_name_hint, require
 from nestdata.output import replace_file
 from nestmodel.errors import ConfigError
 from nestmodel.formats.weights import load_weights
-from nestmodel.plain_values import build
+from nestmodel.plain_values import build, read_yaml
 from nestmodel.run_config import LAST, ClassConfig, RunConfig, parse_duration
 from nestmodel.training.callbacks.curves import Curves
 from nestmodel.training.callbacks.progress import Progress
@@ -331,4 +331,4 @@ class ConfigFile(pl.Callback):
         checkpoint: dict[str, Any],
     ) -> None:
         """Adds the settings to a checkpoint, without secrets in URLs."""
-        checkpoint["nest_run"] = yaml.safe_load(redacted(self._text))
+        checkpoint["nest_run"] = read_yaml(redacted(self._text))

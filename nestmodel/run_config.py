@@ -28,7 +28,7 @@ from nestdata.field_docs import with_field_docs
 from nestguard import StallLimits
 from nestmodel.config import PARTIAL_PRESETS, Kernels, NestConfig, TrackerName, WeightParts, preset_names, preset_path
 from nestmodel.errors import ConfigError
-from nestmodel.plain_values import build, to_plain
+from nestmodel.plain_values import build, read_yaml, to_plain
 
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
@@ -376,7 +376,7 @@ def read_data(paths: Iterable[Path]) -> tuple[DataConfig, int]:
 
 def _read_yaml(path: Path) -> dict[str, Any]:
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        content = read_yaml(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read ({error.strerror}). Check its permissions.") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:

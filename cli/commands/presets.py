@@ -3,11 +3,10 @@
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
-import yaml
-
 from nestmodel import EncoderConfig, NestConfig
 from nestmodel.attention_context import Context, format_context
 from nestmodel.config import LIVE_PRESETS
+from nestmodel.plain_values import read_yaml
 
 from ..output import console
 from ..parsing import Positionals, option
@@ -71,7 +70,7 @@ def presets_command(
     if name is not None:
         print(preset_path(name).read_text(encoding="utf-8"), end="")
         return
-    contents = {preset: yaml.safe_load(preset_path(preset).read_text(encoding="utf-8")) for preset in FIGURES}
+    contents = {preset: read_yaml(preset_path(preset).read_text(encoding="utf-8")) for preset in FIGURES}
     out = console()
     out.print(_sizes(contents))
     out.print(_demands(contents))

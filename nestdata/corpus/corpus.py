@@ -332,12 +332,19 @@ class Corpus:
         return f"Corpus({str(self.path)!r}, {len(self)} cuts, {self.hours:.2f} h, {self.sampling_rate} Hz)"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _reopen, (self.path, self.root)
+        return _reopen, (self.path, self.root, self.fingerprint)
 
 
 def _damaged(path: Path, error: Exception) -> CorpusError:
     return CorpusError(f"{path}: the corpus is damaged ({error}). Prepare it again.")
 
 
-def _reopen(path: Path, root: str | None) -> Corpus:
-    return Corpus.open(path, root=root)
+def _reopen(path: Path, root: str | None, fingerprint: str) -> Corpus:
+    """Opens a corpus in another process, which has to find the cuts that the first process has planned with."""
+    corpus = Corpus.open(path, root=root)
+    if corpus.fingerprint != fingerprint:
+        raise CorpusError(
+            f"{path}: was prepared again, with other cuts, while a run was reading it. Resume the run with the earlier "
+            "corpus, or start a new one."
+        )
+    return corpus

@@ -30,6 +30,7 @@ from nestmodel.formats.nemo_archive import config_of_section, read_nemo_config, 
 from nestmodel.formats.nemo_archive import our_names as names_from_nemo
 from nestmodel.formats.nemo_checkpoint import load_checkpoint, nemo_section
 from nestmodel.formats.safetensors import CONFIG_KEY, read_metadata, read_tensors
+from nestmodel.plain_values import check_size
 
 ModelFileKind = Literal["nemo", "nemo-checkpoint", "checkpoint", "safetensors"]
 # Errors that torch, tarfile, zlib and yaml raise for a file that is damaged or of another kind.
@@ -57,9 +58,15 @@ class ModelFile:
     def entry(self, key: str) -> Any:
         """Returns what a checkpoint holds under a key besides configuration and weights; None if it holds nothing.
 
-        The value is plain, but may have any type: the file is not trusted.
+        The value is plain and of bounded size, but may have any type: the file is not trusted.
+
+        Raises:
+            WeightsError: It has too many parts.
         """
-        return self._entries.get(key)
+        value = self._entries.get(key)
+        with _as_weights_error(self.path):
+            check_size(value, key)
+        return value
 
     def read_config(self) -> NestConfig:
         """Returns the configuration of the model, or of the model whose encoder the file holds.

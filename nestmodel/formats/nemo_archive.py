@@ -24,9 +24,13 @@ from nestmodel.config import NestConfig
 from nestmodel.errors import ConfigError, WeightsError
 from nestmodel.formats.nemo_checkpoint import check_zip
 from nestmodel.formats.nemo_config import config_from_nemo, config_to_nemo, is_nest_v2
+from nestmodel.plain_values import read_yaml
 
 CONFIG_MEMBER = "model_config.yaml"
 WEIGHTS_MEMBER = "model_weights.ckpt"
+_MAX_CONFIG_BYTES = 10 << 20
+# How often smaller an archive may be than its content. Weights in float32 are hardly compressed.
+_MAX_COMPRESSION = 20
 _WRAPPED = "encoder.pre_encode.pre_encode."
 _UNWRAPPED = "encoder.pre_encode."
 _MASK = "mask_processor.mask_embedding"
@@ -51,7 +55,7 @@ def read_nemo_config(tar: tarfile.TarFile, path: Path) -> NestConfig:
     """
     file = tar.extractfile(_member(tar, CONFIG_MEMBER, path))
     assert file is not None
-    section = yaml.safe_load(file)
+    section = read_yaml(file.read())
     section = section.get("model", section) if isinstance(section, Mapping) else section
     if not isinstance(section, Mapping):
         raise WeightsError(f"{path}: its {CONFIG_MEMBER} is not a mapping. Export the file again.")
@@ -156,7 +160,15 @@ def write_nemo(path: Path, config: NestConfig, state: Mapping[str, Tensor]) -> N
 
 
 def _member(tar: tarfile.TarFile, name: str, path: Path) -> tarfile.TarInfo:
+    limit = _MAX_COMPRESSION * path.stat().st_size + _MAX_CONFIG_BYTES
     for member in tar:
+        # A small archive could otherwise fill the disk, or take hours to be read.
+        is_config = member.name.removeprefix("./") == CONFIG_MEMBER
+        if member.offset_data + member.size > limit or (is_config and member.size > _MAX_CONFIG_BYTES):
+            raise WeightsError(
+                f"{path}: {member.name[:100]!r} has {member.size:,} bytes, more than a model of this size can have. "
+                "Give another file."
+            )
         if member.isfile() and member.name.removeprefix("./") == name:
             if not _is_compressed(tar) and member.offset_data + member.size > path.stat().st_size:
                 raise tarfile.ReadError("unexpected end of data")  # torch would report something else

@@ -11,6 +11,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
+from nestdata.config_checks import shown
 from nestmodel.attention_context import UNLIMITED, Context, Style
 from nestmodel.config import (
     EncoderConfig,
@@ -21,7 +22,7 @@ from nestmodel.config import (
     QuantizerConfig,
 )
 from nestmodel.errors import ConfigError
-from nestmodel.plain_values import convert
+from nestmodel.plain_values import check_size, convert
 
 
 def config_from_nemo(section: Mapping[str, Any]) -> NestConfig:
@@ -38,6 +39,7 @@ def config_from_nemo(section: Mapping[str, Any]) -> NestConfig:
 
     Source: numerics of NeMo 2.5 to 3.0.
     """
+    check_size(section, "model")
     model = _NemoSection(section, "model")
     position = model.take("mask_position", Literal["pre_conv", "post_conv"], "pre_conv")
     encoder = _nemo_encoder(model.child("encoder"))
@@ -89,7 +91,7 @@ class _NemoSection:
 
     def __init__(self, section: object, where: str) -> None:
         if not isinstance(section, Mapping):
-            raise ConfigError(f"{where} is {section!r}: expected a section of a NeMo configuration.")
+            raise ConfigError(f"{where} is {shown(section)}: expected a section of a NeMo configuration.")
         self.where = where
         self.unread = dict(section)
 
@@ -110,7 +112,7 @@ class _NemoSection:
         value = list(value) if isinstance(value, Sequence) and not isinstance(value, str) else value
         if value not in accepted:
             choices = " or ".join(repr(choice) for choice in accepted)
-            raise ConfigError(f"{self.where}.{key} is {value!r}, which is not implemented: only {choices} is.")
+            raise ConfigError(f"{self.where}.{key} is {shown(value)}, which is not implemented: only {choices} is.")
 
     def only(self, **accepted: object) -> None:
         """Like `choose`, for keys whose only accepted value is NeMo's default."""

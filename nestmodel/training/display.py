@@ -1,6 +1,7 @@
 """What `fit` shows besides errors: a summary, progress on a terminal or as lines, and the results."""
 
 import logging
+import math
 import os
 import shlex
 import shutil
@@ -133,7 +134,8 @@ def _result_lines(trainer: pl.Trainer, directory: Path, seconds: float) -> list[
     for stage, label in (("train", "loss"), ("val", "validation loss")):
         if f"{stage}_loss" in metrics:
             loss, entropy = metrics[f"{stage}_loss"], metrics[f"{stage}_token_entropy"]
-            parts.append(f"{label} {loss:.3f} (token entropy {entropy:.3f})")
+            is_scored = not math.isnan(loss)
+            parts.append(f"{label} {loss:.3f} (token entropy {entropy:.3f})" if is_scored else f"no {label}")
     outputs = {name: directory / path for name, path in _OUTPUTS.items()}
     lines = [f"{'finished' if is_finished else 'stopped before its end'}: {', '.join(parts)}"]
     requests = cast(Any, trainer).lightning_module.stop_requests

@@ -15,6 +15,7 @@ from pytorch_lightning.utilities import rank_zero_info
 from nestdata import OutputError
 from nestdata.output import check_writable, locked_file
 from nestmodel.errors import ConfigError
+from nestmodel.plain_values import read_yaml
 from nestmodel.training.saving.checkpoint_files import checkpoint_folders, list_checkpoints, step_in_name
 
 LOCK = ".lock"
@@ -88,6 +89,6 @@ def unfinished_run(root: Path, directory: Path | None = None) -> str | None:
 def _num_steps(path: Path) -> int:
     """Returns `trainer.max_steps` of a `config.yaml`; 0 if it cannot be read."""
     try:
-        return int(yaml.safe_load(path.read_text(encoding="utf-8"))["trainer"]["max_steps"])
+        return int(read_yaml(path.read_text(encoding="utf-8"))["trainer"]["max_steps"])
     except (OSError, ValueError, TypeError, KeyError, yaml.YAMLError):
         return 0

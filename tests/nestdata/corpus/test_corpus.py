@@ -155,3 +155,15 @@ def test_what_is_no_corpus_is_named_with_its_remedy(tmp_path: Path, files: list[
         (tmp_path / name).touch()
     with pytest.raises(CorpusError, match=message):
         Corpus.open(tmp_path / given)
+
+
+def test_another_process_does_not_open_a_corpus_that_was_prepared_again(
+    messy_corpora: MessyCorpora, tmp_path: Path
+) -> None:
+    copy = shutil.copytree(messy_corpora.speech, tmp_path / "speech.corpus")
+    pickled = pickle.dumps(Corpus.open(copy))
+    assert pickle.loads(pickled).fingerprint == Corpus.open(messy_corpora.speech).fingerprint
+    shutil.rmtree(copy)
+    shutil.copytree(messy_corpora.windows, copy)
+    with pytest.raises(CorpusError, match=r"speech\.corpus: was prepared again"):
+        pickle.loads(pickled)

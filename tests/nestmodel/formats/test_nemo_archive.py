@@ -272,3 +272,25 @@ def test_an_encoder_is_loaded_from_a_model_of_another_kind(tmp_path: Path) -> No
     assert all(torch.equal(value, started.state_dict()[name]) for name, value in state.items())
     with pytest.raises(WeightsError, match=r"ctc\.nemo: model\."):
         load_network(path)
+
+
+MEMBERS = ("model_config.yaml", "model_weights.ckpt")
+
+
+@pytest.mark.parametrize("name", [*MEMBERS, "other"])
+def test_a_small_archive_with_a_large_member_is_refused_before_it_is_read(name: str, tmp_path: Path) -> None:
+    members = {name: bytes(20 << 20), **{other: b"{}" for other in MEMBERS if other != name}}
+    path = tar_of(members, tmp_path / "bomb.nemo", compressed=True)
+    assert path.stat().st_size < 1 << 18
+    with pytest.raises(WeightsError, match=rf"{name}' has 20,971,520 bytes, more than a model of this size"):
+        load_network(path)
+
+
+def test_damaged_weights_in_an_archive_are_found(tmp_path: Path) -> None:
+    model, path = NestNetwork(TINY), tmp_path / "model.nemo"
+    write_nemo(path, model.config, model.state_dict())
+    content, weight = path.read_bytes(), next(iter(model.encoder.parameters())).detach().numpy().tobytes()
+    at = content.index(weight) + 8
+    path.write_bytes(content[:at] + b"\1\2\3\4" + content[at + 4 :])
+    with pytest.raises(WeightsError, match=r"model\.nemo: damaged: the checksum of"):
+        load_network(path)

@@ -93,6 +93,14 @@ def test_metrics_by_hand() -> None:
     }
 
 
+def test_without_scored_tokens_there_is_no_loss_entropy_or_accuracy() -> None:
+    zeros = torch.zeros(1, 3)
+    stats = LossStats(*torch.zeros(3), zeros, zeros)
+    metrics = stats.metrics(torch.stack([zeros, zeros]))
+    assert {name for name, value in metrics.items() if not value.isnan()} == {"codebook_use"}
+    assert float(stats.loss) == 0.0
+
+
 def test_with_several_codebooks_use_and_entropy_are_there_for_each() -> None:
     tokens, predictions = torch.tensor([[2.0, 2.0, 0.0], [0.0, 7.0, 0.0]]), torch.ones(2, 3)
     stats = LossStats(*torch.tensor([1.0, 4.0, 2.0]), tokens, predictions)
