@@ -37,7 +37,7 @@ from nestmodel.training.display import (
     renderer,
     silence_libraries,
 )
-from nestmodel.training.lightning_private import attach_model, finds_launcher, launched_processes
+from nestmodel.training.lightning_private import attach_model, finds_launcher, forks_ranks, launched_processes
 from nestmodel.training.metrics_file import MetricsFile, claim_folder
 from nestmodel.training.module import NestModel, check_precision
 from nestmodel.training.saving.checkpoints import Checkpoints, NotSaved
@@ -203,9 +203,15 @@ def _build_trainer(config: RunConfig, stage: str) -> pl.Trainer:
         "use_distributed_sampler": False,
     }
     try:
-        return pl.Trainer(**{**arguments, **_built(settings.lightning)})
+        trainer = pl.Trainer(**{**arguments, **_built(settings.lightning)})
     except (TypeError, ValueError) as error:
         raise ConfigError(f"Lightning refuses these settings of trainer: {' '.join(str(error).split())}") from error
+    if forks_ranks(trainer):  # the stall guard and CUDA need processes that are started anew
+        raise ConfigError(
+            f"trainer.devices {settings.devices}: an interactive session, such as a notebook, cannot start several "
+            "ranks. Set trainer.devices to 1, or train by the command `nestmodel fit` in a terminal."
+        )
+    return trainer
 
 
 def _own_callbacks(config: RunConfig, stage: str) -> list[pl.Callback]:

@@ -44,7 +44,7 @@ class StackWriter:
         # faulthandler restores the previous handler when the interpreter exits. It must be SIG_IGN, because the default
         # action would kill the process. A forked process first removes the registration that it inherited.
         faulthandler.unregister(STACK_SIGNAL)
-        signal.signal(STACK_SIGNAL, signal.SIG_IGN)
+        _handle(STACK_SIGNAL, signal.SIG_IGN.value)
         faulthandler.register(STACK_SIGNAL, self._file, all_threads=True, chain=False)
         self._thread = threading.Thread(target=self._run, name="nestguard-stacks", daemon=True)
         self._thread.start()
@@ -64,11 +64,16 @@ class StackWriter:
 
 def end_on_signal() -> None:
     """Makes `END_SIGNAL` end this process with exit code 44, even while a thread holds the GIL."""
+    # A handler written in Python would wait for the GIL, which a stuck thread may hold. `_exit` does not need it.
+    _handle(END_SIGNAL, ctypes.cast(ctypes.CDLL(None)._exit, ctypes.c_void_p))
+
+
+def _handle(number: int, handler: int | ctypes.c_void_p) -> None:
+    """Sets the handler of a signal, from any thread; Python's own function works in the main thread only."""
     libc = ctypes.CDLL(None)
     libc.signal.argtypes = [ctypes.c_int, ctypes.c_void_p]
     libc.signal.restype = ctypes.c_void_p
-    # A handler written in Python would wait for the GIL, which a stuck thread may hold. `_exit` does not need it.
-    libc.signal(END_SIGNAL, ctypes.cast(libc._exit, ctypes.c_void_p))
+    libc.signal(number, handler)
 
 
 def dump_crashes(directory: Path, name: str) -> FileIO | None:

@@ -48,6 +48,7 @@ from nestmodel.evaluate.encode import (
 from nestmodel.evaluate.extract_ranks import (
     FEATURES,
     RECORDS,
+    FeatureFolder,
     FinishedBatch,
     Ranks,
     Start,
@@ -198,7 +199,7 @@ def extract_share(
                 "with a model file and inputs that do not change meanwhile."
             )
         _write_share(model, corpus, directory, config, start, ranks, None)
-    ranks.finish()
+        ranks.finish()
 
 
 @contextmanager
@@ -259,15 +260,27 @@ def _write_share(
     numbered = enumerate(batches_of(corpus, config.max_batch_seconds))
     missing = ((number, batch) for number, batch in numbered if number not in kept)
     share = islice(missing, start.names.index(ranks.name), None, len(start.names))
-    with ranks.records.open("w", encoding="utf-8") as records, in_eval_mode(model, device):
+    with (
+        ranks.records.open("w", encoding="utf-8") as records,
+        FeatureFolder(directory / FEATURES) as folder,
+        in_eval_mode(model, device),
+    ):
         for number, batch in share:
+            ranks.check()
             rejected: list[RejectedUtterance] = []
             utterances = encode_batch(corpus, batch, compute, device, rejected.append)
-            written = list(_write_files(utterances, corpus, directory, config, rejected))
+            written = list(_write_files(utterances, corpus, folder, config, rejected))
             for reject in rejected:  # an interrupted run may have written its features
-                (directory / _file_name(reject.cut_id)).unlink(missing_ok=True)
-            num_samples = sum(corpus.num_samples_of(row) for row, _ in written)
-            records.write(FinishedBatch(number, [line for _, line in written], num_samples, rejected).to_line())
+                folder.remove(f"{file_stem(reject.cut_id)}.npy")
+            folder.flush()
+            record = FinishedBatch(
+                number=number,
+                rows=[line for _, line, _ in written],
+                sizes=[size for _, _, size in written],
+                num_samples=sum(corpus.num_samples_of(row) for row, _, _ in written),
+                rejected=rejected,
+            )
+            records.write(record.to_line())
             records.flush()
             if on_progress:
                 on_progress(len(corpus) - batch[-1], len(corpus))
@@ -276,11 +289,11 @@ def _write_share(
 def _write_files(
     utterances: Iterable[Utterance],
     corpus: Corpus,
-    directory: Path,
+    folder: FeatureFolder,
     config: ExtractConfig,
     rejected: list[RejectedUtterance],
-) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Writes features, and yields the index of each utterance in the corpus and its line of `index.jsonl`."""
+) -> Iterator[tuple[int, dict[str, Any], int]]:
+    """Writes features; yields the index of each utterance in the corpus, its line of `index.jsonl`, and its size."""
     for utterance in utterances:
         cut_id = utterance.line["id"]
         with np.errstate(over="ignore"):  # the next lines check for overflow
@@ -289,9 +302,9 @@ def _write_files(
             detail = f"values up to {np.abs(utterance.values).max():.3g} do not fit into {config.dtype}"
             rejected.append(RejectedUtterance(audio_path(utterance.line) or "", cut_id, "overflow", detail))
             continue
-        file = _file_name(cut_id)
-        (directory / file).write_bytes(_encode_file(values[0] if len(values) == 1 else values))
-        yield utterance.row, _index_row(utterance, file, corpus)
+        name, content = f"{file_stem(cut_id)}.npy", _encode_file(values[0] if len(values) == 1 else values)
+        folder.write(name, content)
+        yield utterance.row, _index_row(utterance, f"{FEATURES}/{name}", corpus), len(content)
 
 
 def _merge(
@@ -324,10 +337,6 @@ def _merge(
         frame_rate_hz=frame_rate_hz(model),
         left_out=rejects.counts,
     )
-
-
-def _file_name(cut_id: str) -> str:
-    return f"{FEATURES}/{file_stem(cut_id)}.npy"
 
 
 def _index_row(utterance: Utterance, file: str, corpus: Corpus) -> dict[str, Any]:

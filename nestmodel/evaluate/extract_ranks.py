@@ -1,31 +1,36 @@
 """What ranks that extract features together leave on disk: finished batches, and signs of life.
 
-Ranks use no collectives. All of them see the directory that is written, `OUTPUT.partial`, which contains, beside the
-features:
+Ranks use no collectives. All of them see the directory that is written, `OUTPUT.partial`, which contains:
 
-    batches/settings.json   what the records depend on
-    batches/kept.jsonl      records of batches that earlier runs have finished
-    batches/NAME.jsonl      records of one rank of this run, and NAME.done once it has finished its share
-    rank-0, rank-1, ...     the random name of each rank in this run, written anew while the process lives
-    start.json              written by rank 0 when all ranks have a name: their names, the settings, the kept batches
+    features/                 the files of finished batches
+    batches/settings.json     what the records depend on
+    batches/kept.jsonl        records of the batches of earlier starts
+    batches/NAME.jsonl        records of one rank of the present start
+    batches/start.json        the id of the present start, which rank 0 draws and writes first
+    batches/start-ID/         rank-0, rank-1, ...: the random name of each rank, touched while its process lives;
+                              go.json, written by rank 0 when all ranks have a name; NAME.done at the end of a share
 
-A record is one line for each batch, written when the features of the batch are. Files of an earlier run do not mislead
-a rank: it begins when it finds its own name in `start.json`.
+A record is one line for each batch, written when the features of the batch are on disk. A rank takes part in the start
+whose id it finds, and ends when another start, or none, has taken its place. It writes features into the folder that it
+has opened: a new start moves that folder away, with whatever a rank of an earlier one still writes there.
 """
 
 import contextlib
 import heapq
 import json
 import logging
+import os
 import secrets
 import shutil
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple
 
+from nestdata.output import replace_file
 from nestmodel.errors import ExtractError
 from nestmodel.evaluate.inputs import RejectedUtterance
 
@@ -41,6 +46,7 @@ Clients of a network file system may see a change a minute late.
 _BEAT_S = 2.0
 _POLL_S = 0.5
 _NOTE_AFTER_S = 60.0
+_MAX_OPEN = 32
 
 _log = logging.getLogger(__name__)
 
@@ -54,6 +60,9 @@ class FinishedBatch(NamedTuple):
     rows: list[dict[str, Any]]
     """Lines of the index."""
 
+    sizes: list[int]
+    """Size of the file of each line, in bytes."""
+
     num_samples: int
     """Length of the utterances with features."""
 
@@ -65,7 +74,7 @@ class FinishedBatch(NamedTuple):
 
 
 def read_records(paths: Iterable[Path]) -> Iterator[FinishedBatch]:
-    """Yields the records of files in the order of the batches, each of them once."""
+    """Yields the records of files in the order of the batches, each of them once; damaged lines are left out."""
     last = -1
     for record in heapq.merge(*map(_read_file, paths), key=lambda record: record.number):
         if record.number > last:
@@ -74,40 +83,109 @@ def read_records(paths: Iterable[Path]) -> Iterator[FinishedBatch]:
 
 
 def _read_file(path: Path) -> Iterator[FinishedBatch]:
-    with path.open(encoding="utf-8") as file:
+    with path.open(encoding="utf-8", errors="replace") as file:
         for line in file:
-            if not line.endswith("\n"):
-                return  # the process was killed
-            number, rows, num_samples, rejected = json.loads(line)
-            yield FinishedBatch(number, rows, num_samples, [RejectedUtterance(*fields) for fields in rejected])
+            try:
+                number, rows, sizes, num_samples, rejected = json.loads(line)
+                record = FinishedBatch(int(number), rows, sizes, num_samples, [RejectedUtterance(*r) for r in rejected])
+            except (ValueError, TypeError):
+                continue  # the process was killed, or the machine has crashed
+            yield record
 
 
 def keep_records(directory: Path, settings: dict[str, Any]) -> list[int]:
-    """Keeps the records of an earlier run with the same settings, and removes everything else that it has left.
+    """Keeps the batches of earlier starts with the same settings, and removes everything else that they have left.
 
-    Batches with rejected utterances are not kept: their audio may have been unreadable for a while only.
+    A batch is kept if its files are there with their sizes. Batches with rejected utterances are not kept: their audio
+    may have been unreadable for a while only. For rank 0, before the ranks begin.
 
     Returns:
         The numbers of the batches that are finished.
     """
-    folder = directory / RECORDS
-    if _read_json(folder / "settings.json") != settings:
-        for name in (RECORDS, FEATURES):
-            shutil.rmtree(directory / name, ignore_errors=True)
-            (directory / name).mkdir()
-        (folder / "settings.json").write_text(json.dumps(settings), encoding="utf-8")
-    kept, earlier = list[int](), sorted(folder.glob("*.jsonl"))
-    unfinished = folder / "kept.tmp"
-    with unfinished.open("w", encoding="utf-8") as file:
-        for record in read_records(earlier):
-            if not record.rejected:
-                file.write(record.to_line())
-                kept.append(record.number)
-    unfinished.replace(folder / "kept.jsonl")
-    for path in (*earlier, *folder.glob("*.done")):
-        if path.name != "kept.jsonl":
+    folder, features, kept = directory / RECORDS, directory / FEATURES, directory / RECORDS / "kept.jsonl"
+    if features.exists():
+        features.rename(folder / f"earlier-{secrets.token_hex(8)}")
+    features.mkdir()
+    earlier, records = sorted(folder.glob("earlier-*")), sorted(folder.glob("*.jsonl"))
+    lines = []
+    if _read_json(folder / "settings.json") == settings:
+        for record in read_records(records):
+            names = [Path(row["file"]).name for row in record.rows]
+            if not record.rejected and [_take(name, earlier, features) for name in names] == record.sizes:
+                lines.append(record.to_line())
+    else:
+        replace_file(folder / "settings.json", json.dumps(settings).encode())
+    replace_file(kept, "".join(lines).encode())
+    for path in records:
+        if path != kept:
             path.unlink()
-    return kept
+    for path in earlier:
+        shutil.rmtree(path, ignore_errors=True)  # a rank that still writes there ends at its next batch
+    return [record.number for record in read_records([kept])]
+
+
+def _take(name: str, earlier: Iterable[Path], features: Path) -> int | None:
+    """Moves a file of earlier starts to those of the present one; returns its size, or None if it is not there."""
+    for folder in earlier:
+        with contextlib.suppress(FileNotFoundError):
+            (folder / name).replace(features / name)
+            break
+    try:
+        return (features / name).stat().st_size
+    except FileNotFoundError:
+        return None
+
+
+class FeatureFolder:
+    """Writes files into a folder, also after it was moved away by another start.
+
+    Args:
+        folder: The folder.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._directory = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        self._written: list[int] = []
+
+    def __enter__(self) -> "FeatureFolder":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for descriptor in (*self._written, self._directory):
+            os.close(descriptor)
+
+    def write(self, name: str, content: bytes) -> None:
+        """Writes a file, which is on disk after the next `flush`.
+
+        Raises:
+            ExtractError: The folder was removed.
+        """
+        try:
+            descriptor = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666, dir_fd=self._directory)
+        except FileNotFoundError as error:
+            raise ExtractError("this rank ends, because the features were started again or removed.") from error
+        self._written.append(descriptor)
+        left = memoryview(content)
+        while left:
+            left = left[os.write(descriptor, left) :]
+        if len(self._written) >= _MAX_OPEN:
+            self._flush_files()
+
+    def remove(self, name: str) -> None:
+        """Removes a file, if it is there."""
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(name, dir_fd=self._directory)
+
+    def flush(self) -> None:
+        """Waits until all files are on disk."""
+        self._flush_files()
+        os.fsync(self._directory)
+
+    def _flush_files(self) -> None:
+        with ThreadPoolExecutor(_MAX_OPEN) as threads:  # many flushes at a time take about as long as one
+            list(threads.map(os.fsync, self._written))
+        while self._written:
+            os.close(self._written.pop())
 
 
 def has_records(directory: Path) -> bool:
@@ -139,11 +217,19 @@ class Ranks:
 
     def __init__(self, directory: Path, rank: int, num_ranks: int) -> None:
         self.name = secrets.token_hex(8)
-        self._directory, self._rank, self._num_ranks = directory, rank, num_ranks
+        self._records, self._rank, self._num_ranks = directory / RECORDS, rank, num_ranks
+        self._id = ""  # of the start that this rank takes part in
+        self._has_begun = rank == 0
         self._is_over = threading.Event()
         self._thread = threading.Thread(target=self._show_life, daemon=True)
 
     def __enter__(self) -> "Ranks":
+        if self._rank == 0:
+            self._id = secrets.token_hex(8)
+            for path in self._records.glob("start-*"):
+                shutil.rmtree(path, ignore_errors=True)
+            self._folder.mkdir(parents=True)
+            replace_file(self._records / "start.json", json.dumps(self._id).encode())
         self._thread.start()
         return self
 
@@ -153,13 +239,16 @@ class Ranks:
         self._is_over.set()
         self._thread.join()
         if self._rank == 0:
-            for path in (self._directory / "start.json", *map(self._sign_of, range(self._num_ranks))):
-                path.unlink(missing_ok=True)
+            (self._records / "start.json").unlink(missing_ok=True)
 
     @property
     def records(self) -> Path:
         """File of the records of this rank."""
-        return self._directory / RECORDS / f"{self.name}.jsonl"
+        return self._records / f"{self.name}.jsonl"
+
+    @property
+    def _folder(self) -> Path:
+        return self._records / f"start-{self._id}"
 
     def start(self, settings: dict[str, Any], kept: list[int]) -> Start:
         """Waits until every rank has a name, and lets them begin. For rank 0."""
@@ -167,9 +256,8 @@ class Ranks:
         for rank in range(1, self._num_ranks):
             self._wait_for(rank, lambda rank=rank: bool(self._name_of(rank)))  # type: ignore[misc]
             names.append(self._name_of(rank))
-        start, unfinished = Start(names, settings, kept), self._directory / "start.tmp"
-        unfinished.write_text(json.dumps(start._asdict()), encoding="utf-8")
-        unfinished.replace(self._directory / "start.json")
+        start = Start(names, settings, kept)
+        replace_file(self._folder / "go.json", json.dumps(start._asdict()).encode())
         return start
 
     def wait_for_start(self) -> Start:
@@ -177,17 +265,31 @@ class Ranks:
         found = list[Start]()
 
         def is_ready() -> bool:
-            fields = _read_json(self._directory / "start.json")
+            fields = _read_json(self._folder / "go.json") if self._id else None
             if fields and self.name in fields["names"]:
                 found.append(Start(**fields))
             return bool(found)
 
         self._wait_for(0, is_ready)
+        self._has_begun = True
         return found[0]
+
+    def check(self) -> None:
+        """Checks that the start of this rank goes on.
+
+        Raises:
+            ExtractError: Rank 0 has ended, or another start has taken its place.
+        """
+        if _read_json(self._records / "start.json") != self._id:
+            raise ExtractError(
+                f"rank {self._rank} of {self._num_ranks} ends, because rank 0 has ended or was started again. The same "
+                "command, for all ranks, goes on with the batches that are missing."
+            )
 
     def finish(self) -> None:
         """Tells rank 0 that the share of this rank is finished."""
-        self.records.with_suffix(".done").touch()
+        self.check()
+        (self._folder / f"{self.name}.done").touch()
 
     def wait_for_others(self, start: Start) -> list[Path]:
         """Waits until every rank has finished its share, and returns all files of records. For rank 0.
@@ -195,10 +297,9 @@ class Ranks:
         Raises:
             ExtractError: A rank has given no sign of life for a while.
         """
-        folder = self._directory / RECORDS
         for rank, name in enumerate(start.names):
-            self._wait_for(rank, (folder / f"{name}.done").exists)
-        return [folder / "kept.jsonl", *(folder / f"{name}.jsonl" for name in start.names)]
+            self._wait_for(rank, (self._folder / f"{name}.done").exists)
+        return [self._records / "kept.jsonl", *(self._records / f"{name}.jsonl" for name in start.names)]
 
     def _wait_for(self, rank: int, is_ready: Callable[[], bool]) -> None:
         last_sign, seen_at, note_at = None, time.monotonic(), time.monotonic() + _NOTE_AFTER_S
@@ -209,8 +310,8 @@ class Ranks:
             if now - seen_at > SILENCE_S:
                 raise ExtractError(
                     f"rank {rank} of {self._num_ranks} has given no sign of life for {SILENCE_S:g} s: its process has "
-                    f"ended, or its machine does not see {self._directory}. What it printed, or its launcher, says "
-                    "why. The same command goes on with the batches that are missing."
+                    f"ended, or its machine does not see {self._records.parent}. What it printed, or its launcher, "
+                    "says why. The same command goes on with the batches that are missing."
                 )
             if now > note_at:
                 silence = now - seen_at
@@ -222,10 +323,17 @@ class Ranks:
 
     def _show_life(self) -> None:
         while True:
-            # Rank 0 may not have created the directory yet, and removes what earlier runs have left in it.
+            # Rank 0 may not have created the directory yet, or may have ended.
             with contextlib.suppress(OSError):
-                self._sign_of(self._rank).write_text(self.name, encoding="utf-8")
-            if self._is_over.wait(_BEAT_S):
+                if not self._has_begun:
+                    self._id = _read_json(self._records / "start.json") or ""
+                sign = self._sign_of(self._rank)
+                if self._id and self._name_of(self._rank) == self.name:
+                    os.utime(sign)
+                elif self._id:
+                    with sign.open("x", encoding="utf-8") as file:  # another process may be this rank of the start
+                        file.write(self.name)
+            if self._is_over.wait(_BEAT_S if self._has_begun else _POLL_S):
                 return
 
     def _name_of(self, rank: int) -> str:
@@ -235,7 +343,7 @@ class Ranks:
             return ""
 
     def _sign_of(self, rank: int) -> Path:
-        return self._directory / f"rank-{rank}"
+        return self._folder / f"rank-{rank}"
 
 
 def _changed_at(path: Path) -> int | None:

@@ -14,6 +14,7 @@ import pytorch_lightning as pl
 import torch
 from lightning_fabric.plugins.environments.cluster_environment import ClusterEnvironment
 from pytorch_lightning.strategies import DDPStrategy
+from pytorch_lightning.strategies.launchers.multiprocessing import _MultiProcessingLauncher
 from torch.nn.parallel import DistributedDataParallel
 
 
@@ -136,6 +137,11 @@ def uses_distributed_sampler(trainer: pl.Trainer) -> bool:
 def finds_launcher(trainer: pl.Trainer) -> bool:
     """Returns whether Lightning looks for the launcher by itself, and not a class that the user has given."""
     return not isinstance(trainer._accelerator_connector._cluster_environment_flag, ClusterEnvironment)
+
+
+def forks_ranks(trainer: pl.Trainer) -> bool:
+    """Returns whether Lightning would fork the other ranks from this process, as it does in notebooks."""
+    return isinstance(trainer.strategy.launcher, _MultiProcessingLauncher)
 
 
 def launched_processes(trainer: pl.Trainer) -> list[Any]:

@@ -25,9 +25,9 @@ import nestguard
 from nestdata import AudioNoiseBatch
 from nestmodel.attention_context import context_name
 from nestmodel.config import Kernels, NestConfig, WeightParts
-from nestmodel.errors import ConfigError
+from nestmodel.errors import ConfigError, WeightsError
 from nestmodel.formats.safetensors import CONFIG_KEY, RECORD_KEY, SETTINGS_KEY
-from nestmodel.formats.weights import load_weights
+from nestmodel.formats.weights import load_network, load_weights
 from nestmodel.nn.batch_norm import StepBatchNorm, update_running_stats
 from nestmodel.nn.gpu.step_graph import Capture, CudaCapture, StepGraphs
 from nestmodel.nn.loss import CONTEXT_METRICS, LossStats, loss_stats
@@ -66,7 +66,7 @@ class NestModel(NestNetwork, pl.LightningModule):
         init_parts: WeightParts = "all",
         kernels: Kernels = "auto",
     ) -> None:
-        """Builds a model with weights drawn from the seed, or loads those of a file whose names and shapes match.
+        """Builds a model with weights drawn from the seed, or with those of a file.
 
         Args:
             config: All sizes and settings.
@@ -76,12 +76,19 @@ class NestModel(NestNetwork, pl.LightningModule):
                 subsampling, and compiled features and blocks; on a CPU, operations of PyTorch. `torch`: those always.
 
         Raises:
-            WeightsError: The file cannot be read, or none of its weights match.
+            WeightsError: The file cannot be read, or not all of these weights are in it in the same shapes.
             ConfigError: The name is one of the hub, and the extra `hub` is not installed.
         """
         super().__init__(config)
         if init_from is not None:
             report = load_weights(self, init_from, init_parts)
+            if report.missing or report.mismatched:
+                raise WeightsError(
+                    f"{report.summary()}. Give a model of the same sizes, or load the parts that fit, by "
+                    "--model.init-parts encoder."
+                    if init_parts == "all"
+                    else f"{report.summary()}. Give an encoder of the same sizes."
+                )
             rank_zero_info(report.summary())
             for setting in report.differing_settings:
                 rank_zero_warn(f"{init_from}: {setting}, so its weights may have another meaning.")
@@ -100,6 +107,26 @@ class NestModel(NestNetwork, pl.LightningModule):
         self._val_stats: Tensor | None = None
         self._train_counts = DecayedCounts()
         self._record = {} if init_from is None else {"started with the weights of": init_from.name}
+
+    @classmethod
+    def load_from_checkpoint(  # type: ignore[override]  # the configuration in the file decides the rest
+        cls, checkpoint_path: str | Path, map_location: torch.device | str | None = None
+    ) -> "NestModel":
+        """Returns the model of a checkpoint, in train mode, as other modules of Lightning do.
+
+        `load_network` returns it without the hooks of training and in eval mode.
+
+        Args:
+            checkpoint_path: Any file that `load_network` reads.
+            map_location: The device of the result; by default the CPU.
+
+        Raises:
+            WeightsError: The file cannot be read, or does not hold a whole model.
+        """
+        network = load_network(checkpoint_path)
+        model = cls(network.config)
+        model.load_state_dict(network.state_dict())
+        return model if map_location is None else model.to(map_location)
 
     def use_graphs(self, num_shapes: int, capture: Capture | None) -> None:
         """Makes training run forward and backward pass of a microbatch as CUDA graphs; see `StepGraphs`.

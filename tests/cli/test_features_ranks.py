@@ -71,7 +71,7 @@ def contents(output: Path) -> dict[str, bytes]:
 def finished(partial: Path) -> dict[str, int]:
     """Returns the feature files of the batches that were finished without a reject, and when they were written."""
     lines = [line for path in (partial / "batches").glob("*.jsonl") for line in path.read_text().splitlines()]
-    files = [row["file"] for _, rows, _, rejected in map(json.loads, lines) if not rejected for row in rows]
+    files = [row["file"] for _, rows, _, _, rejected in map(json.loads, lines) if not rejected for row in rows]
     return {file: (partial / file).stat().st_mtime_ns for file in files}
 
 

@@ -7,11 +7,12 @@ schedule ends with the run.
 """
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, is_dataclass
+from inspect import signature
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple, cast
 
 import pytorch_lightning as pl
 import torch
@@ -144,11 +145,23 @@ def run_settings(
         **({"trainer.max_steps": repr(trainer.max_steps)} if config.optimizer.ends_with_run else {}),
         **getattr(data, "settings", {}),
         **({"model.kernels": repr(kernels)} if determinism() else {}),
+        **{name: value for callback in cast(Any, trainer).callbacks for name, value in _restored_settings(callback)},
         "trainer.deterministic": repr(determinism()),
         "trainer.gradient_clip_algorithm": repr(trainer.gradient_clip_algorithm),
         "trainer.gradient_clip_val": repr(trainer.gradient_clip_val),
         "trainer.precision": repr(trainer.precision),
     }
+
+
+def _restored_settings(callback: pl.Callback) -> Iterator[tuple[str, str]]:
+    """Yields the arguments of a callback that Lightning restores from a checkpoint, such as a patience.
+
+    A changed argument would have no effect without a word.
+    """
+    names = signature(type(callback)).parameters.keys() - {"dirpath"}  # known only once the run has begun
+    for name, value in sorted(callback.state_dict().items()):
+        if name in names:
+            yield f"callback.{type(callback).__name__}.{name}", repr(value)
 
 
 def changed_settings(before: Settings, now: Settings) -> list[tuple[str, str, str]]:

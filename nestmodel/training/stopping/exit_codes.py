@@ -17,12 +17,15 @@ EXIT_NOT_SAVED = 74
 EXIT_PREEMPTED = 75
 """A scheduler has ended the run: start it again with `--resume`."""
 
+PREEMPTING_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
+"""Signals after which a run writes a checkpoint and exits with `EXIT_PREEMPTED`."""
+
 _PR_SET_PDEATHSIG = 1
 """Of Linux's `prctl`."""
 
 
 def leave_on_signals() -> None:
-    """Makes SIGTERM and SIGUSR1 end this process with `EXIT_PREEMPTED`, until training handles them.
+    """Makes `PREEMPTING_SIGNALS` end this process with `EXIT_PREEMPTED`, until training handles them.
 
     A signal that was ignored before stays ignored. Python runs the handler between two of its own instructions, so that
     a process that waits in C++ code leaves when that returns. A rank that Lightning has started is ended by the system
@@ -30,7 +33,7 @@ def leave_on_signals() -> None:
     """
     if is_started_by_lightning():
         end_with_parent(is_on=True)
-    for number in (signal.SIGTERM, signal.SIGUSR1):
+    for number in PREEMPTING_SIGNALS:
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, leave_before_training)
 

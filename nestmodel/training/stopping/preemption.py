@@ -1,9 +1,10 @@
 """Preemption: all ranks stop after the same optimizer step, write one checkpoint, and exit with a documented code.
 
-SIGTERM, SIGUSR1 (SLURM's warning before it ends a job) and Ctrl-C only set a flag on the rank that receives them. The
-flags are part of the vector that all ranks all-reduce at every optimizer step, so all ranks stop after the same step,
-whichever of them received the signal, and no step needs an additional collective. `trainer.max_time` travels in the
-same way, but ends the run normally. Signals before training begins are handled by `exit_codes.leave_on_signals`.
+SIGTERM, SIGUSR1 (SLURM's warning before it ends a job), SIGHUP (a terminal that is closed) and Ctrl-C only set a flag
+on the rank that receives them. The flags are part of the vector that all ranks all-reduce at every optimizer step, so
+all ranks stop after the same step, whichever of them received the signal, and no step needs an additional collective.
+`trainer.max_time` travels in the same way, but ends the run normally. Signals before training begins are handled by
+`exit_codes.leave_on_signals`.
 """
 
 import os
@@ -17,7 +18,7 @@ from types import FrameType
 from typing import Any, NoReturn, cast
 
 import pytorch_lightning as pl
-from pytorch_lightning.utilities import rank_zero_info
+from pytorch_lightning.utilities import rank_zero_info, rank_zero_warn
 
 import nestguard
 from nestmodel.training.lightning_private import disable_signal_handling, launched_processes, update_logged_metrics
@@ -26,7 +27,12 @@ from nestmodel.training.saving.checkpoints import Checkpoints, NotSaved
 from nestmodel.training.starting.launcher import destroy_process_group_at_exit
 from nestmodel.training.starting.ranks import is_first_rank, is_started_by_lightning, record_launcher
 from nestmodel.training.step_limits import ends_step
-from nestmodel.training.stopping.exit_codes import EXIT_INTERRUPTED, EXIT_PREEMPTED, leave_before_training
+from nestmodel.training.stopping.exit_codes import (
+    EXIT_INTERRUPTED,
+    EXIT_PREEMPTED,
+    PREEMPTING_SIGNALS,
+    leave_before_training,
+)
 
 _LEAVE_S = 1.0
 """Seconds that the other ranks have to end after the second Ctrl-C."""
@@ -116,18 +122,16 @@ def _do_nothing(signum: int, frame: FrameType | None) -> None:
     """Handles SIGINT. Without a handler in Python, the interpreter would not write the signal to the pipe."""
 
 
-_SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
-
-
 class Preempted(SystemExit):
     """The run exits because it was preempted or interrupted; its checkpoint is written."""
 
 
 class PreemptionHandler(pl.Callback):
-    """Writes a checkpoint and ends training after the optimizer step in which SIGTERM, SIGUSR1 or Ctrl-C arrives.
+    """Writes a checkpoint and ends training after the optimizer step in which a signal or Ctrl-C arrives.
 
-    A second Ctrl-C ends all ranks at once; see `InterruptWatch`.
-    Also ends training after the step in which `max_time_s` seconds of training have passed.
+    The signals are `PREEMPTING_SIGNALS`, unless they were ignored before, as SIGHUP is under nohup. A second Ctrl-C
+    ends all ranks at once; see `InterruptWatch`. Training also ends after the step in which `max_time_s` seconds of it
+    have passed.
 
     Args:
         max_time_s: Longest time of training, from its start in this process; None for no limit. The `max_time` of
@@ -143,10 +147,14 @@ class PreemptionHandler(pl.Callback):
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Installs the signal handlers in place of Lightning's, which may start a collective at any point of a step."""
         if stage == "fit":
-            model = cast(NestModel, pl_module)
+            disable_signal_handling(trainer)
             if threading.current_thread() is threading.main_thread():
-                self._install(trainer, model)
-                disable_signal_handling(trainer)
+                self._install(trainer, cast(NestModel, pl_module))
+            else:
+                rank_zero_warn(
+                    "training runs in a thread, so that SIGTERM, SIGUSR1, SIGHUP and Ctrl-C do not write a checkpoint "
+                    "before they end it."
+                )
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:  # noqa: ARG002
         """Starts the clock."""
@@ -160,7 +168,8 @@ class PreemptionHandler(pl.Callback):
         def interrupt() -> None:
             model.stop_requests.preempted_here = model.stop_requests.interrupted_here = True
 
-        self._previous_handlers = {number: signal.signal(number, request) for number in _SIGNALS}
+        handled = [number for number in PREEMPTING_SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+        self._previous_handlers = {number: signal.signal(number, request) for number in handled}
         self._interrupts = InterruptWatch(interrupt, lambda: launched_processes(trainer))
         self._interrupts.start()
 

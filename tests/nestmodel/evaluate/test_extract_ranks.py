@@ -1,7 +1,9 @@
 """Features by several ranks and several runs, in one process: what is kept, what is computed again, who is named."""
 
 import json
+import random
 import threading
+import time
 from collections.abc import Iterator
 from copy import deepcopy
 from pathlib import Path
@@ -14,7 +16,7 @@ from nestdata import Corpus, PrepareConfig, prepare_corpus
 from nestmodel import ExtractConfig, ExtractError, ExtractReport, NestModel, extract_features, extract_share
 from nestmodel.evaluate import extract, extract_ranks
 from nestmodel.evaluate.encode import encode_batch
-from nestmodel.evaluate.extract_ranks import FinishedBatch, Ranks, read_records
+from nestmodel.evaluate.extract_ranks import FeatureFolder, FinishedBatch, Ranks, keep_records, read_records
 from nestmodel.evaluate.inputs import RejectedUtterance
 from tests.synthesis import hiss, write_audio
 from tests.training import tiny_config
@@ -169,9 +171,57 @@ def test_a_rank_without_a_sign_of_life_is_named(tmp_path: Path, monkeypatch: pyt
 
 def test_records_are_read_in_the_order_of_the_batches_without_the_last_line_of_a_killed_rank(tmp_path: Path) -> None:
     rejects = [RejectedUtterance("a.wav", "a", "missing", "a.wav does not exist")]
-    records = [FinishedBatch(number, [{"id": "ü"}], 10, rejects if number == 2 else []) for number in range(5)]
+    records = [FinishedBatch(number, [{"id": "ü"}], [8], 10, rejects if number == 2 else []) for number in range(5)]
     for name, numbers in (("a", (0, 3)), ("b", (1, 2, 3, 4))):
         (tmp_path / name).write_text("".join(records[number].to_line() for number in numbers))
     with (tmp_path / "a").open("a") as file:
-        file.write(json.dumps(records[4])[:-3])
+        file.write('{"number": 4}\n[4, null]\n\0\0\0\n' + json.dumps(records[4])[:-3])
     assert list(read_records([tmp_path / "a", tmp_path / "b"])) == records
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_what_a_crash_has_lost_is_computed_again(
+    seed: int, model: NestModel, corpus: Corpus, tmp_path: Path, begun: list[list[int]]
+) -> None:
+    assert begun == []
+    interrupt(model, corpus, tmp_path / "f")
+    draw, partial = random.Random(seed), tmp_path / "f.partial"
+    for path in (*(partial / "features").iterdir(), *(partial / "batches").glob("*.jsonl")):
+        damage = draw.choice(["none", "none", "lost", "empty", "short", "torn"])
+        if damage == "lost":
+            path.unlink()
+        elif damage != "none":
+            content = path.read_bytes()
+            path.write_bytes(content[: {"empty": 0, "short": draw.randrange(len(content) + 1), "torn": -3}[damage]])
+    extract_features(model, corpus, tmp_path / "f", CONFIG)
+    extract_features(model, corpus, tmp_path / "g", CONFIG)
+    assert contents(tmp_path / "f") == contents(tmp_path / "g")
+
+
+def test_a_rank_of_an_earlier_start_ends_and_writes_nothing_into_a_later_one(tmp_path: Path) -> None:
+    with Ranks(tmp_path, 0, 1) as earlier:
+        keep_records(tmp_path, {"dtype": "float32"})
+        earlier.start({}, [])
+        with FeatureFolder(tmp_path / "features") as folder, earlier.records.open("w") as records:
+            with Ranks(tmp_path, 0, 1) as later:
+                keep_records(tmp_path, {"dtype": "float16"})
+                later.check()
+                with pytest.raises(ExtractError, match="rank 0 has ended or was started again"):
+                    earlier.check()
+                with pytest.raises(ExtractError, match="started again or removed"):
+                    folder.write("a.npy", b"of the earlier start")
+                records.write("a record\n")
+                records.flush()
+                assert list((tmp_path / "features").iterdir()) == []
+                assert [path.name for path in (tmp_path / "batches").glob("*.jsonl")] == ["kept.jsonl"]
+
+
+def test_of_two_processes_with_one_number_the_first_takes_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(extract_ranks, "_POLL_S", 0.01)
+    with Ranks(tmp_path, 0, 2) as first, Ranks(tmp_path, 1, 2) as second:
+        names = first.start({}, []).names
+        with Ranks(tmp_path, 1, 2) as third:
+            time.sleep(0.1)
+            assert first.start({}, []).names == names == [first.name, second.name]
+            assert second.wait_for_start().names == names
+            assert third.name not in names
