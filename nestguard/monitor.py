@@ -75,6 +75,7 @@ class Monitor:
         self._watch = NodeWatch(config.directory, config.identity)
         self._peers: LocalOnly = connect_peers(config.peers, config.identity, config.limits, token)
         self._undecided_since: float | None = None
+        self._has_told = False
 
     def run(self) -> None:
         """Observes the ranks; returns when they have ended or the run was stopped."""
@@ -82,6 +83,7 @@ class Monitor:
         try:
             while True:
                 views = self._watch.scan()
+                self._tell_of_suspension()
                 self._peers.send_views(views)
                 if self._stop_if_needed(views) or _have_ended(views):
                     self._lock.remove()
@@ -90,12 +92,25 @@ class Monitor:
         finally:
             self._peers.close()
 
+    def _tell_of_suspension(self) -> None:
+        if self._watch.is_suspended and not self._has_told:
+            _print(
+                "stall guard: all ranks of this node are stopped, by Ctrl-Z or a scheduler; this time does not count"
+            )
+        self._has_told = self._watch.is_suspended
+
     def _stop_if_needed(self, views: list[ProcessView]) -> bool:
         """Ends the ranks of this node if the run has to be stopped; returns whether the monitor is to exit."""
         limits = self._config.limits
         if all(view.state is ProcessState.NOT_STARTED for view in views):
             if os.getppid() != self._config.starter_pid:
                 return True  # its heartbeat has been removed: no rank is left that would be waited for
+            if self._watch.is_gone:
+                _print(
+                    f"stall guard: {self._config.directory} was deleted, although ranks write their heartbeats there; "
+                    "the run is not watched any more"
+                )
+                return True
             if self._watch.age_s > limits.first_step_s:
                 _print(
                     f"stall guard: no rank sent a heartbeat within {limits.first_step_s:g} s; the run is not watched"

@@ -57,6 +57,13 @@ class NodeWatch:
         self._exit_signals: dict[_Process, int] = {}
         self._exits: dict[int, _Process] = {}
         self._poll = select.poll()
+        self.is_suspended = False
+        """Whether all ranks of the node are stopped, as by Ctrl-Z: such time does not count."""
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether the directory was deleted, with the heartbeats of processes that were seen in it."""
+        return bool(self._processes) and not self._directory.exists()
 
     @property
     def age_s(self) -> float:
@@ -72,6 +79,11 @@ class NodeWatch:
         self._scanned_ns = now
         readings = [read_heartbeat(path) for path in sorted(self._directory.glob("rank-*.beat"))]
         views = [view for reading in readings if reading is not None and (view := self._view(reading, now))]
+        live = [view for view in views if view.is_rank and view.is_live]
+        self.is_suspended = bool(live) and all(view.state is ProcessState.STOPPED for view in live)
+        if self.is_suspended:
+            self._not_before_ns = now
+            views = [replace(view, age_s=0.0) if view.is_live else view for view in views]
         seen = {view.reading.identity.local_rank for view in views if view.is_rank}
         missing = set(range(self._identity.local_world_size)) - seen
         return views + [self._missing(local_rank, now) for local_rank in sorted(missing)]

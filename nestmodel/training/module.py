@@ -97,6 +97,9 @@ class NestModel(NestNetwork, pl.LightningModule):
         self.stop_requests = StopRequests()
         """Requests to end the run early, on which all ranks agree at every optimizer step."""
 
+        self.worst_data_wait: float | None = None
+        """Largest share of their time that one of several ranks has waited for data, in the last window of steps."""
+
         self._norms: list[StepBatchNorm] = []
         self._gradient_sums = GradientSums([])
         self._pace, self._slow_ranks = Pace(None), SlowRanks()
@@ -441,11 +444,12 @@ class NestModel(NestNetwork, pl.LightningModule):
     def _compare_ranks(self) -> None:
         """Exchanges the times of all ranks, and names a rank that holds up the others."""
         seconds = torch.zeros(self.trainer.world_size, len(PHASES), device=self.device)
-        seconds[self.global_rank] = torch.tensor(self._pace.take_medians(), device=self.device)
+        seconds[self.global_rank] = torch.tensor(self._pace.take_means(), device=self.device)
         torch.distributed.all_reduce(seconds)  # within the collective of the step, which the heartbeat reports
         ranks = by_time(seconds)
         if ranks:
             self.log_numbers({"slowest_rank": ranks[0].rank, "slowest_rank_factor": ranks[0].factor})
+            self.worst_data_wait = float((seconds[:, 0] / seconds.sum(1)).max())
         own = next((one for one in ranks if one.rank == self.global_rank), None)
         if own is not None and own.factor <= MIN_FACTOR:
             nestguard.current().describe("")

@@ -1,14 +1,14 @@
 """How long this rank works on a step before it waits for other ranks, and which ranks take longer than the others.
 
 All ranks do equal work in every step, so one that takes longer holds up all others: its disk, its CPU or its GPU is
-slower, or shared. Every `WINDOW` steps, the ranks exchange the medians of their times, behind the all-reduce of the
-step.
+slower, or shared. Every `WINDOW` steps, the ranks exchange the means of their times, behind the all-reduce of the step.
+A mean has all that a rank costs the others: loader workers deliver batches in bursts, so that most waits are zero.
 """
 
 import bisect
-import statistics
 import time
 from collections.abc import Callable, Sequence
+from statistics import fmean
 from typing import Any, NamedTuple
 
 import torch
@@ -17,10 +17,10 @@ from torch import Tensor
 from torch.autograd import Variable
 
 WINDOW = 50
-"""Steps of which the median is taken. A rank is named after two windows in a row."""
+"""Steps of which the mean is taken. A rank is named after two windows in a row."""
 
 MIN_FACTOR = 1.1
-"""Time of a rank over the median of the others from which on it is slow."""
+"""Mean time of a rank over the median of the others from which on it is slow."""
 
 PHASES = ("loading", "forward", "backward")
 
@@ -30,7 +30,7 @@ class SlowRank(NamedTuple):
 
     rank: int
     factor: float
-    """Its median time over the median of the other ranks."""
+    """Its mean time over the median of the other ranks."""
 
     phase: str
     """Where it loses most of the time."""
@@ -96,12 +96,12 @@ class Pace:
         """Drops what was measured of a step, in which something else happened."""
         self._loading_since, self._waits, self._marks = None, [], []
 
-    def take_medians(self) -> tuple[float, float, float]:
-        """Returns the median seconds of each phase since the last call; zeros without a step."""
+    def take_means(self) -> tuple[float, float, float]:
+        """Returns the mean seconds of each phase in the steps since the last call; zeros without a step."""
         steps, self._steps = self._steps, []
         if not steps:
             return 0.0, 0.0, 0.0
-        loading, forward, backward = (statistics.median(phase) for phase in zip(*steps, strict=True))
+        loading, forward, backward = map(fmean, zip(*steps, strict=True))
         return loading, forward, backward
 
 
@@ -128,7 +128,7 @@ def by_time(seconds: Float[Tensor, "ranks 3"]) -> list[SlowRank]:
     """Returns all ranks beside the others, the slowest first; none if a rank has measured nothing.
 
     Args:
-        seconds: Median time of each rank in each phase.
+        seconds: Mean time of each rank in each phase.
     """
     rows: list[list[float]] = seconds.tolist()
     if len(rows) < 2 or not all(any(row) for row in rows):

@@ -17,8 +17,8 @@ from nestmodel.training.utilisation import encoder_operations, peak_of_run
 class Throughput(pl.Callback):
     """Logs throughput in seconds of audio per second, utilisation, waiting for data, padding, memory and bad audio.
 
-    The audio of this rank is multiplied by the number of ranks; all of them have as much work. The time of validation
-    and checkpoints is excluded.
+    The audio of this rank is multiplied by the number of ranks; all of them have as much work. Waiting is that of the
+    rank that waits most, as far as it is known. The time of validation and checkpoints is excluded.
     """
 
     def __init__(self) -> None:
@@ -64,7 +64,7 @@ class Throughput(pl.Callback):
                 {
                     "audio_s_per_s": self._samples / rate / total_s * trainer.world_size,
                     **utilisation,
-                    "data_wait": self._waiting_s / total_s,
+                    "data_wait": max(self._waiting_s / total_s, model.worst_data_wait or 0.0),
                     "padding": 1 - self._samples / self._padded_samples,
                     "memory_gb": peak_memory_bytes(model.device) / 1e9,
                     "cuts_replaced": self._replaced,

@@ -1,10 +1,12 @@
+import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -125,3 +127,47 @@ Heartbeat(Path({str(tmp_path)!r}), Identity(
     monkeypatch.setattr("nestguard.observe.watch.started_ns", lambda _: now)
     (view,) = NodeWatch(tmp_path, one).scan()
     assert view.state is ProcessState.NOT_STARTED
+
+
+WRITER = """
+import json, sys, time
+from pathlib import Path
+from nestguard import Heartbeat, Identity, Phase
+heartbeat = Heartbeat(Path(sys.argv[1]), Identity(**json.loads(sys.argv[2])))
+print("ready", flush=True)
+while True:
+    time.sleep(0.05)
+"""
+
+
+@pytest.mark.multiprocess
+def test_a_node_whose_ranks_are_all_stopped_is_suspended_and_a_deleted_folder_is_told_apart(tmp_path: Path) -> None:
+    directory = tmp_path / "beats"
+    directory.mkdir(mode=0o700)
+    watch, ranks = NodeWatch(directory, ME), []
+    try:
+        for local_rank in range(2):
+            identity = json.dumps(asdict(replace(ME, rank=2 + local_rank, local_rank=local_rank)))
+            command = [sys.executable, "-c", WRITER, str(directory), identity]
+            ranks.append(subprocess.Popen(command, stdout=subprocess.PIPE, cwd=Path(__file__).parents[3]))
+            assert ranks[-1].stdout is not None
+            assert ranks[-1].stdout.readline() == b"ready\n"
+        ranks[0].send_signal(signal.SIGSTOP)
+        wait_until(lambda: any(view.state is ProcessState.STOPPED for view in watch.scan()), PATIENCE_S)
+        assert not watch.is_suspended
+        assert max(view.age_s for view in watch.scan()) > 0
+        ranks[1].send_signal(signal.SIGSTOP)
+        wait_until(lambda: bool(watch.scan()) and watch.is_suspended, PATIENCE_S)
+        time.sleep(0.2)
+        assert [view.age_s for view in watch.scan()] == [0.0, 0.0]
+        for rank in ranks:
+            rank.send_signal(signal.SIGCONT)
+        wait_until(lambda: bool(watch.scan()) and not watch.is_suspended, PATIENCE_S)
+        assert not watch.is_gone
+        shutil.rmtree(directory)
+        watch.scan()
+        assert watch.is_gone
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.communicate()

@@ -66,11 +66,18 @@ def test_the_phases_of_a_step_are_measured() -> None:
     pace = Pace(torch.device("cpu"))
     for _ in range(3):
         step(pace, 0.03, 0.01, 0.02)
-    loading, forward, backward = pace.take_medians()
+    loading, forward, backward = pace.take_means()
     assert loading >= 0.03
     assert forward >= 0.01
     assert backward >= 0.02
-    assert pace.take_medians() == (0.0, 0.0, 0.0)
+    assert pace.take_means() == (0.0, 0.0, 0.0)
+
+
+def test_a_rank_whose_loader_delivers_in_bursts_is_measured_by_what_it_costs() -> None:
+    pace = Pace(torch.device("cpu"))
+    for number in range(8):
+        step(pace, 0.08 if number == 0 else 0.0, 0.01, 0.01)
+    assert 0.01 <= pace.take_means()[0] < 0.02
 
 
 def test_a_step_in_which_something_else_happened_does_not_count() -> None:
