@@ -10,6 +10,7 @@ import errno
 import importlib
 import importlib.metadata
 import os
+import re
 import sys
 import time
 import traceback
@@ -28,6 +29,7 @@ EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130
 
 _COMPLETION = "--print-completion"
+_KILLED_WORKER = re.compile(r"DataLoader worker .*(?:is killed by signal|exited unexpectedly)")
 _WAIT_FOR_RANK_0_S = 10.0
 """Seconds that the other ranks leave to rank 0 to print a mistake that they have found as well."""
 
@@ -152,6 +154,8 @@ def exit_code_of(action: Callable[[], Any]) -> int:
             return _fail_as_rank(_message(error))
         if isinstance(error, OSError) and _is_of_a_users_file(error):
             return _fail(_file_message(error), EXIT_ERROR)
+        if (cause := _known_cause(error)) is not None:
+            return _fail(cause, EXIT_ERROR)
         if not _is_explained(error):
             sys.excepthook = _print_traceback
             raise
@@ -183,6 +187,27 @@ def _fail_as_rank(message: str) -> int:
         time.sleep(_WAIT_FOR_RANK_0_S)
         message = f"another rank than the first: {message}"
     return _fail(message, EXIT_USAGE)
+
+
+def _known_cause(error: Exception) -> str | None:
+    """Returns what has happened and what to do for errors of libraries with a well-known cause; None for others."""
+    text = _one_line(str(error))
+    if "EADDRINUSE" in text:
+        port = os.environ.get("MASTER_PORT", "of node 0")
+        return (
+            f"port {port} is in use, by another run or by one that has just ended. Set MASTER_PORT to another number."
+        )
+    if _KILLED_WORKER.search(text):
+        return (
+            f"{text} Something outside of the run has ended a loader worker, most often the system because memory ran "
+            "out. Lower --num-workers, or run on a machine with more memory."
+        )
+    if isinstance(error, FileNotFoundError) and error.filename is None:
+        try:
+            os.getcwd()
+        except FileNotFoundError:
+            return "the working directory was deleted. Change to one that exists."
+    return None
 
 
 def _is_explained(error: Exception) -> bool:

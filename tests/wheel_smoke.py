@@ -65,7 +65,7 @@ def main(wheel: Path) -> None:
         run("nestdata", "sample-batch", "preview", "speech.corpus", "--max-batch-seconds", "4", "-o", "preview")
         run("nestmodel", "fit", "speech.corpus", "--config", "tiny.yaml")
         (checkpoint,) = Path(directory, "run").rglob("*.ckpt")
-        run("nestmodel", "features", checkpoint, "audio", "-o", "features", "--format", "npy")
+        run("nestmodel", "features", checkpoint, "audio", "-o", "features")
         for path in ("speech.corpus/report.html", "preview/index.html", "features"):
             if not Path(directory, path).exists():
                 sys.exit(f"{path} is missing")

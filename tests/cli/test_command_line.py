@@ -3,6 +3,7 @@
 import os
 import re
 import shlex
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -24,6 +25,7 @@ from nestguard import GuardError
 from nestmodel import NestConfig, NestNetwork, RunConfig, WeightsError, preset_names, preset_path
 from nestmodel.config import LIVE_PRESETS
 from tests.cli.commands import error_of, run
+from tests.cli.test_nestmodel import TINY
 from tests.conftest import MessyCorpora
 from tests.terminal import Terminal
 
@@ -341,3 +343,27 @@ def test_a_preset_is_printed_as_it_is(capsys: pytest.CaptureFixture[str]) -> Non
     assert yaml.safe_load(shown)["trainer"]["max_steps"] == 80000
     assert PROGRAMS["nestmodel"].run(["presets", "larg"]) == 2
     assert "the nearest is 'large'" in error_of(capsys)
+
+
+def test_a_working_directory_that_is_gone_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "gone").mkdir()
+    nestdata = Path(sys.executable).parent / "nestdata"
+    command = f"cd gone && rmdir ../gone && {nestdata} prepare {tmp_path}/a.json -o x.corpus"
+    done = subprocess.run(["bash", "-c", command], cwd=tmp_path, capture_output=True, text=True)
+    lines = [line for line in done.stderr.splitlines() if not line.startswith("shell-init")]
+    assert (done.returncode, lines) == (1, ["error: the working directory was deleted. Change to one that exists."])
+
+
+@pytest.mark.slow
+@pytest.mark.multiprocess
+def test_a_port_that_is_in_use_is_one_line(messy_corpora: MessyCorpora, tmp_path: Path) -> None:
+    (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(TINY))
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        words = [messy_corpora.speech, "--config", "tiny.yaml", "-o", "run", "--accelerator", "cpu", "--devices", "2"]
+        environment = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
+        command = [Path(sys.executable).parent / "nestmodel", "fit", *words]
+        done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode != 0
+    assert f"error: port {port} is in use" in done.stderr
+    assert "Traceback" not in done.stderr.partition("stall guard")[0]
