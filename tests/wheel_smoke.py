@@ -1,6 +1,9 @@
 """Installs a wheel without extras into a new environment and runs its commands in an empty directory.
 
-    python tests/wheel_smoke.py dist/NAME.whl
+    python tests/wheel_smoke.py dist/NAME.whl [PACKAGES]
+
+PACKAGES is a folder of installed packages, such as .venv/lib/python3.11/site-packages, to which the new environment
+refers instead of downloading what the wheel needs.
 
 Uses the standard library only, because it runs outside of the project's environment.
 """
@@ -38,7 +41,7 @@ def write_sweep(path: Path, seconds: float, low_hz: float) -> None:
         file.writeframes(b"".join(struct.pack("<h", round(10_000 * value)) for value in values))
 
 
-def main(wheel: Path) -> None:
+def main(wheel: Path, packages: Path | None = None) -> None:
     with tempfile.TemporaryDirectory(prefix="wheel-") as name:
         binaries, directory = Path(name, "venv", "bin"), Path(name, "empty")
         venv.create(binaries.parent, with_pip=True)
@@ -54,8 +57,11 @@ def main(wheel: Path) -> None:
                 sys.exit(f"exit code {done.returncode}\n{done.stdout}{done.stderr}")
             return done
 
-        constraints = REPOSITORY / "constraints.txt"
-        run("python", "-m", "pip", "install", "--quiet", "--constraint", constraints, wheel)
+        needed = ["--constraint", REPOSITORY / "constraints.txt"] if packages is None else ["--no-deps"]
+        run("python", "-m", "pip", "install", "--quiet", *needed, wheel)
+        if packages is not None:
+            (own,) = binaries.parent.glob("lib/python*/site-packages")
+            (own / "packages.pth").write_text(f"{packages.resolve()}\n")
         print(run("python", "-c", "import nestdata, nestmodel; print(nestdata.__file__, nestmodel.__file__)").stdout)
         Path(directory, "audio").mkdir()
         for i in range(8):
@@ -64,13 +70,15 @@ def main(wheel: Path) -> None:
         run("nestdata", "prepare", "audio", "-o", "speech.corpus")
         run("nestdata", "sample-batch", "preview", "speech.corpus", "--max-batch-seconds", "4", "-o", "preview")
         run("nestmodel", "fit", "speech.corpus", "--config", "tiny.yaml")
-        (checkpoint,) = Path(directory, "run").rglob("*.ckpt")
+        (checkpoint,) = Path(directory, "run").rglob("step_*.ckpt")
         run("nestmodel", "features", checkpoint, "audio", "-o", "features")
         for path in ("speech.corpus/report.html", "preview/index.html", "features"):
             if not Path(directory, path).exists():
                 sys.exit(f"{path} is missing")
         if len(list(Path(directory, "features").rglob("*.npy"))) != 8:
             sys.exit("features: eight .npy files were expected")
+        if packages is not None:
+            return  # the extras are among them
         without_extra = run("nestmodel", "export", checkpoint, "--to", "onnx", fails=True)
         (line,) = without_extra.stderr.splitlines()
         if not line.startswith("error: ") or "pip install 'nest-pretrain[export]'" not in line:
@@ -79,4 +87,4 @@ def main(wheel: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]).resolve())
+    main(*(Path(argument).resolve() for argument in sys.argv[1:]))

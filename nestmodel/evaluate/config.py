@@ -1,5 +1,6 @@
 """Settings of features and probes. The module imports no heavy package, so that help of commands starts fast."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -18,6 +19,9 @@ initial random weights, which reads the same input and whose batch norm is calib
 probe, so the difference was learned. `log_mel`: log-mel frames without an encoder."""
 
 BASELINES: tuple[Contestant, ...] = ("untrained", "log_mel")
+
+MIN_WINDOW_S = 64.0
+"""Shortest window of long audio; half of it is context."""
 
 MIN_TRAIN_PER_CLASS = 2
 """Minimum number of training utterances of a class; smaller classes are excluded."""
@@ -41,11 +45,23 @@ class ExtractConfig:
 
     A longer utterance is a batch by itself."""
 
+    window_seconds: float | None = None
+    """Encode longer audio in windows of this length, of which 16 s on both sides are context.
+
+    None takes the length whose attention needs 4 GiB, such as 366 s for large, so that audio of any length has
+    features."""
+
     device: str = "auto"
     """Device such as cpu or cuda:1; auto takes a GPU if there is one."""
 
     def __post_init__(self) -> None:
         check_batch_seconds(self.max_batch_seconds)
+        require(
+            self.window_seconds is None or MIN_WINDOW_S <= self.window_seconds < math.inf,
+            "window_seconds",
+            self.window_seconds,
+            f"at least {MIN_WINDOW_S:g} s",
+        )
 
 
 @with_field_docs

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float
 from numpy.typing import NDArray
 from torch import Tensor
@@ -21,6 +22,7 @@ from nestdata import AudioError, AudioInputs, Corpus, load_audio
 from nestmodel.errors import ConfigError, ExtractError, is_out_of_memory
 from nestmodel.evaluate.config import Layers, check_batch_seconds
 from nestmodel.evaluate.inputs import RejectedUtterance, audio_path, check_rate, open_inputs
+from nestmodel.evaluate.windows import check_memory, longest_whole_s, states_in_windows
 from nestmodel.formats.weights import load_network
 from nestmodel.nn.network import NestNetwork
 
@@ -60,7 +62,14 @@ class AudioFeatures:
     """Number of encoder frames per second."""
 
 
-def encode(model: Model, audio: Audio, *, sampling_rate: int | None = None, layers: Layers = "last") -> AudioFeatures:
+def encode(
+    model: Model,
+    audio: Audio,
+    *,
+    sampling_rate: int | None = None,
+    layers: Layers = "last",
+    window_seconds: float | None = None,
+) -> AudioFeatures:
     """Computes the encoder features of an audio file or an array.
 
     The values are those that `nestmodel features` writes for the file, bit for bit, on the same device.
@@ -74,6 +83,7 @@ def encode(model: Model, audio: Audio, *, sampling_rate: int | None = None, laye
         sampling_rate: Rate of arrays in Hz. They are resampled to the rate of the model. That of files is in their
             headers.
         layers: Numbers of the encoder outputs to return, `last` or `all`; see `iterate_features`.
+        window_seconds: Longer audio is encoded in windows of this length; see `ExtractConfig`.
 
     Raises:
         ConfigError: The layers do not exist, or an array has another shape or type, or no rate.
@@ -84,7 +94,7 @@ def encode(model: Model, audio: Audio, *, sampling_rate: int | None = None, laye
     """
     if isinstance(model, str | Path):
         model = load_network(model).to(resolve_device("auto"))
-    compute = layer_function(model, layers)
+    compute = layer_function(model, layers, window_seconds)
     source = audio.detach().cpu().numpy() if isinstance(audio, Tensor) else audio
     rate, device = model.config.features.sampling_rate, next(model.parameters()).device
     samples = load_audio(source, rate, source_rate=sampling_rate)
@@ -104,6 +114,7 @@ def iterate_features(
     device: str = "auto",
     *,
     rows: Sequence[int] | None = None,
+    window_seconds: float | None = None,
     on_reject: OnReject | None = None,
 ) -> Iterator[Utterance]:
     """Yields the encoder features of utterances, longest utterance first.
@@ -116,6 +127,7 @@ def iterate_features(
         max_batch_seconds: Seconds of audio in a batch, padding included. A longer utterance is a batch by itself.
         device: A device of PyTorch, such as `cpu`; `auto` is a GPU if there is one, the CPU otherwise.
         rows: Indices of utterances in a `Corpus`; None for all.
+        window_seconds: Longer utterances are encoded in windows of this length; see `ExtractConfig`.
         on_reject: Called for each utterance without features. If None, such an utterance raises an error.
 
     Raises:
@@ -125,7 +137,7 @@ def iterate_features(
         ExtractError: A batch does not fit into memory; or an utterance has no features and `on_reject` is None.
     """
     model = as_network(model)
-    compute, rate = layer_function(model, layers), model.config.features.sampling_rate
+    compute, rate = layer_function(model, layers, window_seconds), model.config.features.sampling_rate
     if isinstance(inputs, Corpus):
         check_rate(inputs, rate)
         return iterate_corpus(model, inputs, compute, max_batch_seconds, device, rows=rows, on_reject=on_reject)
@@ -212,15 +224,28 @@ def as_network(model: Model) -> NestNetwork:
     return load_network(model) if isinstance(model, str | Path) else model
 
 
-def layer_function(model: NestNetwork, layers: Layers) -> BatchFunction:
+def layer_function(model: NestNetwork, layers: Layers, window_seconds: float | None = None) -> BatchFunction:
     """Returns the function that computes outputs of an encoder.
+
+    It raises MemoryError for a batch that would not fit into memory.
+
+    Args:
+        model: The network.
+        layers: As for `iterate_features`.
+        window_seconds: As in `ExtractConfig`.
 
     Raises:
         ConfigError: A layer does not exist.
     """
     selected = resolve_layers(layers, model.config.encoder.num_layers)
+    longest_s, rate = window_seconds or longest_whole_s(model.config), model.config.features.sampling_rate
 
     def compute(audio: Tensor, audio_lens: Tensor) -> tuple[Tensor, Tensor]:
+        seconds = audio.shape[1] / rate
+        check_memory(model.config, len(audio), min(seconds, longest_s), audio.device)
+        if seconds > longest_s:
+            lens = model.encoder.pre_encode.token_lens(audio_lens // model.config.features.hop_length)
+            return _in_windows(model, audio, audio_lens.tolist(), selected, longest_s), lens
         feats, feat_lens = model.features(audio, audio_lens)
         states, _ = model.encoder.hidden_states(feats, feat_lens)
         # With a causal subsampling, an utterance may have one encoder frame more than labels and stacked log-mels. The
@@ -228,6 +253,16 @@ def layer_function(model: NestNetwork, layers: Layers) -> BatchFunction:
         return torch.stack([states[layer] for layer in selected]), model.encoder.pre_encode.token_lens(feat_lens)
 
     return compute
+
+
+def _in_windows(
+    model: NestNetwork, audio: Tensor, num_samples: Sequence[int], layers: list[int], window_s: float
+) -> Tensor:
+    """Returns outputs of the encoder for a batch, one utterance after the other, with zeros behind the shorter ones."""
+    utterances = zip(audio.split(1), num_samples, strict=True)
+    states = [states_in_windows(model, each[:, :length], layers, window_s) for each, length in utterances]
+    longest = max(each.shape[2] for each in states)
+    return torch.cat([F.pad(each, (0, 0, 0, longest - each.shape[2])) for each in states], dim=1)
 
 
 def log_mel_function(model: NestNetwork) -> BatchFunction:
@@ -363,7 +398,7 @@ def _compute_batch(
                 f"a batch of {len(utterances)} utterances, {seconds:.0f} s with padding, does not fit into memory. "
                 "Lower --max-batch-seconds."
             ) from error
-        detail = f"{seconds:.0f} s of audio do not fit into memory: use a corpus prepared with --window-seconds"
+        detail = f"{seconds:.0f} s of audio do not fit into memory ({error}): lower window_seconds (--window-seconds)"
         yield "out_of_memory", detail
         return
     for i, samples in enumerate(utterances):

@@ -230,6 +230,7 @@ def _settings(model: NestNetwork, corpus: Corpus, config: ExtractConfig, device:
         "layers": resolve_layers(config.layers, model.config.encoder.num_layers),
         "dtype": config.dtype,
         "max_batch_seconds": config.max_batch_seconds,
+        "window_seconds": config.window_seconds,
         "device": device.type,
     }
 
@@ -255,7 +256,7 @@ def _write_share(
     on_progress: OnProgress | None,
 ) -> None:
     """Computes every n-th of the missing batches for n ranks, and writes a record of each."""
-    compute, device = layer_function(model, config.layers), resolve_device(config.device)
+    compute, device = layer_function(model, config.layers, config.window_seconds), resolve_device(config.device)
     kept = set(start.kept)
     numbered = enumerate(batches_of(corpus, config.max_batch_seconds))
     missing = ((number, batch) for number, batch in numbered if number not in kept)

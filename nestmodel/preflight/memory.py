@@ -1,6 +1,7 @@
 """Peak memory of a GPU, or of this process, and memory sizes as text."""
 
 import gc
+import math
 import sys
 from contextlib import suppress
 from pathlib import Path
@@ -16,8 +17,26 @@ def gigabytes(number: int | float) -> str:
 
 
 def available_bytes() -> int:
-    """Returns the memory that new allocations may use without swapping, in bytes; 0 if unknown."""
-    return 1024 * read_kib("/proc/meminfo", "MemAvailable")
+    """Returns the memory that new allocations may use without swapping, in bytes; 0 if unknown.
+
+    A container or job may have less than its machine: the limits of its control groups (version 2) count.
+    """
+    return int(min(1024 * read_kib("/proc/meminfo", "MemAvailable"), _left_in_groups()))
+
+
+def _left_in_groups() -> int | float:
+    """Returns the smallest memory that the control groups of this process have left; infinite without a limit."""
+    try:
+        name = Path("/proc/self/cgroup").read_text().rpartition("0::")[2].strip()
+    except OSError:
+        return math.inf
+    group, left = Path("/sys/fs/cgroup", name.lstrip("/")), math.inf
+    for folder in (group, *group.parents):
+        with suppress(OSError, ValueError):  # "max", or the root
+            limit, used = (int((folder / f"memory.{file}").read_text()) for file in ("max", "current"))
+            cached = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())["inactive_file"]
+            left = min(left, max(0, limit - used + int(cached)))
+    return left
 
 
 def resident_bytes(pid: int | str = "self") -> int:
