@@ -430,7 +430,8 @@ def _remove_folder(partial: Path) -> None:
 def _move_into_place(partial: Path, output: Path, kind: str) -> None:
     """Flushes a finished directory and renames it to the target, replacing an existing directory."""
     for directory, _, files in os.walk(partial, topdown=False):
-        flush_to_disk(*(Path(directory, name) for name in files), Path(directory))
+        flush_to_disk(*(Path(directory, name) for name in files))
+        flush_to_disk(Path(directory))
     if output.exists():
         # The old output takes the name of the folder and is removed there; the lock excludes other runs.
         with suppress(FileExistsError):  # of a run that was killed here

@@ -48,7 +48,7 @@ class ExtractConfig:
     window_seconds: float | None = None
     """Encode longer audio in windows of this length, of which 16 s on both sides are context.
 
-    None takes the length whose attention needs 4 GiB, such as 366 s for large, so that audio of any length has
+    None takes the length whose attention needs 4 GiB, such as 463 s for large, so that audio of any length has
     features."""
 
     device: str = "auto"

@@ -13,9 +13,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from nestmodel.config import NestConfig
+from nestmodel.memory import available_bytes
 from nestmodel.nn.features import normalise
 from nestmodel.nn.network import NestNetwork
-from nestmodel.preflight.memory import available_bytes
 
 CONTEXT_S = 16.0
 """Seconds on both sides of what a window yields."""

@@ -12,8 +12,9 @@ import torch
 
 from nestdata import AudioNoiseDataset, BatchPlan
 from nestmodel.errors import ConfigError, TrainingError
+from nestmodel.memory import available_bytes
 from nestmodel.preflight.config import BudgetConfig, parse_bytes
-from nestmodel.preflight.memory import available_bytes, gigabytes
+from nestmodel.preflight.memory import gigabytes
 from nestmodel.preflight.trial import describe_shapes, largest_shapes
 from nestmodel.preflight.trial_child import TrialChild, TrialSettings
 from nestmodel.training.data import NestDataModule

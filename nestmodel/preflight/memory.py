@@ -1,13 +1,13 @@
 """Peak memory of a GPU, or of this process, and memory sizes as text."""
 
 import gc
-import math
 import sys
 from contextlib import suppress
 from pathlib import Path
 
 import torch
 
+from nestmodel.memory import available_bytes, read_kib
 from nestmodel.training.run_state import max_rss_bytes
 
 
@@ -16,41 +16,9 @@ def gigabytes(number: int | float) -> str:
     return f"{number / 1e9:.1f} GB" if number >= 1e9 else f"{number / 1e6:.1f} MB"
 
 
-def available_bytes() -> int:
-    """Returns the memory that new allocations may use without swapping, in bytes; 0 if unknown.
-
-    A container or job may have less than its machine: the limits of its control groups (version 2) count.
-    """
-    return int(min(1024 * read_kib("/proc/meminfo", "MemAvailable"), _left_in_groups()))
-
-
-def _left_in_groups() -> int | float:
-    """Returns the smallest memory that the control groups of this process have left; infinite without a limit."""
-    try:
-        name = Path("/proc/self/cgroup").read_text().rpartition("0::")[2].strip()
-    except OSError:
-        return math.inf
-    group, left = Path("/sys/fs/cgroup", name.lstrip("/")), math.inf
-    for folder in (group, *group.parents):
-        with suppress(OSError, ValueError):  # "max", or the root
-            limit, used = (int((folder / f"memory.{file}").read_text()) for file in ("max", "current"))
-            cached = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())["inactive_file"]
-            left = min(left, max(0, limit - used + int(cached)))
-    return left
-
-
 def resident_bytes(pid: int | str = "self") -> int:
     """Returns the resident memory of a process in bytes; 0 if it has ended, or on systems without /proc."""
     return 1024 * read_kib(f"/proc/{pid}/status", "VmRSS")
-
-
-def read_kib(path: str, name: str) -> int:
-    """Returns a value in KiB from a file in Linux's /proc; 0 on other systems."""
-    try:
-        lines = Path(path).read_text().splitlines()
-    except OSError:
-        return 0
-    return next((int(line.split()[1]) for line in lines if line.startswith(f"{name}:")), 0)
 
 
 class PeakMemory:

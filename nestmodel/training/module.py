@@ -131,6 +131,11 @@ class NestModel(NestNetwork, pl.LightningModule):
         model.load_state_dict(network.state_dict())
         return model if map_location is None else model.to(map_location)
 
+    @property
+    def is_skipping(self) -> bool:
+        """Whether the last step was skipped, because loss or gradient was not finite."""
+        return self._skipped.in_a_row > 0
+
     def use_graphs(self, num_shapes: int, capture: Capture | None) -> None:
         """Makes training run forward and backward pass of a microbatch as CUDA graphs; see `StepGraphs`.
 

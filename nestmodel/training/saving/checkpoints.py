@@ -4,6 +4,7 @@ A checkpoint holds the state after a whole optimizer step. It is written to a te
 that a crash never damages an existing checkpoint. Only rank 0 writes; the other ranks wait for it in their next step.
 """
 
+import math
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, cast
@@ -18,6 +19,7 @@ from nestdata import OutputError, last_error_line
 from nestdata.output import unfinished_files
 from nestmodel.run_config import CheckpointConfig
 from nestmodel.training.lightning_private import dump_checkpoint
+from nestmodel.training.module import NestModel
 from nestmodel.training.saving.best_checkpoint import BestCheckpoint
 from nestmodel.training.saving.checkpoint_files import (
     LAST,
@@ -40,6 +42,9 @@ class NotSaved(SystemExit):
 class Checkpoints(Checkpoint):
     """Writes a checkpoint every `every_n_steps` optimizer steps and at the end of training.
 
+    Checkpoints that are written while steps are skipped, or while the loss is out of its range, are counted apart: the
+    newest sound ones stay beside them.
+
     If the disk is full or fails, this checkpoint is skipped with a warning and training continues. If it is the last
     one, all ranks exit with `EXIT_NOT_SAVED`. An older checkpoint is removed only after a newer one is written.
     `last.ckpt` is a link to the newest.
@@ -58,6 +63,8 @@ class Checkpoints(Checkpoint):
         self._saved_step = -1
         self._problem = ""  # why the checkpoint of that step is not on disk
         self._resumable: Path | None = None
+        self._unsound: set[int] = set()
+        """Steps of this start whose weights may be damaged: their checkpoints do not push out the others."""
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:  # noqa: ARG002
         """Removes partial files that an interrupted run left behind."""
@@ -111,6 +118,8 @@ class Checkpoints(Checkpoint):
         self._saved_step, self._problem = step, ""
         if trainer.is_global_zero:
             nestguard.current().beat(nestguard.Phase.CHECKPOINT, step - 1)
+            if not _is_sound(trainer):
+                self._unsound.add(step)
             self._write(dump_checkpoint(trainer), self._directory_of(trainer) / checkpoint_name(step), step)
 
     def save_last(self, trainer: pl.Trainer) -> None:
@@ -168,9 +177,20 @@ class Checkpoints(Checkpoint):
     def _prune(self, directory: Path, step: int) -> None:
         # Checkpoints of later steps belong to a run that was resumed from an earlier step. They are not removed.
         earlier = [found for found in find_checkpoints(directory) if found.step <= step]
-        for found in earlier[self.config.keep :]:
+        sound, unsound = (
+            [found for found in earlier if (found.step in self._unsound) is is_unsound] for is_unsound in (False, True)
+        )
+        for found in (*sound[self.config.keep :], *unsound[self.config.keep :]):
             if self.config.keep_every_n_steps is None or found.step % self.config.keep_every_n_steps:
                 found.path.unlink(missing_ok=True)
+
+
+def _is_sound(trainer: pl.Trainer) -> bool:
+    """Returns whether the last step was made, and its loss is at most a nat above that of equally likely classes."""
+    model, loss = cast(Any, trainer).lightning_module, trainer.callback_metrics.get("train_loss")
+    if not isinstance(model, NestModel) or loss is None:
+        return True
+    return not model.is_skipping and not float(loss) > math.log(model.config.quantizer.num_classes) + 1
 
 
 def _warn_of_best(error: Exception) -> None:

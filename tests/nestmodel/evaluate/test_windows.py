@@ -58,7 +58,7 @@ def test_audio_that_is_not_longer_than_a_window_is_encoded_as_a_whole() -> None:
 
 
 def test_a_window_is_at_least_twice_its_context() -> None:
-    with pytest.raises(ConfigError, match="window_seconds is 63.0: expected at least 64 s"):
+    with pytest.raises(ConfigError, match=r"window_seconds is 63\.0: expected at least 64 s"):
         ExtractConfig(window_seconds=63.0)
 
 

@@ -71,6 +71,30 @@ def test_the_newest_checkpoints_and_the_chosen_multiples_are_kept(messy_corpora:
     assert (tmp_path / "saved" / "last.ckpt").resolve().name == kept[-1]
 
 
+class Diverge(pl.Callback):
+    """Reports a loss out of its range, or skipped steps, from a step on."""
+
+    def __init__(self, step: int, kind: str) -> None:
+        self._step, self._kind = step, kind
+
+    def on_train_batch_end(self, trainer: pl.Trainer, module: NestModel, *_: object) -> None:  # type: ignore[override]
+        if trainer.global_step == self._step - 1 and self._kind == "loss":
+            with torch.no_grad():
+                for weight in module.decoder.parameters():
+                    weight.mul_(300)
+        elif trainer.global_step >= self._step and self._kind == "skipped":
+            module._skipped.in_a_row = 1
+
+
+@pytest.mark.parametrize("kind", ["loss", "skipped"])
+def test_checkpoints_of_a_run_that_diverges_do_not_push_out_the_sound_ones(
+    kind: str, messy_corpora: MessyCorpora, tmp_path: Path
+) -> None:
+    saver = Checkpoints(CheckpointConfig(every_n_steps=1, keep=2, directory=tmp_path / "saved"))
+    fit(messy_corpora, tmp_path, max_steps=7, callbacks=[Diverge(4, kind), saver], enable_checkpointing=True)
+    assert [found.step for found in find_checkpoints(tmp_path / "saved")] == [7, 6, 3, 2]
+
+
 def test_the_last_step_is_saved_once_for_any_interval(messy_corpora: MessyCorpora, tmp_path: Path) -> None:
     saver = Checkpoints(CheckpointConfig(every_n_steps=2, directory=tmp_path / "saved"))
     fit(messy_corpora, tmp_path, max_steps=3, callbacks=[saver], enable_checkpointing=True)
