@@ -29,7 +29,7 @@ EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130
 
 _COMPLETION = "--print-completion"
-_KILLED_WORKER = re.compile(r"DataLoader worker .*(?:is killed by signal|exited unexpectedly)")
+_KILLED_WORKER = re.compile(r"DataLoader worker .* is killed by signal: Killed")
 _WAIT_FOR_RANK_0_S = 10.0
 """Seconds that the other ranks leave to rank 0 to print a mistake that they have found as well."""
 

@@ -17,11 +17,11 @@ import fcntl
 import importlib.metadata
 import json
 import os
+import re
 import secrets
 import shutil
 import stat
 import tempfile
-import time
 from collections.abc import Callable, Collection, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, suppress
@@ -39,8 +39,6 @@ MARK = ".nest-unfinished.json"
 _CANNOT_WRITE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
 # Error numbers of a file system without locks, or without those of directories (NFS).
 _CANNOT_LOCK = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EBADF)
-# Longest time between the creation of a folder and that of its mark, by another run.
-_MARK_AFTER_S = 1.0
 # Subfolder that holds the old output while the new one takes its place, where two directories cannot be swapped.
 _REPLACED = ".replaced"
 _FLUSHES_AT_A_TIME = 16
@@ -83,10 +81,11 @@ def output_directory(
 
     _check_inputs(output, inputs)
     check()
-    with _unfinished_folder(output, kind, resumable) as partial:
+    with _unfinished_folder(output, kind, resumable) as (partial, leftovers):
+        check()  # an output may have been restored
         yield partial
-        check()  # another run may have finished since the first check
-        _move_into_place(partial, output, kind)
+        check()  # another run may have finished meanwhile
+        _move_into_place(partial, output, kind, leftovers)
 
 
 @contextmanager
@@ -108,7 +107,7 @@ def output_file(output: Path, *, overwrite: bool, inputs: Iterable[str | Path] =
     _check_file(output, overwrite=True)
     _check_inputs(output, inputs)
     _check_file(output, overwrite)
-    with _unfinished_folder(output, "a file") as partial:
+    with _unfinished_folder(output, "a file") as (partial, leftovers):
         yield partial / output.name
         # The named file is moved last: once it exists, the others exist as well.
         written = sorted(
@@ -119,7 +118,7 @@ def output_file(output: Path, *, overwrite: bool, inputs: Iterable[str | Path] =
             flush_to_disk(path)
         for path in written:
             path.replace(output.with_name(path.name))
-        _remove_folder(partial)
+        _put_aside(partial, leftovers)
         flush_to_disk(output.parent)
 
 
@@ -288,7 +287,8 @@ def _check_directory(
         raise _exists_already(output)
     if output.is_symlink() or not may_replace(output):
         raise OutputError(f"{output}: exists already and is not {kind}. Choose another path.")
-    others = sorted(entry.name for entry in output.iterdir() if entry.name != MARK and not names.fullmatch(entry.name))
+    own = (MARK, _REPLACED)  # of a run that was killed while it replaced an output
+    others = sorted(entry.name for entry in output.iterdir() if not (entry.name in own or names.fullmatch(entry.name)))
     if others:
         raise OutputError(
             f"{output}: is {kind}, but {others[0]!r} is not a part of it and would be deleted. Move it away, or choose "
@@ -320,43 +320,73 @@ def _is_written_elsewhere(output: Path) -> OutputError:
 
 
 @contextmanager
-def _unfinished_folder(output: Path, kind: str, resumable: Collection[str] = ()) -> Iterator[Path]:
-    """Yields a folder beside the target, whose mark is locked during the block, and removes it if the block raises.
+def _unfinished_folder(output: Path, kind: str, resumable: Collection[str] = ()) -> Iterator[tuple[Path, list[Path]]]:
+    """Yields a folder beside the target, whose mark is locked during the block, and a list of what is to be removed.
 
     At first it contains at most the mark and the subfolders in `resumable`, which an earlier run has left. If the block
-    raises and one of them contains a file, the folder and these subfolders stay for the next run.
+    raises, it is removed, unless one of them contains a file: then the folder and these subfolders stay for the next
+    run. Nothing is removed before the lock is released, because NFS keeps an open file that is removed.
     """
-    partial, is_new = partial_path(output), True
-    mark = partial / MARK
+    partial, leftovers = partial_path(output), list[Path]()
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
-        partial.mkdir()
-    except OSError as error:
-        if not os.path.lexists(partial):
-            raise _cannot_be_written(output, error) from error
-        is_new = False
-    try:
-        if is_new:
-            _write_mark(mark, output, kind)
-        else:
-            _check_mark(mark, output, kind)
+        leftovers += _left_aside(partial)
+        descriptor = _new_folder(partial, output, kind)
     except OSError as error:
         raise _cannot_be_written(output, error) from error
-    with _locked(mark, os.O_RDWR | os.O_NOFOLLOW, output):
-        if not is_new and not os.path.lexists(output) and (partial / _REPLACED).is_dir():
-            (partial / _REPLACED).rename(output)  # the earlier run was killed while the old output was replaced
-        _clear(partial, resumable)
+    try:
+        if descriptor is None:
+            _check_mark(partial / MARK, output, kind)
+            descriptor = _lock(partial / MARK, os.O_RDWR | os.O_NOFOLLOW, output)
         try:
-            yield partial
+            if not os.path.lexists(output) and (partial / _REPLACED).is_dir():
+                (partial / _REPLACED).rename(output)  # the earlier run was killed while the old output was replaced
+            _clear(partial, resumable)
+            yield partial, leftovers
         except BaseException as error:
             with suppress(OSError):
                 if any(file.is_file() for name in resumable for file in (partial / name).rglob("*")):
                     _clear(partial, resumable)
                 else:
-                    _remove_folder(partial)
+                    _put_aside(partial, leftovers)
             if isinstance(error, OSError) and is_full_disk(error):
                 raise _cannot_be_written(output, error) from error
             raise
+        finally:
+            os.close(descriptor)
+    finally:
+        for path in leftovers:
+            with suppress(OSError):
+                _clear(path)
+                (path / MARK).unlink(missing_ok=True)  # last: an interrupted removal leaves a folder with its mark
+                path.rmdir()
+
+
+def _new_folder(partial: Path, output: Path, kind: str) -> int | None:
+    """Makes a folder with a locked mark, and returns the descriptor of the lock; None if something is there already.
+
+    The folder gets its name when the mark is in it.
+    """
+    if os.path.lexists(partial):
+        return None
+    made = unfinished_name(partial)
+    made.mkdir()
+    try:
+        _write_mark(made / MARK, output, kind)
+        descriptor = _lock(made / MARK, os.O_RDWR | os.O_NOFOLLOW, output)
+        try:
+            made.rename(partial)
+        except OSError:
+            os.close(descriptor)
+            if not os.path.lexists(partial):
+                raise
+        else:
+            return descriptor
+    except BaseException:
+        shutil.rmtree(made, ignore_errors=True)
+        raise
+    shutil.rmtree(made, ignore_errors=True)  # another run was faster
+    return None
 
 
 def _write_mark(mark: Path, output: Path, kind: str) -> None:
@@ -364,22 +394,25 @@ def _write_mark(mark: Path, output: Path, kind: str) -> None:
         json.dump({"kind": kind, "output": output.name}, file)
 
 
+def _is_own(folder: Path) -> bool:
+    """Returns whether a path is a folder of this user with a mark."""
+    try:
+        status, mark = os.lstat(folder), os.lstat(folder / MARK)
+    except OSError:
+        return False
+    owner = os.geteuid()
+    return stat.S_ISDIR(status.st_mode) and stat.S_ISREG(mark.st_mode) and status.st_uid == mark.st_uid == owner
+
+
 def _check_mark(mark: Path, output: Path, kind: str) -> None:
     """Raises OutputError unless this program has made the folder of a mark for this output, and this user owns it."""
     partial, found = mark.parent, None
-    end = time.monotonic() + _MARK_AFTER_S
-    while True:
-        status = os.lstat(partial)
-        is_own = stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid()
-        if is_own and mark.is_file() and not mark.is_symlink() and mark.stat().st_size:
-            break
-        if not is_own or time.monotonic() > end:
-            raise OutputError(
-                f"{partial}: is in the way: {output.name} would be written there first, and this program has not made "
-                "it. Move it away, or choose another path for the output."
-            )
-        time.sleep(_MARK_AFTER_S / 20)
-    with suppress(ValueError):
+    if not _is_own(partial):
+        raise OutputError(
+            f"{partial}: is in the way: {output.name} is written there first, and this program has not made it for "
+            "this user. Move it away, or choose another path for the output."
+        )
+    with suppress(OSError, ValueError):
         found = json.loads(mark.read_text(encoding="utf-8"))
     if found != {"kind": kind, "output": output.name}:
         raise OutputError(
@@ -390,25 +423,35 @@ def _check_mark(mark: Path, output: Path, kind: str) -> None:
 
 @contextmanager
 def _locked(path: Path, flags: int, output: Path) -> Iterator[None]:
-    """Holds a lock on a file or directory; the operating system releases it when the process ends for any reason."""
+    """Holds a lock on a file or directory during the block."""
+    descriptor = _lock(path, flags, output)
     try:
-        descriptor = os.open(path, flags)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _lock(path: Path, flags: int, output: Path) -> int:
+    """Locks a file or directory until the descriptor that is returned is closed, or the process ends for any reason."""
+    try:
+        descriptor = os.open(path, flags, 0o666)
     except FileNotFoundError:  # another run has just finished
         raise _is_written_elsewhere(output) from None
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise _is_written_elsewhere(output) from None
         except OSError as error:
             if error.errno not in _CANNOT_LOCK:
                 raise
         # Another run may have renamed the folder to the target between `open` and `flock`.
         if not path.exists() or not os.path.samestat(os.fstat(descriptor), path.stat()):
-            raise BlockingIOError
-        yield
-    except BlockingIOError:
-        raise _is_written_elsewhere(output) from None
-    finally:
+            raise _is_written_elsewhere(output)
+    except BaseException:
         os.close(descriptor)
+        raise
+    return descriptor
 
 
 def _clear(directory: Path, keep: Collection[str] = ()) -> None:
@@ -421,27 +464,53 @@ def _clear(directory: Path, keep: Collection[str] = ()) -> None:
             path.unlink()
 
 
-def _remove_folder(partial: Path) -> None:
-    _clear(partial)
-    (partial / MARK).unlink(missing_ok=True)  # last: an interrupted removal leaves a folder with its mark
-    partial.rmdir()
+def _put_aside(folder: Path, leftovers: list[Path]) -> None:
+    """Gives a folder another name, under which a later run finds and removes it if this one is killed before."""
+    aside = unfinished_name(folder)
+    folder.rename(aside)
+    leftovers.append(aside)
 
 
-def _move_into_place(partial: Path, output: Path, kind: str) -> None:
+def _left_aside(partial: Path) -> list[Path]:
+    """Returns the folders that killed runs into the same target had put aside."""
+    name = re.compile(rf"\.{re.escape(partial.name)}\.[0-9a-f]{{12}}\.partial")
+    with os.scandir(partial.parent) as entries:
+        found = [Path(entry.path) for entry in entries if name.fullmatch(entry.name)]
+    return [path for path in found if (_is_own(path) and _is_unlocked(path / MARK)) or _is_empty(path)]
+
+
+def _is_empty(folder: Path) -> bool:
+    with suppress(OSError):
+        return folder.is_dir() and not folder.is_symlink() and not os.listdir(folder)
+    return False
+
+
+def _is_unlocked(mark: Path) -> bool:
+    try:
+        os.close(_lock(mark, os.O_RDWR | os.O_NOFOLLOW, mark))
+    except (OSError, OutputError):
+        return False
+    return True
+
+
+def _move_into_place(partial: Path, output: Path, kind: str, leftovers: list[Path]) -> None:
     """Flushes a finished directory and renames it to the target, replacing an existing directory."""
     for directory, _, files in os.walk(partial, topdown=False):
         flush_to_disk(*(Path(directory, name) for name in files))
         flush_to_disk(Path(directory))
     if output.exists():
-        # The old output takes the name of the folder and is removed there; the lock excludes other runs.
+        # The old output takes the name of the folder for a moment: it has a mark as well, whose lock excludes others.
         with suppress(FileExistsError):  # of a run that was killed here
-            _write_mark(output / MARK, partial, kind)
-        if _swap(partial, output):
-            _remove_folder(partial)
-        else:
-            output.rename(partial / _REPLACED)
-            partial.rename(output)
-            shutil.rmtree(output / _REPLACED)
+            _write_mark(output / MARK, output, kind)
+        with _locked(output / MARK, os.O_RDWR | os.O_NOFOLLOW, output):
+            if _swap(partial, output):
+                _put_aside(partial, leftovers)
+            else:
+                output.rename(partial / _REPLACED)
+                partial.rename(output)
+                aside = unfinished_name(partial)
+                (output / _REPLACED).rename(aside)
+                leftovers.append(aside)
     else:
         partial.rename(output)
     (output / MARK).unlink()

@@ -10,7 +10,8 @@ def available_bytes() -> int:
 
     A container or job may have less than its machine: the limits of its control groups (version 2) count.
     """
-    return int(min(1024 * read_kib("/proc/meminfo", "MemAvailable"), _left_in_groups()))
+    available = 1024 * read_kib("/proc/meminfo", "MemAvailable")
+    return int(min(available, max(1, _left_in_groups())))  # a group that is full is not one that is unknown
 
 
 def read_kib(path: str, name: str) -> int:

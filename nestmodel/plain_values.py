@@ -43,6 +43,8 @@ def read_yaml(text: str | bytes) -> Any:
         return yaml.load(text, _WithoutAliases)
     except RecursionError as error:
         raise yaml.YAMLError("nested too deeply") from error
+    except ValueError as error:  # such as a date that does not exist
+        raise yaml.YAMLError(str(error)) from error
 
 
 def check_size(value: object, where: str) -> None:
@@ -54,13 +56,12 @@ def check_size(value: object, where: str) -> None:
     left, parts = _MAX_PARTS, [value]
     while parts:
         part = parts.pop()
-        left -= 1
+        if not isinstance(part, (Mapping, list, tuple, set, frozenset)):
+            continue
+        left -= 1 + len(part)
         if left < 0:
             raise ConfigError(f"{where} has more than {_MAX_PARTS:,} values: expected a few hundred.")
-        if isinstance(part, Mapping):
-            parts.extend(part.values())
-        elif isinstance(part, (list, tuple, set, frozenset)):
-            parts.extend(part)
+        parts.extend(part.values() if isinstance(part, Mapping) else part)
 
 
 def build(cls: type[ConfigT], mapping: object, where: str) -> ConfigT:

@@ -44,7 +44,7 @@ from nestmodel.training.saving.checkpoints import Checkpoints, NotSaved
 from nestmodel.training.saving.resume import find_resumed, read_run
 from nestmodel.training.saving.run_folders import only_start
 from nestmodel.training.starting.launcher import check_main_address
-from nestmodel.training.starting.ranks import check_start, find_launch, is_first_rank, take_ranks
+from nestmodel.training.starting.ranks import check_start, find_launch, take_ranks
 from nestmodel.training.starting.run_checks import check_outputs, check_run
 from nestmodel.training.starting.run_form import prepare_deterministic
 from nestmodel.training.stopping.preemption import Preempted, PreemptionHandler
@@ -90,8 +90,7 @@ def fit(config: RunConfig) -> pl.Trainer:
         SystemExit: A signal or a full disk has ended the run, with its exit code.
     """
     with ExitStack() as stack:
-        if is_first_rank():
-            stack.enter_context(only_start(config.checkpoints.directory))
+        stack.enter_context(only_start(config.checkpoints.directory))
         run = build_run(config, "fit")
         if run.ckpt_path is not None and run.first_step >= run.config.trainer.max_steps > 0:
             if run.trainer.is_global_zero:

@@ -37,9 +37,9 @@ _MAX_SAMPLED = 2000
 _STALE_S = 3600.0
 # Neither follows a link nor waits for a pipe.
 _OPEN = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-# A link, or a socket.
 # Names of files that are being written: the hash of an address, a process and a thread.
 _UNFINISHED = re.compile(r"[0-9a-f]{32}\.\d+-\d+")
+# A link, or a socket.
 _NOT_A_FILE = (errno.ELOOP, errno.ENXIO)
 
 

@@ -231,7 +231,8 @@ def probe(entry: Entry, config: PrepareConfig) -> list[Outcome]:
 
 def _local_inputs(checked: list[Any], config: PrepareConfig) -> list[Path]:
     """Returns the paths of inputs and tars on this machine."""
-    paths = [given.path if is_corpus(given) else given for given in (*checked, *audio_inputs([*config.tars, "."])[:-1])]
+    tars = audio_inputs(config.tars) if config.tars else []
+    paths = [given.path if is_corpus(given) else given for given in (*checked, *tars)]
     return [path for path in paths if isinstance(path, Path)]
 
 

@@ -21,7 +21,7 @@ probe, so the difference was learned. `log_mel`: log-mel frames without an encod
 BASELINES: tuple[Contestant, ...] = ("untrained", "log_mel")
 
 MIN_WINDOW_S = 64.0
-"""Shortest window of long audio; half of it is context."""
+"""Shortest window of long audio, in seconds; half of it is context."""
 
 MIN_TRAIN_PER_CLASS = 2
 """Minimum number of training utterances of a class; smaller classes are excluded."""
@@ -56,12 +56,7 @@ class ExtractConfig:
 
     def __post_init__(self) -> None:
         check_batch_seconds(self.max_batch_seconds)
-        require(
-            self.window_seconds is None or MIN_WINDOW_S <= self.window_seconds < math.inf,
-            "window_seconds",
-            self.window_seconds,
-            f"at least {MIN_WINDOW_S:g} s",
-        )
+        check_window(self.window_seconds)
 
 
 @with_field_docs
@@ -166,6 +161,12 @@ class CtcProbeConfig:
         require(self.max_epochs >= 1, "max_epochs", self.max_epochs, "1 or more")
         require(len(seeds) == len(set(seeds)) > 0, "probe_seeds", seeds, "different seeds")
         check_batch_seconds(self.max_batch_seconds)
+
+
+def check_window(window_seconds: float | None) -> None:
+    """Raises ConfigError for windows that are too short."""
+    is_valid = window_seconds is None or MIN_WINDOW_S <= window_seconds < math.inf
+    require(is_valid, "window_seconds", window_seconds, f"at least {MIN_WINDOW_S:g} s")
 
 
 def check_batch_seconds(max_batch_seconds: float) -> None:

@@ -20,9 +20,9 @@ from torch import Tensor
 
 from nestdata import AudioError, AudioInputs, Corpus, load_audio
 from nestmodel.errors import ConfigError, ExtractError, is_out_of_memory
-from nestmodel.evaluate.config import Layers, check_batch_seconds
+from nestmodel.evaluate.config import Layers, check_batch_seconds, check_window
 from nestmodel.evaluate.inputs import RejectedUtterance, audio_path, check_rate, open_inputs
-from nestmodel.evaluate.windows import check_memory, longest_whole_s, states_in_windows
+from nestmodel.evaluate.windows import check_memory, longest_whole_s, needed_bytes, states_in_windows
 from nestmodel.formats.weights import load_network
 from nestmodel.nn.network import NestNetwork
 
@@ -238,11 +238,13 @@ def layer_function(model: NestNetwork, layers: Layers, window_seconds: float | N
         ConfigError: A layer does not exist.
     """
     selected = resolve_layers(layers, model.config.encoder.num_layers)
-    longest_s, rate = window_seconds or longest_whole_s(model.config), model.config.features.sampling_rate
+    check_window(window_seconds)
+    longest_s = longest_whole_s(model.config) if window_seconds is None else window_seconds
+    rate = model.config.features.sampling_rate
 
     def compute(audio: Tensor, audio_lens: Tensor) -> tuple[Tensor, Tensor]:
         seconds = audio.shape[1] / rate
-        check_memory(model.config, len(audio), min(seconds, longest_s), audio.device)
+        check_memory(needed_bytes(model.config, len(audio), seconds, longest_s), audio.device)
         if seconds > longest_s:
             lens = model.encoder.pre_encode.token_lens(audio_lens // model.config.features.hop_length)
             return _in_windows(model, audio, audio_lens.tolist(), selected, longest_s), lens

@@ -29,8 +29,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from nestdata import AudioInputs, Corpus, output_directory
-from nestdata.output import has_json_kind, package_version, partial_path
+from nestdata import AudioInputs, Corpus, OutputError, output_directory
+from nestdata.output import has_json_kind, is_full_disk, package_version, partial_path
 from nestmodel.errors import ExtractError
 from nestmodel.evaluate.config import ExtractConfig
 from nestmodel.evaluate.encode import (
@@ -55,6 +55,7 @@ from nestmodel.evaluate.extract_ranks import (
     has_records,
     keep_records,
     read_records,
+    remove_records,
 )
 from nestmodel.evaluate.inputs import (
     OnProgress,
@@ -132,28 +133,28 @@ def extract_features(
     device = resolve_device(config.device)
     rate, rejects = model.config.features.sampling_rate, RejectLog()
     inputs = as_corpus(inputs, rate)
-    with (
-        output_directory(
-            output,
-            kind="a directory of features",
-            names=_NAMES,
-            overwrite=overwrite,
-            may_replace=_is_feature_directory,
-            resumable=(RECORDS, FEATURES),
-        ) as directory,
-        _keeps_finished_batches(directory),
-        Ranks(directory, 0, num_ranks) as ranks,
-        open_inputs(inputs, rate, directory, rejects.add, on_progress) as corpus,
-    ):
-        settings = _settings(model, corpus, config, device)
-        start = ranks.start(settings, keep_records(directory, settings))
-        _write_share(model, corpus, directory, config, start, ranks, on_progress)
-        ranks.finish()
-        report = _merge(model, corpus, directory, config, ranks.wait_for_others(start), rejects)
-        meta = _meta(corpus, report, config, model_name)
-        (directory / "meta.json").write_text(json.dumps(meta, indent=2) + "\n")
-        rejects.write(directory / "rejected.jsonl")
-        shutil.rmtree(directory / RECORDS)
+    with output_directory(
+        output,
+        kind="a directory of features",
+        names=_NAMES,
+        overwrite=overwrite,
+        may_replace=_is_feature_directory,
+        resumable=(RECORDS, FEATURES),
+    ) as directory:
+        with (
+            _keeps_finished_batches(directory),
+            Ranks(directory, 0, num_ranks) as ranks,
+            open_inputs(inputs, rate, directory, rejects.add, on_progress) as corpus,
+        ):
+            settings = _settings(model, corpus, config, device)
+            start = ranks.start(settings, keep_records(directory, settings))
+            _write_share(model, corpus, directory, config, start, ranks, on_progress)
+            ranks.finish()
+            report = _merge(model, corpus, directory, config, ranks.wait_for_others(start), rejects)
+            meta = _meta(corpus, report, config, model_name)
+            (directory / "meta.json").write_text(json.dumps(meta, indent=2) + "\n")
+            rejects.write(directory / "rejected.jsonl")
+        remove_records(directory)
     return replace(report, path=output)
 
 
@@ -198,7 +199,12 @@ def extract_share(
                 f"rank {rank} of {num_ranks} has another {other} than rank 0. Start all ranks with the same command, "
                 "with a model file and inputs that do not change meanwhile."
             )
-        _write_share(model, corpus, directory, config, start, ranks, None)
+        try:
+            _write_share(model, corpus, directory, config, start, ranks, None)
+        except OSError as error:
+            if is_full_disk(error):
+                raise OutputError(f"{output}: cannot be written ({error.strerror}). Make space on its disk.") from error
+            raise
         ranks.finish()
 
 
@@ -322,7 +328,7 @@ def _merge(
             num_frames += sum(row["num_frames"] for row in record.rows)
             num_samples += record.num_samples
     if not num_utterances:
-        shutil.rmtree(directory / RECORDS)
+        shutil.rmtree(directory / RECORDS, ignore_errors=True)  # nothing is kept for another run
         _, cut_id, reason, detail = rejects.last
         raise ExtractError(
             f"none of {len(corpus)} utterances has features; for example {cut_id!r}: {reason}, {detail.rstrip('.')}. "

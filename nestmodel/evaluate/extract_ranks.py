@@ -16,6 +16,7 @@ has opened: a new start moves that folder away, with whatever a rank of an earli
 """
 
 import contextlib
+import errno
 import heapq
 import json
 import logging
@@ -47,6 +48,7 @@ _BEAT_S = 2.0
 _POLL_S = 0.5
 _NOTE_AFTER_S = 60.0
 _MAX_OPEN = 32
+_REMOVALS = 20
 
 _log = logging.getLogger(__name__)
 
@@ -162,7 +164,9 @@ class FeatureFolder:
         """
         try:
             descriptor = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666, dir_fd=self._directory)
-        except FileNotFoundError as error:
+        except OSError as error:
+            if error.errno not in (errno.ENOENT, errno.ESTALE):
+                raise
             raise ExtractError("this rank ends, because the features were started again or removed.") from error
         self._written.append(descriptor)
         left = memoryview(content)
@@ -193,6 +197,16 @@ def has_records(directory: Path) -> bool:
     return any(path.stat().st_size for path in (directory / RECORDS).glob("*.jsonl"))
 
 
+def remove_records(directory: Path) -> None:
+    """Removes what the ranks have left beside the features; another rank may just be ending."""
+    for _ in range(_REMOVALS):
+        shutil.rmtree(directory / RECORDS, ignore_errors=True)
+        if not (directory / RECORDS).exists():
+            return
+        time.sleep(_POLL_S)
+    shutil.rmtree(directory / RECORDS)
+
+
 class Start(NamedTuple):
     """What rank 0 tells all ranks before the first batch."""
 
@@ -219,6 +233,7 @@ class Ranks:
         self.name = secrets.token_hex(8)
         self._records, self._rank, self._num_ranks = directory / RECORDS, rank, num_ranks
         self._id = ""  # of the start that this rank takes part in
+        self._signed = ""  # the start in which this rank has its name
         self._has_begun = rank == 0
         self._is_over = threading.Event()
         self._thread = threading.Thread(target=self._show_life, daemon=True)
@@ -328,11 +343,12 @@ class Ranks:
                 if not self._has_begun:
                     self._id = _read_json(self._records / "start.json") or ""
                 sign = self._sign_of(self._rank)
-                if self._id and self._name_of(self._rank) == self.name:
+                if self._id and self._signed == self._id:
                     os.utime(sign)
                 elif self._id:
                     with sign.open("x", encoding="utf-8") as file:  # another process may be this rank of the start
                         file.write(self.name)
+                    self._signed = self._id
             if self._is_over.wait(_BEAT_S if self._has_begun else _POLL_S):
                 return
 

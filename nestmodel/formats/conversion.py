@@ -124,9 +124,10 @@ def average_models(sources: Sequence[str | Path], output: str | Path, *, overwri
         other = load_network(source)
         if other.config != network.config:
             raise ConfigError(f"{source}: its settings are not those of {sources[0]}. Average models of one run.")
-        if (same := counted.setdefault(digest_of(other), source)) is not source:
-            _log.warning("%s has the weights of %s, and is counted once", source, same)
+        if (digest := digest_of(other)) in counted:
+            _log.warning("%s has the weights of %s, and is counted once", source, counted[digest])
             continue
+        counted[digest] = source
         state = other.state_dict()
         for name, total in sums.items():
             total += state[name]

@@ -29,7 +29,7 @@ from nestmodel.plain_values import read_yaml
 CONFIG_MEMBER = "model_config.yaml"
 WEIGHTS_MEMBER = "model_weights.ckpt"
 _MAX_CONFIG_BYTES = 10 << 20
-# How often smaller an archive may be than its content. Weights in float32 are hardly compressed.
+# An archive may be at most this many times smaller than its content: weights in float32 hardly compress.
 _MAX_COMPRESSION = 20
 _WRAPPED = "encoder.pre_encode.pre_encode."
 _UNWRAPPED = "encoder.pre_encode."

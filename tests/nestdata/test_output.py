@@ -6,6 +6,7 @@ import signal
 from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -83,7 +84,8 @@ def test_a_directory_is_on_disk_before_its_name_and_its_name_before_the_end(
     flushes = Flushes(monkeypatch)
     with write_to(output) as partial:
         fill(partial, "new")
-    found = flushes.of(output, output.parent, *output.rglob("*"))
+    begin, *found = flushes.of(output, output.parent, *output.rglob("*"))
+    assert begin == "rename speech.corpus"  # to the name of unfinished folders, with the mark in it
     assert sorted(found[:3]) == ["flush 0.wav", "flush audio", "flush meta.json"]
     assert found.index("flush 0.wav") < found.index("flush audio")
     assert found[3:] == ["flush speech.corpus", "rename speech.corpus", f"flush {output.parent.name}"]
@@ -352,6 +354,54 @@ def test_a_run_that_was_killed_while_the_old_output_was_replaced_leaves_it_to_th
     with pytest.raises(OutputError, match="exists already"), write_to(output):
         assert (output / "meta.json").read_text() == "old"
     assert names(output.parent) == ["speech.corpus"]
+
+
+@pytest.mark.parametrize("swaps", [True, False])
+def test_a_run_that_is_killed_at_any_call_of_the_system_is_followed_by_another(
+    output: Path, swaps: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Kills a process that replaces an output before each of its renames and removals in turn."""
+    if not swaps:
+        monkeypatch.setattr(ctypes, "CDLL", lambda *_, **__: object())
+    for number in range(40):
+        with suppress(OutputError), write_to(output, overwrite=True) as partial:
+            fill(partial, "old")
+        if not (child := os.fork()):
+            _kill_at_call(number)
+            with write_to(output, overwrite=True) as partial:
+                fill(partial, "new")
+            os._exit(0)
+        killed = os.WIFSIGNALED(os.waitpid(child, 0)[1])
+        assert output.exists() or not swaps
+        with suppress(OutputError), write_to(output):
+            pass  # restores the old output, if it was moved
+        assert (output / "meta.json").read_text() in ("old", "new")
+        with write_to(output, overwrite=True) as partial:
+            fill(partial, "newer")
+        assert (names(output.parent), (output / "meta.json").read_text()) == (["speech.corpus"], "newer")
+        assert names(output) == ["audio", "meta.json"]
+        if not killed:
+            assert number > 5
+            return
+    pytest.fail("the process never came to its end")
+
+
+def _kill_at_call(number: int) -> None:
+    """Makes this process kill itself before its n-th call that creates, renames or removes something."""
+    calls = 0
+
+    def counted(call: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*args: Any, **options: Any) -> Any:
+            nonlocal calls
+            if calls == number:
+                os.kill(os.getpid(), signal.SIGKILL)
+            calls += 1
+            return call(*args, **options)
+
+        return run
+
+    for name in ("mkdir", "rename", "replace", "unlink", "rmdir", "fsync"):
+        setattr(os, name, counted(getattr(os, name)))
 
 
 @pytest.mark.parametrize("overwrite", [False, True])

@@ -17,6 +17,12 @@ def test_a_small_text_cannot_describe_a_large_value(text: str) -> None:
         read_yaml(text)
 
 
+@pytest.mark.parametrize("text", ["a: 2024-02-30", "a: " + "9" * 5000, "a: 0x_"])
+def test_a_value_that_does_not_exist_is_an_error_of_yaml(text: str) -> None:
+    with pytest.raises(yaml.YAMLError):
+        read_yaml(text)
+
+
 def test_yaml_without_aliases_is_read_as_by_the_library() -> None:
     draw = random.Random(0)
 
@@ -44,7 +50,9 @@ def test_a_value_with_shared_parts_is_counted_with_all_of_them() -> None:
     check_size(shared(10), "value")
     endless: list[Any] = []
     endless.append(endless)
-    for value in (shared(60), {"a": shared(60)}, endless):
+    wide: list[Any] = []
+    wide += [wide] * 50_000
+    for value in (shared(60), {"a": shared(60)}, endless, wide):
         with pytest.raises(ConfigError, match=r"value has more than 100,000 values"):
             check_size(value, "value")
 

@@ -14,7 +14,10 @@ from nestmodel.errors import WeightsError
 from nestmodel.formats.model_file import open_model_file
 
 LAST = "last.ckpt"
-NAMES = re.compile(r"(?:step_\d+|last|best)\.ckpt|best\.json")
+UNSOUND = "unsound.json"
+"""File with the steps whose weights may be damaged."""
+
+NAMES = re.compile(r"(?:step_\d+|last|best)\.ckpt|best\.json|unsound\.json")
 """Matches the names of the files in a directory of checkpoints."""
 
 _NAME = re.compile(r"step_(\d+)\.ckpt")

@@ -4,7 +4,9 @@ A checkpoint holds the state after a whole optimizer step. It is written to a te
 that a crash never damages an existing checkpoint. Only rank 0 writes; the other ranks wait for it in their next step.
 """
 
+import json
 import math
+import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, cast
@@ -16,7 +18,7 @@ from pytorch_lightning.utilities import rank_zero_info, rank_zero_warn
 
 import nestguard
 from nestdata import OutputError, last_error_line
-from nestdata.output import unfinished_files
+from nestdata.output import replace_file, unfinished_files
 from nestmodel.run_config import CheckpointConfig
 from nestmodel.training.lightning_private import dump_checkpoint
 from nestmodel.training.module import NestModel
@@ -24,6 +26,7 @@ from nestmodel.training.saving.best_checkpoint import BestCheckpoint
 from nestmodel.training.saving.checkpoint_files import (
     LAST,
     NAMES,
+    UNSOUND,
     checkpoint_name,
     find_checkpoints,
     link_last,
@@ -33,6 +36,9 @@ from nestmodel.training.starting.launcher import destroy_process_group_at_exit
 from nestmodel.training.starting.ranks import is_started_by_lightning
 from nestmodel.training.step_limits import ends_step
 from nestmodel.training.stopping.exit_codes import EXIT_NOT_SAVED
+
+_ABANDONED_S = 600.0
+"""Age from which on a file that is not complete is one that a killed process has left, in seconds."""
 
 
 class NotSaved(SystemExit):
@@ -64,20 +70,22 @@ class Checkpoints(Checkpoint):
         self._problem = ""  # why the checkpoint of that step is not on disk
         self._resumable: Path | None = None
         self._unsound: set[int] = set()
-        """Steps of this start whose weights may be damaged: their checkpoints do not push out the others."""
+        """Steps whose weights may be damaged: their checkpoints do not push out the others."""
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:  # noqa: ARG002
         """Removes partial files that an interrupted run left behind."""
         self._saved_step = trainer.global_step
         if not trainer.is_global_zero:
             return
-        directories = {self._directory_of(trainer).resolve()}
+        with suppress(OSError, ValueError, TypeError):
+            self._unsound = set(json.loads((self._directory_of(trainer) / UNSOUND).read_text(encoding="utf-8")))
         if trainer.ckpt_path and Path(trainer.ckpt_path).is_file():  # of the start before, in a directory of its own
             self._resumable = Path(trainer.ckpt_path).resolve()
-            directories.add(self._resumable.parent)
-        for directory in directories:
-            for unfinished in unfinished_files(directory, NAMES):
-                unfinished.unlink(missing_ok=True)
+        directories = {self._directory_of(trainer).resolve(), *([self._resumable.parent] if self._resumable else [])}
+        for unfinished in (path for directory in directories for path in unfinished_files(directory, NAMES)):
+            with suppress(OSError):
+                if time.time() - unfinished.stat().st_mtime > _ABANDONED_S:  # another run may be writing it
+                    unfinished.unlink()
         if self._best is not None and self._resumable is not None:
             try:
                 self._best.resume(self._resumable.parent, self._directory_of(trainer), trainer.global_step)
@@ -118,8 +126,7 @@ class Checkpoints(Checkpoint):
         self._saved_step, self._problem = step, ""
         if trainer.is_global_zero:
             nestguard.current().beat(nestguard.Phase.CHECKPOINT, step - 1)
-            if not _is_sound(trainer):
-                self._unsound.add(step)
+            self._judge(trainer, self._directory_of(trainer), step)
             self._write(dump_checkpoint(trainer), self._directory_of(trainer) / checkpoint_name(step), step)
 
     def save_last(self, trainer: pl.Trainer) -> None:
@@ -173,6 +180,15 @@ class Checkpoints(Checkpoint):
         logger: Any = trainer.logger
         log_dir = getattr(logger, "log_dir", None) or getattr(logger, "save_dir", None)
         return Path(log_dir or trainer.default_root_dir) / "checkpoints"
+
+    def _judge(self, trainer: pl.Trainer, directory: Path, step: int) -> None:
+        """Notes whether a step is sound, also for later starts with the same directory."""
+        unsound = self._unsound - {step} if _is_sound(trainer) else self._unsound | {step}
+        if unsound != self._unsound:
+            self._unsound = unsound
+            with suppress(OSError):  # the checkpoint has its own warning
+                directory.mkdir(parents=True, exist_ok=True)
+                replace_file(directory / UNSOUND, json.dumps(sorted(unsound)).encode())
 
     def _prune(self, directory: Path, step: int) -> None:
         # Checkpoints of later steps belong to a run that was resumed from an earlier step. They are not removed.

@@ -7,7 +7,7 @@ schedule ends with the run.
 """
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, is_dataclass
 from inspect import signature
@@ -174,7 +174,9 @@ def changed_settings(before: Settings, now: Settings) -> list[tuple[str, str, st
     return [change for change in changes if change[1] != change[2]]
 
 
-def check_unchanged(before: Settings, now: Settings, *, step: int, path: Path | None = None) -> None:
+def check_unchanged(
+    before: Settings, now: Settings, *, step: int, path: Path | None = None, folders: Sequence[Path] = ()
+) -> None:
     """Checks that a run has the settings of the checkpoint that it is resumed from.
 
     Mixture stages may change if they start at the step of the checkpoint or later.
@@ -184,10 +186,11 @@ def check_unchanged(before: Settings, now: Settings, *, step: int, path: Path | 
         now: Settings of the run.
         step: Optimizer steps that the run of the checkpoint has made.
         path: The checkpoint.
+        folders: Folders with other checkpoints of the run.
 
     Raises:
-        ConfigError: Some settings differ; the message names them with both values, and the newest checkpoint of the
-            same output folder that has the settings of the run.
+        ConfigError: Some settings differ; the message names them with both values, and the newest checkpoint in
+            `folders` that has the settings of the run.
     """
     changed = [change for change in changed_settings(before, now) if not _is_later_stage(*change, step=step)]
     if not changed:
@@ -198,22 +201,20 @@ def check_unchanged(before: Settings, now: Settings, *, step: int, path: Path | 
     advice = ""
     if any(name in _MIXTURE for name, _, _ in changed):
         advice = f" To change the mixture from step {step} on, keep these, and add a stage to data.plan.stages."
-    if path is not None and (other := _with_settings(now, path)) is not None:
-        advice += f" {other} has these settings: --ckpt-path {other}"
+    if (other := _with_settings(now, folders)) is not None:
+        advice += f" The run of {other} had the settings of this one: to go on from there, add --ckpt-path {other}"
     raise ConfigError(
         f"{path or 'the checkpoint'} was written by a run with other data or settings ({'; '.join(changes)}). Use the "
         f"data and settings of the checkpoint, or start a new run from its weights with --init-from.{advice}"
     )
 
 
-def _with_settings(settings: Settings, beside: Path) -> Path | None:
-    """Returns the newest checkpoint of the output folder of another one whose run had given settings."""
-    folder = beside.resolve().parent
-    for each in checkpoint_folders(folder.parent.parent, None if folder.name == "checkpoints" else folder):
-        for path in list_checkpoints(each)[:1]:
-            with suppress(WeightsError):
-                if read_run(path).settings == settings:
-                    return path
+def _with_settings(settings: Settings, folders: Sequence[Path]) -> Path | None:
+    """Returns the newest checkpoint in some folders whose run had given settings. Only the first rank looks for it."""
+    for path in (path for folder in folders if is_first_rank() for path in list_checkpoints(folder)[:1]):
+        with suppress(WeightsError):
+            if read_run(path).settings == settings:
+                return path
     return None
 
 

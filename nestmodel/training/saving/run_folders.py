@@ -4,9 +4,10 @@
 (`checkpoints.directory`) is used by one of them at a time, and by no other run.
 """
 
+import os
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import yaml
@@ -16,7 +17,8 @@ from nestdata import OutputError
 from nestdata.output import check_writable, locked_file
 from nestmodel.errors import ConfigError
 from nestmodel.plain_values import read_yaml
-from nestmodel.training.saving.checkpoint_files import checkpoint_folders, list_checkpoints, step_in_name
+from nestmodel.training.saving.checkpoint_files import NAMES, checkpoint_folders, list_checkpoints, step_in_name
+from nestmodel.training.starting.ranks import is_first_rank, is_started_by_lightning
 
 LOCK = ".lock"
 _WAIT_S = 120.0
@@ -35,7 +37,8 @@ def check_checkpoint_folder(directory: Path | None, ckpt_path: Path | None) -> N
     Raises:
         ConfigError: It has checkpoints of another run, which this one would replace.
     """
-    found = list_checkpoints(directory) if directory is not None else []
+    folder = directory.iterdir() if directory is not None and directory.is_dir() else ()
+    found = sorted(path for path in folder if NAMES.fullmatch(path.name))
     is_own = ckpt_path is not None and directory is not None and ckpt_path.resolve().parent == directory.resolve()
     if found and not is_own:
         raise ConfigError(
@@ -48,6 +51,8 @@ def check_checkpoint_folder(directory: Path | None, ckpt_path: Path | None) -> N
 def only_start(directory: Path | None) -> Iterator[None]:
     """Keeps other starts from a folder of checkpoints during the block; waits a while for one that is using it.
 
+    The first rank holds the lock. The others wait until it has it, so that all of them find the same checkpoint.
+
     Args:
         directory: `checkpoints.directory`. Without one, each start has a folder of its own.
 
@@ -55,7 +60,10 @@ def only_start(directory: Path | None) -> Iterator[None]:
         OutputError: Another start goes on using it, or it cannot be written.
     """
     with ExitStack() as stack:
-        if directory is not None:
+        if directory is not None and not is_first_rank():
+            if not is_started_by_lightning():  # by the first rank, which has the lock
+                _wait_for_first_rank(directory / LOCK)
+        elif directory is not None:
             check_writable(directory)
             end, has_said = time.monotonic() + _WAIT_S, False
             while True:
@@ -69,17 +77,28 @@ def only_start(directory: Path | None) -> Iterator[None]:
                     rank_zero_info(f"another run is writing to {directory}: waiting for up to {_WAIT_S:.0f} s")
                     has_said = True
                 time.sleep(_POLL_S)
+            (directory / LOCK).write_text(_launch_id(), encoding="utf-8")
         yield
 
 
-def unfinished_run(root: Path, directory: Path | None = None) -> str | None:
-    """Returns what a person should know of the latest start in a folder, if it has not made all of its steps.
+def _wait_for_first_rank(lock: Path) -> None:
+    end = time.monotonic() + _WAIT_S + 2 * _POLL_S
+    while time.monotonic() < end:
+        with suppress(OSError, UnicodeError):
+            if lock.read_text(encoding="utf-8") == _launch_id():
+                return
+        time.sleep(_POLL_S)
 
-    Args:
-        root: Output folder of the run.
-        directory: `checkpoints.directory`.
-    """
-    for folder in checkpoint_folders(root, directory):
+
+def _launch_id() -> str:
+    """Returns what the ranks of one start have in common, by the variables of their launcher."""
+    names = ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "SLURM_JOB_ID", "SLURM_RESTART_COUNT", "MASTER_PORT")
+    return "/".join(os.environ.get(name, "") for name in names)
+
+
+def unfinished_run(root: Path) -> str | None:
+    """Returns what a person should know of the latest start in an output folder, if it has not made all its steps."""
+    for folder in checkpoint_folders(root):
         for path in list_checkpoints(folder):
             step, num_steps = step_in_name(path), _num_steps(folder.parent / "config.yaml")
             return f"{folder.parent} stopped at step {step:,} of {num_steps:,}" if step and step < num_steps else None

@@ -17,6 +17,7 @@ from nestmodel.config import NestConfig
 from nestmodel.errors import ConfigError
 from nestmodel.training.data import NestDataModule, check_accumulation, check_share
 from nestmodel.training.module import NestModel, check_sampling_rate
+from nestmodel.training.saving.checkpoint_files import checkpoint_folders
 from nestmodel.training.saving.checkpoints import Checkpoints
 from nestmodel.training.saving.resume import check_unchanged, read_run, run_settings
 from nestmodel.training.saving.run_folders import check_checkpoint_folder
@@ -62,13 +63,14 @@ def check_run(
     _warn_of_late_stages(plan, num_steps_of_run(trainer, plan.steps_per_epoch))
     validates = data.val_dataset is not None
     check_best(trainer, steps_per_epoch=plan.steps_per_epoch, validates=validates)
-    for saver in trainer.checkpoint_callbacks:
-        if isinstance(saver, Checkpoints):
-            check_checkpoint_folder(saver.config.directory, ckpt_path)
+    savers = [callback for callback in trainer.checkpoint_callbacks if isinstance(callback, Checkpoints)]
+    directory = savers[0].config.directory if savers else None
+    check_checkpoint_folder(directory, ckpt_path)
     stored = None if ckpt_path is None else read_run(ckpt_path)
     if ckpt_path is not None and stored is not None and stored.settings is not None:
         settings = run_settings(model.config, model.kernels, trainer, data)
-        check_unchanged(stored.settings, settings, step=stored.step, path=ckpt_path)
+        folders = checkpoint_folders(Path(trainer.default_root_dir), directory)
+        check_unchanged(stored.settings, settings, step=stored.step, path=ckpt_path, folders=folders)
 
 
 def _warn_of_late_stages(plan: BatchPlan, num_steps: int | None) -> None:

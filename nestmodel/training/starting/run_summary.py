@@ -139,7 +139,7 @@ def _form_rows(trainer: pl.Trainer, model: NestModel, data: NestDataModule) -> R
 def _start_text(run: "Run") -> str:
     if run.ckpt_path is not None:
         return f"from step {run.first_step:,}, {run.ckpt_path}"
-    unfinished = unfinished_run(run.config.output, run.config.checkpoints.directory)
+    unfinished = unfinished_run(run.config.output)
     return "from step 0" + (f"; {unfinished}, and --resume goes on from there" if unfinished else "")
 
 

@@ -69,7 +69,7 @@ def test_the_length_of_a_window_is_a_function_of_the_model() -> None:
     }
     for name in ("demo", "small", "large"):
         config = NestConfig.preset(name)
-        assert needed_bytes(config, 1, longest_whole_s(config)) < 6 << 30
+        assert needed_bytes(config, 1, 7200.0, longest_whole_s(config)) < 20 << 30
 
 
 def test_what_does_not_fit_is_refused_before_it_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,3 +1,4 @@
+import os
 import resource
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -93,6 +94,11 @@ def test_checkpoints_of_a_run_that_diverges_do_not_push_out_the_sound_ones(
     saver = Checkpoints(CheckpointConfig(every_n_steps=1, keep=2, directory=tmp_path / "saved"))
     fit(messy_corpora, tmp_path, max_steps=7, callbacks=[Diverge(4, kind), saver], enable_checkpointing=True)
     assert [found.step for found in find_checkpoints(tmp_path / "saved")] == [7, 6, 3, 2]
+    saver = Checkpoints(CheckpointConfig(every_n_steps=1, keep=2, directory=tmp_path / "saved"))
+    path = tmp_path / "saved" / "last.ckpt"
+    callbacks = [Diverge(0, kind), saver]  # a later start knows which are sound
+    fit(messy_corpora, tmp_path, max_steps=8, callbacks=callbacks, enable_checkpointing=True, ckpt_path=path)
+    assert [found.step for found in find_checkpoints(tmp_path / "saved")] == [8, 7, 3, 2]
 
 
 def test_the_last_step_is_saved_once_for_any_interval(messy_corpora: MessyCorpora, tmp_path: Path) -> None:
@@ -173,9 +179,13 @@ def test_a_resumed_run_removes_partial_files_beside_its_checkpoint_and_no_others
     before, now = (tmp_path / name for name in ("before", "now"))
     saver = Checkpoints(CheckpointConfig(every_n_steps=1, directory=before))
     fit(messy_corpora, tmp_path, max_steps=1, callbacks=[saver], enable_checkpointing=True)
-    others = ("step_00000002.ckpt.partial", ".download.0123456789ab.partial", ".step_7.ckpt.partial")
+    others = ["step_00000002.ckpt.partial", ".download.0123456789ab.partial", ".step_7.ckpt.partial"]
+    young = unfinished_name(before / "step_00000003.ckpt")  # perhaps of a run that goes on
+    others.append(young.name)
     for path in (unfinished_name(before / "step_00000002.ckpt"), *(before / name for name in others)):
         path.write_bytes(b"half")
+        if path != young:
+            os.utime(path, (1, 1))
     saver = Checkpoints(CheckpointConfig(every_n_steps=1, directory=now))
     path = before / "last.ckpt"
     fit(messy_corpora, tmp_path, max_steps=2, callbacks=[saver], enable_checkpointing=True, ckpt_path=path)

@@ -1,4 +1,5 @@
 import random
+import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -106,8 +107,9 @@ def test_a_run_whose_checkpoints_are_all_damaged_does_not_start_anew(tmp_path: P
 def test_a_resume_with_other_settings_names_the_checkpoint_that_fits(tmp_path: Path) -> None:
     fits = written(tmp_path / "version_0" / "checkpoints" / "step_00000008.ckpt", lr="1")
     path = written(tmp_path / "version_1" / "checkpoints" / "step_00000009.ckpt", lr="2")
-    with pytest.raises(ConfigError, match=rf"^{path} was written .* {fits} has these settings"):
-        check_unchanged({"lr": "2"}, {"lr": "1"}, step=9, path=path)
+    folders = [path.parent, fits.parent]
+    with pytest.raises(ConfigError, match=rf"^{path} was written .* add --ckpt-path {fits}"):
+        check_unchanged({"lr": "2"}, {"lr": "1"}, step=9, path=path, folders=folders)
 
 
 def test_an_unfinished_run_is_named(tmp_path: Path) -> None:
@@ -129,3 +131,32 @@ def test_weights_with_several_names_are_counted_once_in_an_average(
     found = load_network(average_models([first, second, copy, tmp_path / "last.ckpt"], tmp_path / "all.ckpt"))
     assert all(torch.equal(value, expected[name]) for name, value in found.state_dict().items())
     assert f"{tmp_path}/last.ckpt has the weights of {second}" in caplog.text
+
+
+def test_weights_that_are_given_twice_are_counted_once(tmp_path: Path) -> None:
+    path = written(tmp_path / "step_00000001.ckpt")
+    mean = load_network(average_models([path, path], tmp_path / "mean.ckpt")).state_dict()
+    assert all(torch.equal(value, mean[name]) for name, value in load_network(path).state_dict().items())
+
+
+def test_the_other_ranks_wait_until_the_first_has_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_folders, "_POLL_S", 0.01)
+    monkeypatch.setattr(run_folders, "_WAIT_S", 5.0)
+    monkeypatch.setenv("MASTER_PORT", "29400")
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "0")
+    with only_start(tmp_path):
+        pass
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    order: list[str] = []
+
+    def other_rank() -> None:
+        run_folders._wait_for_first_rank(tmp_path / run_folders.LOCK)
+        order.append("other")
+
+    with ThreadPoolExecutor(1) as threads:
+        waiting = threads.submit(other_rank)
+        time.sleep(0.1)
+        order.append("first")
+        with only_start(tmp_path):
+            waiting.result()
+    assert order == ["first", "other"]
