@@ -31,6 +31,13 @@ model = "."  # the folder of this file, or OWNER/NAME on the Hugging Face hub
 encoder, extractor = AutoModel.from_pretrained(model), AutoFeatureExtractor.from_pretrained(model)
 audio, rate = soundfile.read("talk.wav")  # one channel, at the rate below
 frames = encoder(**extractor(audio, sampling_rate=rate, return_tensors="pt")).last_hidden_state"""
+_CTC = """from transformers import AutoConfig, ParakeetCTCConfig, ParakeetForCTC
+
+config = ParakeetCTCConfig(
+    encoder_config=AutoConfig.from_pretrained(model).to_dict(), vocab_size=1024, pad_token_id=0
+)
+recogniser = ParakeetForCTC(config)
+recogniser.encoder.load_state_dict(encoder.state_dict())"""
 _NESTMODEL = """from nestmodel import encode
 
 frames = encode("{path}", "talk.wav").values  # (frames, dim)"""
@@ -90,6 +97,7 @@ def model_card(
         "([arXiv:2408.13106](https://arxiv.org/abs/2408.13106)).",
         _table(("", ""), facts),
         _use(title, to, parts),
+        _recognition(config) if to == "huggingface" else "",
         "## Licence\n\nThe publisher of the model fills this in, here and in the header of this file.",
         "## Training",
         _table(("", ""), training.facts) if training.facts else f"Data, steps and metrics: {UNKNOWN}.",
@@ -118,6 +126,17 @@ def _use(name: str, to: ExportFormat, parts: WeightParts) -> str:
     else:
         return ""
     return f"## Use\n\n```python\n{code}\n```"
+
+
+def _recognition(config: NestConfig) -> str:
+    """Returns how a model for speech recognition is made of the encoder; empty if transformers has no class for it."""
+    if config.encoder.causal_downsampling:
+        return ""
+    return (
+        "## Speech recognition\n\n`ParakeetForCTC.from_pretrained` of this folder would draw new weights for all "
+        "layers. A CTC model with this encoder and a new head is made as follows; the head has to be trained with a "
+        f"tokenizer of that vocabulary.\n\n```python\n{_CTC}\n```"
+    )
 
 
 def _texts(value: object) -> dict[str, str]:

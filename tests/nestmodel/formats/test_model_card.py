@@ -52,7 +52,7 @@ def test_the_lines_of_the_card_load_the_model(
     _, path = checkpoint(tmp_path)
     exported = export_model(path, to, tmp_path / "model", parts="encoder" if to == "huggingface" else "all")
     card = exported / "README.md" if to == "huggingface" else exported.with_name("model.md")
-    (code,) = re.findall(r"```python\n(.*?)```", card.read_text(), re.DOTALL)
+    code, *ctc = re.findall(r"```python\n(.*?)```", card.read_text(), re.DOTALL)
     monkeypatch.chdir(card.parent)
     soundfile.write("talk.wav", chirp(100, 3000, 1.3), 16000, subtype="FLOAT")
     scope: dict[str, Any] = {}
@@ -60,6 +60,11 @@ def test_the_lines_of_the_card_load_the_model(
     frames = scope["frames"].detach().reshape(-1, CONFIG.encoder.d_model)
     # transformers computes the same values in another order.
     torch.testing.assert_close(frames, encode(path, "talk.wav").values, rtol=0, atol=1e-4)
+    assert len(ctc) == (to == "huggingface")
+    if ctc:
+        exec(ctc[0], scope)
+        weights = scope["recogniser"].encoder.state_dict()
+        assert all(torch.equal(value, weights[name]) for name, value in scope["encoder"].state_dict().items())
 
 
 def test_a_resumed_run_keeps_its_last_validation(messy_corpora: MessyCorpora, tmp_path: Path) -> None:
