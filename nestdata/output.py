@@ -152,9 +152,14 @@ def replace_file(path: Path, content: bytes) -> None:
         OSError: The file cannot be written.
     """
     with replaced_file(path) as file:
-        left = memoryview(content)
-        while left:
-            left = left[file.write(left) :]
+        write_all(file, content)
+
+
+def write_all(file: BinaryIO, content: bytes | memoryview) -> None:
+    """Writes to a file without a buffer, which may take less at a time."""
+    left = memoryview(content)
+    while left:
+        left = left[file.write(left) :]
 
 
 def unfinished_name(path: Path) -> Path:

@@ -13,7 +13,7 @@ from pytorch_lightning.loggers import CSVLogger, Logger
 from pytorch_lightning.utilities import rank_zero_only, rank_zero_warn
 from torch import Tensor
 
-from nestdata.output import replace_file
+from nestdata.output import replace_file, write_all
 
 METRICS = "metrics.csv"
 _VERSION = re.compile(r"version_(\d{1,9})")
@@ -133,10 +133,9 @@ def _rows_of(path: Path) -> list[dict[str, str]]:
 def _append(path: Path, content: bytes) -> None:
     """Adds lines to a file; if this fails, the file is as before."""
     with path.open("ab", buffering=0) as file:
-        size, left = file.tell(), memoryview(content)
+        size = file.tell()
         try:
-            while left:
-                left = left[file.write(left) :]
+            write_all(file, content)
         except OSError:
             file.truncate(size)
             raise

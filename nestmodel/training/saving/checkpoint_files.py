@@ -9,7 +9,7 @@ from typing import IO, Any, BinaryIO, NamedTuple, cast
 import torch
 from pytorch_lightning.utilities import rank_zero_warn
 
-from nestdata.output import replaced_file, unfinished_name
+from nestdata.output import replaced_file, unfinished_name, write_all
 from nestmodel.errors import WeightsError
 from nestmodel.formats.model_file import open_model_file
 
@@ -165,10 +165,8 @@ class _ErrorRecordingFile(io.RawIOBase):
         return True
 
     def write(self, data: Any) -> int:
-        left = memoryview(data)
         try:
-            while left:
-                left = left[self._file.write(left) :]
+            write_all(self._file, data)
         except OSError as error:
             self._errors.append(error)
             raise
