@@ -27,7 +27,7 @@ from nestdata.plan.positions import Bucket, CutRange, Positions
 from nestdata.plan.stages import Stages
 from nestdata.stateless_rng import Permutation, StatelessRng, derive_key
 
-ALGORITHM_VERSION = 4
+ALGORITHM_VERSION = 5
 """Part of the fingerprint: increase it with every change to which cuts a step holds."""
 
 # Substitutes are drawn from at least this many cuts, or from all that are short enough.

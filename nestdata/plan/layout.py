@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nestdata.plan.budget import Budget
-from nestdata.plan.packing import Ending, Packing, Run
+from nestdata.plan.packing import Ending, Packing, Run, padded_samples, sorted_runs
 from nestdata.plan.positions import Bucket, Order, Positions, longest_remaining, num_remaining, take_bucket, up_to
 
 # A corpus with fewer microbatches than this has several layouts. In a larger corpus, most buckets have enough of them
@@ -19,12 +19,13 @@ from nestdata.plan.positions import Bucket, Order, Positions, longest_remaining,
 _SMALL = 4096
 _NUM_LAYOUTS = 3
 # Below this number of microbatches, padding depends much on where they begin. If it helps, the last one is smaller than
-# the others, or fewer steps share what is left. With one microbatch in a step, a step would be too small.
+# the others, or fewer steps share what is left.
 _TINY = 40
-_ENDS = Ending(last=7), Ending(num_even=3), Ending(last=4)
-_ENDS_OF_STEPS = _ENDS[:2]
-# Steps of an epoch for each one that may be added so that more layouts fit into as many steps.
+_ENDS = [Ending(num_even, last) for num_even in (8, 3, 2) for last in (10, 7, 6, 5, 4)]
+# Steps of an epoch for each one that may be added so that more layouts fit into as many steps. All but one of the steps
+# would have at most this part of the work of the cuts if they were full.
 _MORE_STEPS = 32
+_MORE_WORK = 26, 25
 # A layout has at most this part more of padded audio than that with the least.
 _MORE_PADDING = 100
 # Number of lengths that are considered as upper ends of fixed shapes.
@@ -51,25 +52,20 @@ def lay_out(
     packings = [first]
     if alternates and num_microbatches < _SMALL:
         packings += [Packing(order, budget, bucket_width, shift=(i, _NUM_LAYOUTS)) for i in range(1, _NUM_LAYOUTS)]
+    sorted_cuts = sorted_runs(order, budget) if num_microbatches < _SMALL else []
+    work = sum(run.size * budget.cost(order.length(run.first_rank)) for run in sorted_cuts)
+    num_full = work * _MORE_WORK[0] // (_MORE_WORK[1] * budget.limit * budget.microbatches)
     most = max(packing.num_steps for packing in packings)
-    num_steps = min(most, first.num_steps + first.num_steps // _MORE_STEPS)
-    while (even := first.evened(num_steps, Ending())) is None:
+    num_steps = min(most, first.num_steps + first.num_steps // _MORE_STEPS, max(first.num_steps, num_full + 1))
+    least = padded_samples(sorted_cuts, order)
+    endings, enough = _ENDS if num_microbatches < _TINY else [Ending()], least + least // _MORE_PADDING
+    while (best := first.least_padded(num_steps, endings, enough)) is None:
         num_steps += 1
-    best, ending, least = even, Ending(), _padded_samples(even, order)
-    if num_microbatches < _TINY:
-        for other in _ENDS if budget.microbatches > 1 else _ENDS_OF_STEPS:
-            runs = first.evened(num_steps, other)
-            if runs is not None and (padded := _padded_samples(runs, order)) < least - least // _MORE_PADDING:
-                best, ending, least = runs, other, padded
-    others = (packing.evened(num_steps, ending) for packing in packings[1:])
+    others = (packing.least_padded(num_steps, endings, enough) for packing in packings[1:])
     layouts = [best, *(runs for runs in others if runs is not None)]
-    least = min(_padded_samples(runs, order) for runs in layouts)
-    layouts = [runs for runs in layouts if _padded_samples(runs, order) <= least + least // _MORE_PADDING]
+    least = min(padded_samples(runs, order) for runs in layouts)
+    layouts = [runs for runs in layouts if padded_samples(runs, order) <= least + least // _MORE_PADDING]
     return [_take(corpora, budget, runs) for runs in layouts]
-
-
-def _padded_samples(runs: Sequence[Run], order: Order) -> int:
-    return sum(order.length(run.first_rank) * (run.end - run.first_rank) for run in runs)
 
 
 def _take(corpora: Sequence[Positions], budget: Budget, runs: Sequence[Run]) -> list[Bucket]:

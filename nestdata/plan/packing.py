@@ -6,8 +6,10 @@ So an epoch has hardly more steps than its work needs, and no step is much small
 """
 
 from bisect import bisect_left
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+
+import numpy as np
 
 from nestdata.plan.budget import Budget
 from nestdata.plan.positions import Order
@@ -27,6 +29,11 @@ _PARTS = 8
 _GUESSED = 90, 104
 # Work of the last microbatch over the mean of its step below which the step is divided again.
 _SMALL = 9, 10
+# Another ending is chosen if it saves one part in so many of the padded audio, if each step has this part of the mean
+# work, and if the microbatches of all steps but one are within these parts of the mean work of their step.
+_LESS_PADDING = 100
+_LEAST_WORK = 0.5
+_LEAST_SHARE, _MOST_SHARE = 0.8, 1.15
 # A shifted packing leaves a part of a microbatch out of the first eight together. Each has enough cuts that one less is
 # little work beside the others of its step.
 _SHIFTED = 8
@@ -86,7 +93,41 @@ class Packing:
         self.num_steps = -(-self._num_microbatches // budget.microbatches)
         """Number of steps that the microbatches need."""
 
-    def evened(self, num_steps: int, ending: Ending) -> list[Run] | None:
+    def least_padded(self, num_steps: int, endings: Sequence[Ending], enough: int) -> list[Run] | None:
+        """Returns the runs of an epoch of whole steps, of which the last ones have similar work.
+
+        The first ending is taken, or another one that saves padding if no step becomes small.
+
+        Args:
+            num_steps: Number of steps of the epoch.
+            endings: How the last steps may share the work.
+            enough: With at most this number of padded samples, no other ending is tried.
+
+        Returns:
+            None if the cuts do not fit into this number of steps.
+        """
+        best = self._evened(num_steps, endings[0])
+        if best is None:
+            return None
+        least = padded_samples(best, self._order)
+        for ending in endings[1:] if least > enough else []:
+            runs = self._evened(num_steps, ending)
+            if runs is None or not self._is_even(runs):
+                continue
+            if (padded := padded_samples(runs, self._order)) < least - least // _LESS_PADDING:
+                best, least = runs, padded
+        return best
+
+    def _is_even(self, runs: list[Run]) -> bool:
+        """Returns whether no step is small, and whether the microbatches of all steps but one have similar work."""
+        sizes = [self._work(replace(run, num_microbatches=1)) for run in runs]
+        works = np.repeat(np.array(sizes, np.int64), [run.num_microbatches for run in runs])
+        steps = works.reshape(-1, self._budget.microbatches)
+        mean = steps.mean(axis=1, keepdims=True)
+        is_odd = ((steps < _LEAST_SHARE * mean) | (steps > _MOST_SHARE * mean)).any(axis=1)
+        return bool(mean.min() >= _LEAST_WORK * mean.mean() and is_odd.sum() <= 1)
+
+    def _evened(self, num_steps: int, ending: Ending) -> list[Run] | None:
         """Returns the runs of an epoch of whole steps, of which the last ones have similar work.
 
         Args:
@@ -268,6 +309,21 @@ class Packing:
         per_step = self._budget.microbatches
         begun = -first % per_step
         return begun + (number - begun) // per_step * per_step if number >= begun + per_step else number
+
+
+def sorted_runs(order: Order, budget: Budget) -> list[Run]:
+    """Returns microbatches, each of as many of the longest cuts that are left as the budget allows."""
+    runs: list[Run] = []
+    rank = 0
+    while rank < order.num_cuts:
+        runs.append(Run(rank, min(budget.num_cuts(order.length(rank)), order.num_cuts - rank), num_microbatches=1))
+        rank = runs[-1].end
+    return runs
+
+
+def padded_samples(runs: Sequence[Run], order: Order) -> int:
+    """Returns the samples of all microbatches, each padded to its longest cut."""
+    return sum(order.length(run.first_rank) * (run.end - run.first_rank) for run in runs)
 
 
 def _first_of(runs: list[Run], num_microbatches: int) -> list[Run]:
