@@ -34,7 +34,7 @@ def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Results:
 @pytest.mark.multiprocess
 def test_a_call_measures_what_an_earlier_one_has_not(tmp_path: Path) -> None:
     options = ["--device", "cpu", "-o", str(tmp_path), "--limit", "600", "--parts", "steps"]
-    options += ["--presets", "small", "--forms", "plain", "graph"]
+    options += ["--presets", "small", "--forms", "plain", "torch"]
     results = Results(tmp_path)
     program.check_identity(results, "cpu")
     earlier = {"ms": 1.0, "spread": 0.0, "audio_s_per_s": 1.0, "share_of_peak": None, "busy_ms": 1.0, "host_ms": 1.0}
@@ -43,14 +43,14 @@ def test_a_call_measures_what_an_earlier_one_has_not(tmp_path: Path) -> None:
     assert program.main(options) == 0
     after = results.rows()
     steps = {row["form"]: row for row in after if row.get("part") == "steps"}
-    assert steps.keys() == {"plain", "graph"}
+    assert steps.keys() == {"plain", "torch"}
     assert steps["plain"]["ms"] == 1.0
-    assert steps["graph"]["tflop"] > 0
-    assert steps["graph"]["ms"] > 1.0
-    assert steps["graph"]["busy_ms"] > 0
+    assert steps["torch"]["tflop"] > 0
+    assert steps["torch"]["ms"] > 1.0
+    assert steps["torch"]["busy_ms"] > 0
     assert [row["code"] for row in after if "ended" in row] == [0]
     assert (tmp_path / "results.md").stat().st_size
-    assert "== small, 2 cuts, graph" in (tmp_path / "kernels.txt").read_text()
+    assert "== small, 2 cuts, torch" in (tmp_path / "kernels.txt").read_text()
     assert program.main(options) == 0
     assert results.rows() == after
 
@@ -66,11 +66,11 @@ def test_forms_are_right_unless_they_differ_from_float32_by_more_than_bf16_does(
         with torch.no_grad():
             model.encoder.layers[1].norm_out.weight.mul_(1.2)
 
-    check_forms(results, CPU, "small", ["plain", "graph"])
+    check_forms(results, CPU, "small", ["plain", "torch"])
     right = results.rows()
-    assert [(row["form"], row["is_right"]) for row in right] == [("plain", True), ("graph", True)]
+    assert [(row["form"], row["is_right"]) for row in right] == [("plain", True), ("torch", True)]
     assert 0 < right[0]["share_of_limit"] == pytest.approx(right[1]["share_of_limit"])
-    check_forms(results, CPU, "small", ["plain", "graph"])
+    check_forms(results, CPU, "small", ["plain", "torch"])
     assert results.rows() == right
     monkeypatch.setattr(trial, "set_form", set_wrong_form)
     check_forms(results, CPU, "medium", ["plain"])

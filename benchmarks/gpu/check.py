@@ -15,7 +15,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from benchmarks.gpu.forms import FORMS, REFERENCE, checked_forms
+from benchmarks.gpu.forms import FORMS, ORDER, REFERENCE
 from benchmarks.gpu.results import Results
 from benchmarks.gpu.trial import Trial, batch_of, config_of, cuts_of, free
 from nestmodel import NestConfig
@@ -35,7 +35,7 @@ def check_forms(results: Results, device: torch.device, preset: str, forms: list
     config = simplified(config_of(preset, device))
     num_cuts = cuts_of(preset, device)
     where = {"part": "check", "preset": preset, "cuts": num_cuts}
-    wanted = [form for form in checked_forms(preset) if form in forms and not results.has(**where, form=form)]
+    wanted = [form for form in ORDER if form in forms and not results.has(**where, form=form)]
     if not wanted:
         return
     with results.attempt(**where, form="float32"):
@@ -67,17 +67,14 @@ def _without_tf32() -> Iterator[None]:
 
 
 def passes(trial: Trial, name: str, num_cuts: int) -> Found:
-    """Returns loss and gradients of a microbatch; code for varying shapes and graphs have seen others before."""
+    """Returns loss and gradients of a microbatch; code for varying shapes has seen another one before."""
     form, batch = FORMS[name], partial(batch_of, num_cuts, trial.device)
     trial.use(name)
     if form.has_varying_shapes:
         trial.microbatch(batch(number=1, share=0.8))
-    if form.graph:
-        trial.microbatch(batch(number=1))  # warms up
-        trial.microbatch(batch(number=2))  # captures
     trial.reset()
     loss = trial.microbatch(batch())
-    trial.check_replayed()
+    trial.check_form()
     gradients = {name: p.grad.detach().clone() for name, p in trial.model.named_parameters() if p.grad is not None}
     trial.reset()
     free(trial.device)

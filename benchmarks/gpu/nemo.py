@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.gpu.forms import FORMS, PLAIN
+from benchmarks.gpu.forms import PLAIN
 from benchmarks.gpu.results import Results
 from benchmarks.gpu.trial import RATE, Trial, batch_of, config_of, cuts_of, free
 from benchmarks.peers.nemo_model import PRESETS
@@ -61,7 +61,7 @@ class NemoProcess:
 
 
 def measure_nemo(results: Results, device: torch.device, preset: str, wheels: Path) -> None:
-    """Adds a row for each kind of NeMo's attention and form of ours: plain, and the fastest one without graphs."""
+    """Adds a row for each kind of NeMo's attention and form of ours: plain, and the fastest one."""
     kinds = [kind for kind in ATTENTION if not results.has(part="nemo", preset=preset, attention=kind)]
     forms = list(dict.fromkeys((PLAIN, fastest_form(results, preset))))
     with tempfile.TemporaryDirectory() as folder:
@@ -88,12 +88,12 @@ def install_wheels(wheels: Path, target: Path) -> None:
 
 
 def fastest_form(results: Results, preset: str) -> str:
-    """Returns the fastest form without graphs that was timed and is not wrong; by default the plain one."""
+    """Returns the fastest form that was timed and is not wrong; by default the plain one."""
     wrong = {row["form"] for row in results.rows() if row.get("preset") == preset and row.get("is_right") is False}
     times = {
         row["form"]: row["ms"]
         for row in results.rows()
-        if row.get("part") == "steps" and row["preset"] == preset and "ms" in row and not FORMS[row["form"]].graph
+        if row.get("part") == "steps" and row["preset"] == preset and "ms" in row
     }
     return min((form for form in times if form not in wrong), key=lambda form: times[form], default=PLAIN)
 

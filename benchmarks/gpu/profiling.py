@@ -26,7 +26,7 @@ class Profile(NamedTuple):
     """The longest first."""
 
     num_launches: int
-    """Kernels, graphs and copies that the host launches; 0 on a CPU."""
+    """Kernels and copies that the host launches; 0 on a CPU."""
 
     @property
     def busy_ms(self) -> float:

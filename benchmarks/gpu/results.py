@@ -45,7 +45,7 @@ class Results:
 
     @contextmanager
     def attempt(self, **where: Any) -> Iterator[None]:
-        """Turns an error of the block, and warnings about kernels and graphs, into rows; the program goes on."""
+        """Turns an error of the block, and warnings about kernels, into rows; the program goes on."""
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             try:

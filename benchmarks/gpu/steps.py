@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from benchmarks.gpu.forms import FORMS, PLAIN, REFERENCE, TIMED
+from benchmarks.gpu.forms import FORMS, ORDER, PLAIN, REFERENCE
 from benchmarks.gpu.profiling import profile_call
 from benchmarks.gpu.results import Results
 from benchmarks.gpu.trial import RATE, Trial, batch_of, config_of, cuts_of, free
@@ -33,7 +33,7 @@ FORMULAS = {torch.ops.aten.convolution_backward: _backward_of_convolution}
 
 def measure_steps(results: Results, device: torch.device, preset: str, forms: list[str]) -> None:
     """Adds a row for each form of a preset."""
-    forms = [form for form in TIMED if form in forms]
+    forms = [form for form in ORDER if form in forms]
     _Steps(results, device, preset, cuts_of(preset, device)).measure(forms)
 
 
@@ -75,12 +75,12 @@ class _Steps:
         if FORMS[form].has_varying_shapes:
             trial.microbatch(self._shorter)
             trial.reset()
-        trial.step(self._batch)  # compiles; captures; replays
+        trial.step(self._batch)  # compiles
         trial.wait()
         first_s = time.perf_counter() - started
         microbatch_s = [self._timed(trial) for _ in range(self._num_steps)]
         host_s = statistics.median(self._host(trial) for _ in range(3))
-        trial.check_replayed()
+        trial.check_form()
         memory = self._memory()
         trial.reset()
         found = profile_call(

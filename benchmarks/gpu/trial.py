@@ -8,10 +8,9 @@ import pytorch_lightning as pl
 import torch
 import yaml
 from lightning_fabric.plugins.environments.lightning import LightningEnvironment
-from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
+from torch import Tensor
 
-from benchmarks.gpu.forms import FORMS, PLAIN, CountedCapture, set_form
+from benchmarks.gpu.forms import FORMS, PLAIN, set_form
 from nestmodel import (
     EncoderConfig,
     MaskConfig,
@@ -19,7 +18,6 @@ from nestmodel import (
     NestModel,
     OptimizerConfig,
     QuantizerConfig,
-    loss_stats,
     preset_path,
 )
 from nestmodel.nn.gpu import devices
@@ -108,17 +106,14 @@ class Trial:
         self.model = _Model(config).to(device).train()
         self.model.trainer = self.trainer
         self._optimizer = self.model.configure_optimizers()["optimizer"]
-        self._form, self._capture = FORMS[PLAIN], CountedCapture(device)
-        self._wrapped: nn.Module | None = None
+        self._form = FORMS[PLAIN]
 
     def use(self, name: str) -> None:
         """Switches to a form, without gradients of the one before."""
-        self._form, self._capture = FORMS[name], CountedCapture(self.device)
-        set_form(self.model, self._form, self._capture)
+        self._form = FORMS[name]
+        set_form(self.model, self._form)
         self.model.prepare_steps()
         self.reset()
-        if self._form.in_ddp:
-            self._wrapped = self._in_ddp()
         free(self.device)
 
     def microbatch(self, batch: Any) -> Tensor:
@@ -144,36 +139,15 @@ class Trial:
         self.model.discard_step()
         self._optimizer.zero_grad()
 
-    def check_replayed(self) -> None:
-        """Raises RuntimeError if the form was given up, or has graphs and none was replayed."""
+    def check_form(self) -> None:
+        """Raises RuntimeError if the form was given up."""
         if self.model.forms.compiled != self._form.compiled:
             raise RuntimeError("the compiled form failed; a warning says why")
-        if self._form.graph and self._capture.num_replays == 0:
-            raise RuntimeError("microbatches run without graphs; a warning says why")
 
     def wait(self) -> None:
         """Waits for the device."""
         if self.device.type == "cuda":
             torch.cuda.synchronize()
-
-    def _in_ddp(self) -> nn.Module:
-        """Wraps the model on a stream of its own, as Lightning does, and runs DDP's hooks; one rank."""
-        is_cuda = self.device.type == "cuda"
-        store = torch.distributed.HashStore()  # type: ignore[attr-defined]  # torch does not list it
-        torch.distributed.init_process_group("nccl" if is_cuda else "gloo", store=store, rank=0, world_size=1)
-        with torch.cuda.stream(torch.cuda.Stream() if is_cuda else None):
-            wrapped = DistributedDataParallel(
-                self.model,
-                device_ids=[0] if is_cuda else None,
-                find_unused_parameters=True,
-                gradient_as_bucket_view=True,
-                broadcast_buffers=False,
-            )
-        with torch.autocast(self.device.type, torch.bfloat16):
-            loss = loss_stats(wrapped(batch_of(2, self.device).to(self.device))).loss
-        loss.backward()
-        self.reset()
-        return wrapped
 
 
 def free(device: torch.device) -> None:

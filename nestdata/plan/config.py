@@ -114,7 +114,7 @@ class PlanConfig:
     padding. Without effect if `num_shapes` is set."""
 
     num_shapes: int | None = None
-    """Number of padded lengths, for CUDA graphs.
+    """Number of padded lengths, for each of which code is compiled.
 
     The lengths are chosen to minimise padding, and a model sees few shapes. The last step of an epoch is then
     filled up with repeated cuts. None pads to the longest cut of each bucket."""

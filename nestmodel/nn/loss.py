@@ -8,16 +8,13 @@ from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Bool, Float, Int, Real
+from jaxtyping import Float, Int, Real
 from torch import Tensor
 
 from nestmodel.nn.network import NestOutput
 
 CONTEXT_METRICS = ("loss", "accuracy")
 """Metrics that validation reports for each attention context."""
-
-NO_TOKEN = -100
-"""Stands for the target of a row that is not scored; the default `ignore_index` of torch's cross entropy."""
 
 
 def masked_nll(
@@ -27,12 +24,11 @@ def masked_nll(
 
     Args:
         logits: Logits or log-probabilities of the classes at the scored encoder frames. They are converted to float32.
-        tokens: The target class of each codebook at these frames, in [0, num_classes), or `NO_TOKEN`, which adds
-            nothing to the sum.
+        tokens: The target class of each codebook at these frames, in [0, num_classes).
 
     Returns:
-        The sum, in nats, and the number of rows, to divide it by if all of them have a target. Without scored frames
-        the sum is 0 and its gradient is 0.
+        The sum, in nats, and the number of rows, to divide it by. Without scored frames the sum is 0 and its gradient
+        is 0.
 
     Source: NEST, arXiv:2408.13106. Differs from NeMo, whose mean is NaN when no token is scored.
     """
@@ -43,20 +39,15 @@ def masked_nll(
     return nll_sum / num_codebooks, len(logits)
 
 
-def token_counts(
-    tokens: Int[Tensor, "*batch codebooks"], num_classes: int, is_counted: Bool[Tensor, "*batch"] | None = None
-) -> Int[Tensor, "codebooks classes"]:
+def token_counts(tokens: Int[Tensor, "*batch codebooks"], num_classes: int) -> Int[Tensor, "codebooks classes"]:
     """Counts the occurrences of each class in each codebook.
 
     Args:
         tokens: Classes in [0, num_classes).
         num_classes: Number of classes of each codebook.
-        is_counted: False where the tokens are not counted; by default all are.
     """
     rows = tokens.reshape(-1, tokens.shape[-1]).T.contiguous()  # (*batch, codebooks) -> (codebooks, tokens)
-    if is_counted is not None:
-        rows = rows.masked_fill(~is_counted.reshape(-1), num_classes)
-    # Not `scatter_add_`: in deterministic mode the CPU waits for it, which a CUDA graph cannot capture.
+    # Not `scatter_add_`: in deterministic mode the CPU waits for it.
     classes = torch.arange(num_classes + 1, dtype=rows.dtype, device=rows.device).repeat(len(rows), 1)
     return torch.searchsorted(rows.sort().values, classes).diff()
 
@@ -139,25 +130,18 @@ class LossStats:
         return cls(*values[:3], *values[3:].unflatten(0, (2, num_codebooks, -1)))
 
 
-def loss_stats(output: NestOutput, is_scored: Bool[Tensor, " rows"] | None = None) -> LossStats:
+def loss_stats(output: NestOutput) -> LossStats:
     """Computes the loss and the other sums of one microbatch.
 
     For a loss to minimise over one microbatch, use `loss_stats(output).loss`. To average over several microbatches or
     ranks, add `nll_sum` and `num_tokens` and divide once.
-
-    Args:
-        output: Logits and targets.
-        is_scored: False for the rows of `output` that only fill it up; by default all rows are scored.
     """
-    targets = output.targets
-    if is_scored is not None:
-        targets = targets.masked_fill(~is_scored.unsqueeze(1), NO_TOKEN)
-    nll_sum, num_rows = masked_nll(output.logits, targets)
+    nll_sum, num_rows = masked_nll(output.logits, output.targets)
     predicted, num_classes = output.logits.detach().argmax(dim=1), output.logits.shape[1]
     return LossStats(
         nll_sum,
-        nll_sum.new_full((), num_rows) if is_scored is None else is_scored.sum().to(nll_sum.dtype),
-        (predicted == targets).float().mean(dim=1).sum(),  # NO_TOKEN is never predicted
-        token_counts(output.targets, num_classes, is_scored).float(),
-        token_counts(predicted, num_classes, is_scored).float(),
+        nll_sum.new_full((), num_rows),
+        (predicted == output.targets).float().mean(dim=1).sum(),
+        token_counts(output.targets, num_classes).float(),
+        token_counts(predicted, num_classes).float(),
     )

@@ -269,15 +269,14 @@ class NestNetwork(nn.Module):
         """Returns the encoder frames that predict tokens; both are counted over all utterances.
 
         The last tokens of an utterance, after which there are fewer frames than `target_shift`, are predicted by the
-        last frame. Negative rows, which are not scored and count from the end, are not shifted.
+        last frame.
         """
         shift = self.config.masking.target_shift
         if shift == 0 and num_tokens == num_frames:
             return scored
         utterances, frames = scored // num_tokens, scored % num_tokens
         if shift > 0:
-            shifted = torch.minimum(frames + shift, enc_lens[utterances] - 1)
-            frames = torch.where(scored < 0, frames, shifted)
+            frames = torch.minimum(frames + shift, enc_lens[utterances] - 1)
         return utterances * num_frames + frames
 
     def _with_scored_rows(self, is_masked: Bool[Tensor, "batch masked_frames"]) -> Masks:

@@ -17,7 +17,6 @@ from nestdata import AudioNoiseBatch, BatchPlan, MicrobatchKey, Mix, PlanConfig
 from nestmodel.config import Kernels, NestConfig
 from nestmodel.errors import TrainingError, is_out_of_memory
 from nestmodel.nn.gpu.forms import PLAIN, Forms
-from nestmodel.nn.gpu.step_graph import Capture, CudaCapture
 from nestmodel.preflight.memory import PeakMemory
 from nestmodel.training.module import NestModel
 from nestmodel.training.starting.run_form import run_form
@@ -54,26 +53,14 @@ class TrialStep:
         config: Sizes and settings of the model.
         trainer: The trainer, configured as for the run.
         forms: The form of the step.
-        capture: Captures microbatches as graphs: the first step of a shape warms up, and the second one captures it.
-            None for no graphs.
-        num_shapes: Number of shapes of which graphs are captured.
     """
 
-    def __init__(
-        self,
-        config: NestConfig,
-        trainer: pl.Trainer,
-        *,
-        forms: Forms = PLAIN,
-        capture: Capture | None = None,
-        num_shapes: int = 1,
-    ) -> None:
+    def __init__(self, config: NestConfig, trainer: pl.Trainer, *, forms: Forms = PLAIN) -> None:
         self._device, self._precision = trainer.strategy.root_device, trainer.precision_plugin
         model = cast(NestModel, self._precision.convert_module(NestModel(_without_end(config))))
         self._model = model.to(self._device).train()
         self._model.trainer = trainer
         self._model.use_forms(forms)
-        self._model.use_graphs(num_shapes, capture)
         self._model.prepare_steps()
         self._optimizer = self._model.configure_optimizers()["optimizer"]
         self.num_trained = sum(p.numel() for p in self._model.parameters() if p.requires_grad)
@@ -126,9 +113,7 @@ def noise_batch(shape: Shape) -> AudioNoiseBatch:
 
 def trial_step_of(config: NestConfig, kernels: Kernels, trainer: pl.Trainer, plan: PlanConfig) -> TrialStep:
     """Returns the trial step of a run with these settings, in the form of the run."""
-    form = run_form(config, kernels, trainer, plan)
-    capture = None if form.why_no_graphs else CudaCapture()
-    return TrialStep(config, trainer, forms=form.forms, capture=capture, num_shapes=form.forms.num_shapes or 1)
+    return TrialStep(config, trainer, forms=run_form(config, kernels, trainer, plan).forms)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -163,7 +148,7 @@ def run_shapes(
     """Runs two optimizer steps of each shape, in order, until one of them does not fit.
 
     The first step of a shape allocates moments and gradients, and compiles; the second one needs them besides its
-    activations, and is captured if steps are graphs.
+    activations.
 
     Args:
         make_step: Builds the model, whose memory is a part of that of the trial.

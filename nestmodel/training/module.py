@@ -1,7 +1,7 @@
 """`NestModel`, the NEST network as a LightningModule.
 
 It connects the network to optimizer steps, validation, logging and checkpoints. Its hooks stand in the order in which
-Lightning calls them; gradient sums, graphs, statistics of a step and the checks of a resume are objects of their own.
+Lightning calls them; gradient sums, statistics of a step and the checks of a resume are objects of their own.
 
 The loss is the mean over the scored tokens of a whole optimizer step, over all microbatches and ranks: sums are
 accumulated, and the gradients are divided by the number of tokens once, before the optimizer steps.
@@ -19,7 +19,6 @@ import torch
 from pytorch_lightning.trainer.states import TrainerFn
 from pytorch_lightning.utilities import GradClipAlgorithmType, rank_zero_info, rank_zero_warn
 from torch import Tensor
-from torch.nn.parallel import DistributedDataParallel
 
 import nestguard
 from nestdata import AudioNoiseBatch
@@ -29,7 +28,6 @@ from nestmodel.errors import ConfigError, WeightsError
 from nestmodel.formats.safetensors import CONFIG_KEY, RECORD_KEY, SETTINGS_KEY
 from nestmodel.formats.weights import load_network, load_weights
 from nestmodel.nn.batch_norm import StepBatchNorm, update_running_stats
-from nestmodel.nn.gpu.step_graph import Capture, CudaCapture, StepGraphs
 from nestmodel.nn.loss import CONTEXT_METRICS, LossStats, loss_stats
 from nestmodel.nn.network import NestNetwork
 from nestmodel.nn.network_input import NetworkInput
@@ -103,8 +101,6 @@ class NestModel(NestNetwork, pl.LightningModule):
         self._norms: list[StepBatchNorm] = []
         self._gradient_sums = GradientSums([])
         self._pace, self._slow_ranks = Pace(None), SlowRanks()
-        self._graph_settings: tuple[int, Capture] | None = None
-        self._graphs: StepGraphs | None = None
         self._step: StepStats | None = None
         self._skipped = SkippedSteps()
         self._val_stats: Tensor | None = None
@@ -135,17 +131,6 @@ class NestModel(NestNetwork, pl.LightningModule):
     def is_skipping(self) -> bool:
         """Whether the last step was skipped, because loss or gradient was not finite."""
         return self._skipped.in_a_row > 0
-
-    def use_graphs(self, num_shapes: int, capture: Capture | None) -> None:
-        """Makes training run forward and backward pass of a microbatch as CUDA graphs; see `StepGraphs`.
-
-        `fit` does so by itself where graphs win. Gradients of several ranks are then summed by one all-reduce.
-
-        Args:
-            num_shapes: Number of fixed shapes of the batches.
-            capture: Captures a graph; None for no graphs.
-        """
-        self._graph_settings = None if capture is None else (num_shapes, capture)
 
     def setup(self, stage: str) -> None:  # noqa: ARG002 - Lightning's signature
         """Checks the precision and the sampling rate of the corpus, and fixes DDP's gradient buckets.
@@ -191,9 +176,6 @@ class NestModel(NestNetwork, pl.LightningModule):
         plan = getattr(getattr(getattr(self.trainer, "datamodule", None), "train_dataset", None), "plan", None)
         form = run_form(self.config, self.kernels, self.trainer, None if plan is None else plan.config)
         self.use_forms(form.forms)
-        # All ranks sum gradients in the same way, even if their GPUs have different memory.
-        if form.forms.num_shapes is not None and not self.trainer.strategy.broadcast(form.why_no_graphs):
-            self.use_graphs(form.forms.num_shapes, CudaCapture())
         self.prepare_steps()
 
     def prepare_steps(self) -> None:
@@ -203,24 +185,15 @@ class NestModel(NestNetwork, pl.LightningModule):
             norm.start_collecting()
         self._pace, self._slow_ranks = Pace(self.device if self.trainer.world_size > 1 else None), SlowRanks()
         self._gradient_sums = GradientSums(parameter for parameter in self.parameters() if parameter.requires_grad)
-        self._graphs = None
-        if self._graph_settings is not None:
-            num_microbatches, num_ranks = self.trainer.accumulate_grad_batches, self.trainer.world_size
-            self._graphs = StepGraphs(
-                self, *self._graph_settings, num_microbatches=num_microbatches, num_ranks=num_ranks
-            )
 
     def on_train_start(self) -> None:
-        """Checks that all ranks start at the same optimizer step; with graphs, DDP leaves the gradients alone.
+        """Checks that all ranks start at the same optimizer step.
 
         Raises:
             ConfigError: The steps differ; raised on all ranks.
         """
         if self.trainer.world_size > 1:
             check_same_step(self.trainer.global_step, self.global_rank, self.device)
-        wrapped = self.trainer.strategy.model
-        if self._graphs is not None and isinstance(wrapped, DistributedDataParallel):
-            wrapped.require_backward_grad_sync = False
 
     def on_before_batch_transfer(
         self,
@@ -236,9 +209,8 @@ class NestModel(NestNetwork, pl.LightningModule):
         return NetworkInput.of(batch, masks, self.device)
 
     def training_input(self, batch: AudioNoiseBatch) -> NetworkInput:
-        """Draws the masks of a microbatch of training, for the form of its step, and copies both to the device."""
-        masks = self.draw_masks(batch)
-        return NetworkInput.of(batch, masks if self._graphs is None else self._graphs.pad(masks), self.device)
+        """Draws the masks of a microbatch of training, and copies both to the device."""
+        return NetworkInput.of(batch, self.draw_masks(batch), self.device)
 
     def on_train_batch_start(self, batch: NetworkInput, batch_idx: int) -> None:  # noqa: ARG002
         """Numbers logged metrics by optimizer step; see `log_by_global_step`."""
@@ -251,28 +223,19 @@ class NestModel(NestNetwork, pl.LightningModule):
             self._step = StepStats(self._norms, self.config.quantizer.num_codebooks)
         seed_generators(self, batch)
         with naming_kernels(self.forms):
-            stats = self._loss_stats(batch)
+            stats = loss_stats(self.forward_masked(batch))
         self._step.add(stats, batch)
         # Compensates for the means that Lightning takes over microbatches and DDP takes over ranks.
         return stats.nll_sum * self.trainer.accumulate_grad_batches * self.trainer.world_size
 
     def on_before_backward(self, loss: Tensor) -> None:
-        """Sets the gradients of earlier microbatches aside, unless DDP or a graph is about to add to them."""
-        is_graph = self._graphs is not None and self._graphs.is_pending
-        if not is_graph and not self._sums_over_ranks():
+        """Sets the gradients of earlier microbatches aside, unless DDP is about to add to them."""
+        if not self._sums_over_ranks():
             self._gradient_sums.set_aside()
         self._pace.begin_backward(loss)
 
-    def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
-        """Computes the gradients of a microbatch, by its graph if the forward pass was one."""
-        if self._graphs is not None and self._graphs.is_pending:
-            self._graphs.backward()
-        else:
-            super().backward(loss, *args, **kwargs)
-
     def on_after_backward(self) -> None:
         """Adds the gradients of the microbatch to those of earlier ones."""
-        self._pace.end_backward()
         self._gradient_sums.add()
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
@@ -288,8 +251,6 @@ class NestModel(NestNetwork, pl.LightningModule):
         assert self._step is not None
         step, self._step = self._step, None
         step.check_complete(self.trainer.accumulate_grad_batches, self.global_rank)
-        if self._graphs is not None and self.trainer.world_size > 1:
-            self._sum_over_ranks(self._graphs.share_of_gradients())
         totals = step.unflatten(self._sum_over_ranks(step.flatten(self.stop_requests)))
         class_counts = self._train_counts.plus(totals.stats)
         norm = self._divide_and_clip(optimizer, totals.stats.num_tokens.clamp(min=1))
@@ -399,7 +360,6 @@ class NestModel(NestNetwork, pl.LightningModule):
         for norm in self._norms:
             norm.stop_collecting()
         self._norms = []
-        self._graphs = self._graph_settings = None  # frees their memory
 
     def discard_step(self) -> None:
         """Drops the statistics of a step that will not be completed."""
@@ -410,15 +370,9 @@ class NestModel(NestNetwork, pl.LightningModule):
         values = {name: torch.tensor(number, dtype=torch.float32) for name, number in numbers.items()}
         self.log_dict(values, batch_size=1)
 
-    def _loss_stats(self, batch: NetworkInput) -> LossStats:
-        """Returns the sums over the scored tokens of a microbatch, by a graph if it can run as one."""
-        if self._graphs is None:
-            return loss_stats(self.forward_masked(batch))
-        return self._graphs.forward(batch) or loss_stats(self.forward_masked(batch), batch.scored_rows >= 0)
-
     def _sums_over_ranks(self) -> bool:
         """Returns whether DDP sums gradients over ranks in the backward pass of the present microbatch."""
-        if self._graphs is not None or self.trainer.world_size == 1:
+        if self.trainer.world_size == 1:
             return False
         assert self._step is not None
         return self._step.num_microbatches == self.trainer.accumulate_grad_batches

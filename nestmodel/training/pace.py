@@ -79,11 +79,6 @@ class Pace:
             marks.append(self._mark())
             mark_end_of_backward(loss, lambda: marks.append(self._mark()))
 
-    def end_backward(self) -> None:
-        """Notes the end of a backward pass that was a graph, which calls nothing and waits for no rank."""
-        if self._is_on and len(self._marks[-1]) == 2:
-            self._marks[-1].append(self._mark())
-
     def end_step(self) -> None:
         """Adds up the step, whose work on the device must be done."""
         if self._loading_since is not None and self._marks:

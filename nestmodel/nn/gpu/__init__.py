@@ -1,4 +1,4 @@
-"""Code for GPUs only: casts of all weights at once, fused attention, kernels in Triton, steps as CUDA graphs.
+"""Code for GPUs only: casts of all weights at once, fused attention, kernels in Triton.
 
 The modules beside this package define what is computed, on any device. The encoder is built from layers of this package
 (`Accelerated...`), each with the parameters of the layer that it derives from. On a GPU they compute in a form of their

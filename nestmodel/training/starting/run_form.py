@@ -1,4 +1,4 @@
-"""What computes the training steps of a run: deterministic mode, forms, and CUDA graphs.
+"""What computes the training steps of a run: deterministic mode and forms.
 
 Lightning's `trainer.deterministic: true` makes torch use deterministic kernels, or raise an error where there is none.
 It does not select the algorithm of NCCL, and it makes torch fill every new tensor, which costs time:
@@ -54,29 +54,11 @@ def determinism() -> bool:
     return torch.are_deterministic_algorithms_enabled() and not torch.is_deterministic_algorithms_warn_only_enabled()
 
 
-MAX_LAUNCH_BOUND_VALUES = 1e8
-"""Largest number of values (frames, width, layers) of a microbatch for which graphs win.
-
-On an H100, the CPU needs 110 to 130 ms to launch a compiled microbatch, and the GPU 0.6 to 0.9 ms to compute a million
-of them (benchmarks/results/gpu_forms_h100_2026-11.md). Above this number, the GPU soon is the slower one, and launches
-are hidden.
-"""
-
-_BYTES_PER_VALUE = 250
-"""Activations of a microbatch for each of these values: at most, for cuts of up to 240 s (docs/gpu.md, "Memory")."""
-
-_USABLE = 0.8
-"""Share of the memory that a run takes; the rest is for fragmentation, the CUDA context and NCCL."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class RunForm:
     """What computes the training steps of a run."""
 
     forms: Forms
-    why_no_graphs: str
-    """Why microbatches are not CUDA graphs; empty if they are."""
-
     why_plain_blocks: str
     """Why the blocks are not compiled; empty if they are as in `forms`."""
 
@@ -84,8 +66,7 @@ class RunForm:
     def summary(self) -> str:
         """The form, for the summary of a run."""
         blocks = f", blocks plain, because {self.why_plain_blocks}" if self.why_plain_blocks else ""
-        graphs = f"off, because {self.why_no_graphs}" if self.why_no_graphs else "on"
-        return f"{self.forms}{blocks}; graphs: {graphs}"
+        return f"{self.forms}{blocks}"
 
 
 def run_form(config: NestConfig, kernels: Kernels, trainer: pl.Trainer, plan: PlanConfig | None) -> RunForm:
@@ -99,12 +80,8 @@ def run_form(config: NestConfig, kernels: Kernels, trainer: pl.Trainer, plan: Pl
     """
     device, num_shapes = trainer.strategy.root_device, None if plan is None else plan.num_shapes
     forms = PLAIN if kernels == "torch" else default_forms(device.type, num_shapes)
-    why_no_graphs = "data.plan.num_shapes is not set"
-    if plan is not None and num_shapes is not None:
-        why_no_graphs = _why_no_graphs(config, forms, device, str(trainer.precision), plan.max_batch_seconds)
     return RunForm(
         forms=forms,
-        why_no_graphs=why_no_graphs,
         why_plain_blocks=why_not_compiled(config.encoder) if forms.compiled else "",
     )
 
@@ -121,25 +98,3 @@ def naming_kernels(forms: Forms) -> Iterator[None]:
             f"the form of the training step ({forms}) fails: {type(error).__name__}, {last_error_line(error)[:300]} "
             "Operations of PyTorch take its place with model.kernels: torch."
         ) from error
-
-
-def _why_no_graphs(
-    config: NestConfig, forms: Forms, device: torch.device, precision: str, max_batch_seconds: float
-) -> str:
-    encoder = config.encoder
-    num_values = max_batch_seconds / config.frame_s * encoder.d_model * encoder.num_layers
-    # Weights, gradients, two moments and DDP's buckets, of 24 squares of the width in each block.
-    num_bytes = 2 * _BYTES_PER_VALUE * num_values + 20 * 24 * encoder.d_model**2 * encoder.num_layers
-    reasons = {
-        "the form is torch": forms == PLAIN,
-        "checkpoint_activations is on": encoder.checkpoint_activations,
-        "the precision is 16-mixed": precision in ("16-mixed", "16"),
-        "there are several attention contexts": len(encoder.att_context_size) > 1,
-        "the microbatches are so large that launches take no time": num_values > MAX_LAUNCH_BOUND_VALUES,
-        "the activations may not fit into memory twice": num_bytes > _USABLE * _memory_of(device),
-    }
-    return next((reason for reason, holds in reasons.items() if holds), "")
-
-
-def _memory_of(device: torch.device) -> float:
-    return torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else float("inf")

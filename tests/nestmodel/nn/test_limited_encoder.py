@@ -18,12 +18,10 @@ from nestmodel import (
     NetworkInput,
     export_model,
     load_network,
-    loss_stats,
     save_network,
 )
 from nestmodel.attention_context import draw_context, look_ahead
 from nestmodel.nn.gpu import devices
-from nestmodel.nn.gpu.step_graph import pad_rows
 from nestmodel.nn.network import NestOutput
 from nestmodel.nn.subsampling import ConvSubsampling, halve, num_subsampled
 from tests.nestmodel.nn.test_network import batch
@@ -151,23 +149,6 @@ def test_a_token_is_predicted_some_frames_later_and_the_last_ones_by_the_last_fr
         for row, token in tokens.tolist()
     ]
     torch.testing.assert_close(output.logits, torch.cat(scored))
-
-
-def test_filler_rows_change_no_gradient_and_no_row_occurs_twice() -> None:
-    config = tiny_config(causal_downsampling=True, **WITHOUT_DROPOUT)
-    config = replace(config, masking=replace(config.masking, target_shift=1))
-    found = []
-    for num_fillers in (0, 9):
-        model = NestNetwork(config).eval()
-        inputs = NetworkInput.of(batch(), model.draw_masks(batch()), "cpu")
-        rows = pad_rows(inputs, len(inputs.scored_rows) + num_fillers).scored_rows
-        fillers = rows[len(inputs.scored_rows) :]
-        loss_stats(model.forward_masked(replace(inputs, scored_rows=rows)), rows >= 0).loss.backward()
-        found.append(
-            torch.cat([parameter.grad.flatten() for parameter in model.parameters() if parameter.grad is not None])
-        )
-        assert len(fillers.unique()) == num_fillers
-    torch.testing.assert_close(*found)
 
 
 def test_tokens_may_be_those_of_normalised_features() -> None:

@@ -44,7 +44,7 @@ def run(step: Any, **options: Any) -> TrialResult:
     return run_shapes(lambda: step, SHAPES, device=torch.device("cpu"), **given)
 
 
-def test_each_shape_runs_twice_so_that_moments_and_graphs_are_in_memory_and_the_second_step_is_timed() -> None:
+def test_each_shape_runs_twice_so_that_moments_are_in_memory_and_the_second_step_is_timed() -> None:
     step = FakeStep()
     steps: list[int] = []
     result = run(step, on_step=lambda: steps.append(len(step.shapes)))

@@ -11,27 +11,20 @@ from nestmodel.training.starting import run_form as module
 from nestmodel.training.starting.run_form import RunForm, naming_kernels, run_form
 from tests.training import tiny_config, trainer
 
-GPU = 80e9
-"""Memory of the GPU that the device stands for."""
-
 
 @pytest.fixture
 def on_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "default_forms", lambda _device, num_shapes: default_forms("cuda", num_shapes))
-    monkeypatch.setattr(module, "_memory_of", lambda _device: GPU)
 
 
-def form(
-    directory: Path, config: NestConfig, seconds: float = 240.0, num_shapes: int | None = 8, kernels: Any = "auto"
-) -> RunForm:
-    plan = PlanConfig(max_batch_seconds=seconds, microbatches_per_step=1, num_shapes=num_shapes)
+def form(directory: Path, config: NestConfig, num_shapes: int | None = 8, kernels: Any = "auto") -> RunForm:
+    plan = PlanConfig(max_batch_seconds=240.0, microbatches_per_step=1, num_shapes=num_shapes)
     return run_form(config, kernels, trainer(directory), plan)
 
 
 def test_on_a_cpu_there_is_the_plain_form_only(tmp_path: Path) -> None:
     found = form(tmp_path, NestConfig.preset("small"))
     assert (found.forms, found.why_plain_blocks) == (PLAIN, "")
-    assert found.why_no_graphs == "the form is torch"
 
 
 @pytest.mark.usefixtures("on_gpu")
@@ -40,37 +33,8 @@ def test_on_a_gpu_the_form_follows_from_the_settings(tmp_path: Path) -> None:
     assert str(form(tmp_path, small).forms) == "compiled for 8 shapes"
     assert str(form(tmp_path, small, num_shapes=None).forms) == "compiled"
     assert form(tmp_path, small, kernels="torch").forms == PLAIN
-
-
-@pytest.mark.usefixtures("on_gpu")
-@pytest.mark.parametrize(
-    ("preset", "seconds", "num_shapes", "why"),
-    [
-        ("small", 2000.0, 8, ""),
-        ("small", 240.0, None, "data.plan.num_shapes is not set"),
-        ("large", 250.0, 16, ""),
-        ("medium", 4000.0, 8, "the microbatches are so large that launches take no time"),
-    ],
-)
-def test_graphs_are_used_where_launches_limit_the_step(
-    preset: str, seconds: float, num_shapes: int | None, why: str, tmp_path: Path
-) -> None:
-    assert form(tmp_path, NestConfig.preset(preset), seconds, num_shapes).why_no_graphs == why
-
-
-@pytest.mark.usefixtures("on_gpu")
-def test_graphs_are_not_used_where_a_capture_cannot_follow_or_does_not_fit(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
     recomputed = form(tmp_path, tiny_config(checkpoint_activations=True))
-    assert recomputed.why_plain_blocks == recomputed.why_no_graphs == "checkpoint_activations is on"
-    contexts = form(tmp_path, tiny_config(att_context_size=((8, 1), (8, 0)), att_context_style="chunked_limited"))
-    assert contexts.why_no_graphs == "there are several attention contexts"
-    small = NestConfig.preset("small")
-    # 250 bytes for each value of 2,000 s, twice, are 35 GB.
-    monkeypatch.setattr(module, "_memory_of", lambda _device: 40e9)
-    assert form(tmp_path, small, 2000.0).why_no_graphs == "the activations may not fit into memory twice"
-    assert form(tmp_path, small, 240.0).why_no_graphs == ""
+    assert recomputed.why_plain_blocks == "checkpoint_activations is on"
 
 
 @pytest.mark.parametrize("encoder", [{}, {"checkpoint_activations": True}])
