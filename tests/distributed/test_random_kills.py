@@ -1,0 +1,58 @@
+import random
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from nestmodel import newest_checkpoint
+from tests.conftest import MessyCorpora
+from tests.distributed.commands import fit_command, kill_all, start
+from tests.distributed.test_exact import comparable
+
+STEPS = 8
+MAX_KILLS = 3
+
+
+def command_of(corpora: MessyCorpora, directory: Path, world_size: int, *flags: str) -> list[str]:
+    """Returns the command of a run with checkpoints at every step; a step has six microbatches for any ranks."""
+    trainer = {"max_steps": STEPS, "log_every_n_steps": 1, "accelerator": "cpu"}
+    data = {"plan": {"max_batch_seconds": 6.0, "microbatches_per_step": 6}, "num_workers": 1}
+    command = fit_command(corpora, directory, world_size, *flags, trainer=trainer, data=data)
+    return [*command, "--checkpoints.every-n-steps", "1"]
+
+
+def state_of(directory: Path) -> Any:
+    path = newest_checkpoint(directory / "run")
+    assert path is not None
+    checkpoint = torch.load(path, map_location="cpu", weights_only=False)
+    names = ("global_step", "state_dict", "optimizer_states", "lr_schedulers")
+    return comparable([checkpoint[name] for name in names])
+
+
+@pytest.mark.multiprocess
+@pytest.mark.slow
+@pytest.mark.faults
+@pytest.mark.parametrize("seed", range(3))
+def test_a_run_that_is_killed_at_random_times_equals_an_uninterrupted_one(
+    messy_corpora: MessyCorpora, tmp_path: Path, seed: int
+) -> None:
+    world_size, chosen = 1 + seed % 3, random.Random(seed)
+    plain, killed = tmp_path / "plain", tmp_path / "killed"
+    began = time.monotonic()
+    run = start(command_of(messy_corpora, plain, world_size), plain)
+    assert run.wait(timeout=600) == 0, (plain / "log").read_text()
+    whole_s = time.monotonic() - began
+    for number in range(MAX_KILLS + 1):
+        # Without a checkpoint yet, a resume is a start.
+        has_begun = newest_checkpoint(killed / "run") is not None
+        run = start(command_of(messy_corpora, killed, world_size, *(["--resume"] if has_begun else [])), killed)
+        try:
+            if number == MAX_KILLS:
+                assert run.wait(timeout=600) == 0, (killed / "log").read_text()
+            else:
+                time.sleep(chosen.uniform(0.4, 1.0) * whole_s)
+        finally:
+            kill_all(run, killed)
+    assert state_of(killed) == state_of(plain)
