@@ -12,7 +12,7 @@ from itertools import islice
 from typing import Any
 
 from nestdata.prepare.inputs.audio import File
-from nestdata.prepare.inputs.entry import Entry, cut_id_of, relative_id, resolve, span_suffix
+from nestdata.prepare.inputs.entry import Entry, cut_id_of, relative_id, resolve
 from nestdata.storage import has_scheme, is_url
 
 # Number of names, and of relative ones among them, that are looked up to find the folder that ids are relative to.
@@ -85,16 +85,7 @@ class FileNames:
         return resolve(self.home, "." + name[1:]) if name[1:2] in ("", "/") else os.path.expanduser(name)
 
 
-def entry_of_file(
-    where: str,
-    name: str,
-    names: FileNames,
-    root: str,
-    *,
-    span: tuple[float | None, float | None] = (None, None),
-    labels: dict[str, Any] | None = None,
-    number: int | None = None,
-) -> Entry:
+def entry_of_file(where: str, name: str, names: FileNames, root: str) -> Entry:
     """Returns the entry of a file that a manifest names.
 
     Args:
@@ -102,15 +93,9 @@ def entry_of_file(
         name: The name in the manifest: a path or a URL.
         names: Finds the file.
         root: The folder that ids are relative to.
-        span: Offset and duration in seconds; None where the manifest gives none.
-        labels: See `Entry`.
-        number: See `Entry`.
     """
     file = names.file(name)
-    cut_id, (offset, duration) = id_of_name(file.location, name, root), span
-    if offset is not None:
-        cut_id += span_suffix(offset, duration)
-    return Entry(where, cut_id, file, offset or 0.0, duration, labels=labels, number=number)
+    return Entry(where, id_of_name(file.location, name, root), file)
 
 
 def entry_of_slice(
@@ -124,7 +109,8 @@ def entry_of_slice(
 ) -> Entry | None:
     """Returns the entry of a name FILE:OFFSET:FRAMES of fairseq, which counts samples at the rate of the file.
 
-    Returns None for other names, and if there is a file of that name. The arguments are those of `entry_of_file`.
+    Returns None for other names, and if there is a file of that name. The arguments are those of `entry_of_file`, and
+    the labels and the number of an `Entry`.
     """
     match = _SLICE.fullmatch(name) if name[-1:].isdigit() else None
     if match is None or os.path.isfile(names.file(name).location):

@@ -20,7 +20,7 @@ import orjson
 
 from nestdata.errors import ManifestError
 from nestdata.prepare.inputs.audio import Member, Unusable
-from nestdata.prepare.inputs.entry import AUDIO_KEYS, AUDIO_SUFFIXES, Entry, cut_id_of, seconds, span_suffix
+from nestdata.prepare.inputs.entry import AUDIO_KEYS, AUDIO_SUFFIXES, Entry, cut_id_of
 from nestdata.prepare.inputs.format import Format, GivenInput, Opened
 from nestdata.prepare.inputs.lines import (
     ONE_PER_LINE,
@@ -30,7 +30,7 @@ from nestdata.prepare.inputs.lines import (
     parse_object,
     spread_objects,
 )
-from nestdata.prepare.inputs.names import FileNames, entry_of_file
+from nestdata.prepare.inputs.names import FileNames
 from nestdata.prepare.inputs.patterns import (
     TAR,
     check_shards,
@@ -40,6 +40,7 @@ from nestdata.prepare.inputs.patterns import (
     objects_below,
     shard_number,
 )
+from nestdata.prepare.inputs.rows import AUDIO_NAMES, Meaning, as_row_says, audio_name, entry_of_row, meaning_of
 from nestdata.prepare.inputs.tar import (
     OpenShard,
     ShardSource,
@@ -51,15 +52,14 @@ from nestdata.prepare.inputs.tar import (
 from nestdata.storage import is_url, join, name_of, parent
 
 _REPEAT = re.compile(r"(.+)-sub\d+(\.\w+)?")
-_SPAN_KEYS = frozenset({*AUDIO_KEYS, "offset", "duration"})
-_NOT_LABELS = _SPAN_KEYS | {"shard_id", "_skipme"}
+_NOT_LABELS = frozenset({"shard_id", "_skipme"})
 _NUMBERED_TAR = re.compile(r"(.*?)\d+(\D*)")
 _SHARDED_MANIFESTS = "sharded_manifests"
 
 
 @dataclass(frozen=True, slots=True)
 class NemoManifest(LineSource):
-    """Lines with `audio_filepath` or `audio_filename`, and optionally `offset`, `duration` and labels."""
+    """Lines with the name of a file, and optionally its span, channel and labels; see `rows`."""
 
     path: Path | str
     root: str
@@ -72,16 +72,16 @@ class NemoManifest(LineSource):
         row = parse_object(item, where)
         if row is None:
             return
-        name = _name_in(row, where)
+        meaning = _meaning_in(row, where)
+        name = audio_name(row, meaning, where)
         if "shard_id" in row or name[-4:].lower() in (".tar", ".tgz"):
             shard = f"shard_id {row['shard_id']}" if "shard_id" in row else repr(name)
             raise ManifestError(
                 f"{where}: a line of a tarred data set ({shard}) in a manifest of files. Begin the manifest with a "
                 "line that has a shard_id, or give the archives with --tars PATTERN."
             )
-        labels = {key: value for key, value in row.items() if key not in _SPAN_KEYS}
-        span = seconds(row, "offset", where), seconds(row, "duration", where)
-        yield entry_of_file(where, name, self.names, self.root, span=span, labels=labels)
+        labels = {name: row[name] for name in meaning.labels}
+        yield entry_of_row(where, row, meaning, self.names, self.root, labels=labels)
 
 
 class _Line(NamedTuple):
@@ -92,11 +92,8 @@ class _Line(NamedTuple):
 
     where: str
     name: str
-    offset: float | None
-    """Start of the span in seconds; None for the start of the file."""
-
-    duration: float | None
-    labels: dict[str, Any]
+    row: dict[str, Any]
+    meaning: Meaning
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,9 +175,8 @@ class NemoTarred(ShardSource):
         row = parse_object(content, where)
         if row is None or row.get("_skipme"):
             return None
-        labels = {key: value for key, value in row.items() if key not in _NOT_LABELS}
-        span = seconds(row, "offset", where), seconds(row, "duration", where)
-        return _Line(number, where, plain_name(_name_in(row, where)), *span, labels)
+        meaning = _meaning_in(row, where)
+        return _Line(number, where, plain_name(audio_name(row, meaning, where)), row, meaning)
 
     def _joined(self, lines: list[_Line], shard: OpenShard) -> Iterator[Entry]:
         """Yields the entry of each line, and replaces it if a later member has the same or a better name."""
@@ -193,29 +189,22 @@ class NemoTarred(ShardSource):
                 continue
             member = shard.member(found)
             for line, others in hits:
-                yield Entry(
-                    line.where,
-                    self._cut_id(line, name),
-                    _ambiguous(member, line.name, others, location) if others else member,
-                    offset=line.offset or 0.0,
-                    duration=line.duration,
-                    labels=line.labels,
-                    number=line.number,
-                )
+                yield self._entry(line, name, _ambiguous(member, line.name, others, location) if others else member)
         for line in lookup.missing():
             detail = f"{location}: no member is called {line.name!r}"
             reason = shard.problem or Unusable("no_such_member", detail)
-            yield Entry(line.where, self._cut_id(line, line.name), reason, number=line.number)
+            yield self._entry(line, line.name, reason)
 
-    def _cut_id(self, line: _Line, member: str) -> str:
-        """Returns the id that the same span of a file would have."""
+    def _entry(self, line: _Line, member: str, audio: Member | Unusable) -> Entry:
+        """Returns the entry of a line, with the id that the same span of a file would have."""
         cut_id = cut_id_of(join(self.folder, posixpath.normpath(member)), self.root)
-        return cut_id if line.offset is None else cut_id + span_suffix(line.offset, line.duration)
+        labels = {name: line.row[name] for name in line.meaning.labels if name not in _NOT_LABELS}
+        return as_row_says(Entry(line.where, cut_id, audio, labels=labels, number=line.number), line.row, line.meaning)
 
 
 def _detect(given: GivenInput) -> bool:
     if given.kind == "manifest":
-        return any(key in given.row for key in AUDIO_KEYS)
+        return any(isinstance(given.row.get(key), str) for key in AUDIO_NAMES) or any(map(given.row.get, AUDIO_KEYS))
     return given.kind == "manifests"
 
 
@@ -254,7 +243,8 @@ def _first_names(given: GivenInput) -> Iterator[str]:
     lines = spread_objects(given.path) if given.is_spread else (line for _, line in numbered_lines(given.location))
     for item in chain([given.first_object], lines):
         with suppress(ValueError, TypeError, AttributeError, ManifestError):  # an error when it is read
-            yield _name_in(orjson.loads(item), "")
+            row = orjson.loads(item)
+            yield audio_name(row, _meaning_in(row, ""), "")
 
 
 def _tars_named(pattern: str) -> dict[int, str]:
@@ -351,15 +341,16 @@ class _Lookup:
                 yield line
 
 
-def _name_in(row: dict[str, Any], where: str) -> str:
-    """Returns the name of the audio file in a line; raises ManifestError if it cannot be that of a file."""
-    name = row.get("audio_filepath") or row.get("audio_filename")
-    if isinstance(name, str) and posixpath.basename(name) and "\0" not in name:
-        return name
-    if not any(key in row for key in AUDIO_KEYS):
+def _meaning_in(row: dict[str, Any], where: str) -> Meaning:
+    """Returns what the keys of a line mean.
+
+    Raises:
+        ManifestError: None of them is that of a file, or the times do not give one span.
+    """
+    try:
+        meaning = meaning_of(tuple(row))
+    except ManifestError as error:
+        raise ManifestError(f"{where}: {error}") from None
+    if meaning is None:
         raise ManifestError(f"{where}: the key audio_filepath is missing. Add it, or drop this line.")
-    name = next(row[key] for key in AUDIO_KEYS if key in row)
-    raise ManifestError(
-        f"{where}: audio_filepath is {repr(name)[:80]}. Give the path of one file as a string; join the channels of a "
-        "list into one file, for instance with `sox -M`."
-    )
+    return meaning

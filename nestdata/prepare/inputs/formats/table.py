@@ -11,21 +11,22 @@ from typing import Any, ClassVar, NamedTuple
 
 from nestdata.errors import ManifestError
 from nestdata.prepare.inputs.audio import Unusable
-from nestdata.prepare.inputs.entry import AUDIO_KEYS, Entry, seconds
+from nestdata.prepare.inputs.entry import Entry
 from nestdata.prepare.inputs.format import Format, GivenInput, Opened
-from nestdata.prepare.inputs.labels import LABELS, table_labels
+from nestdata.prepare.inputs.labels import table_labels
 from nestdata.prepare.inputs.lines import LineSource, open_lines
-from nestdata.prepare.inputs.names import FileNames, entry_of_file, entry_of_slice
+from nestdata.prepare.inputs.names import FileNames, entry_of_slice
+from nestdata.prepare.inputs.rows import (
+    AUDIO_NAMES,
+    Meaning,
+    audio_name,
+    entry_of_row,
+    key_of,
+    label_name,
+    meaning_of,
+)
 from nestdata.storage import join
 
-# Names of the column with the audio file, the first of them that a table has: those of NeMo, Common Voice, Hugging
-# Face's `metadata.csv`, DeepSpeech, and what people call it.
-_AUDIO_COLUMNS = (
-    *AUDIO_KEYS, "audio_path", "audio_file", "path", "file_path", "filepath", "file", "file_name", "filename",
-    "wav_filename", "wav", "audio",
-)  # fmt: skip
-# Columns in seconds.
-_SPAN_COLUMNS = {"offset": "offset", "start": "offset", "begin": "offset", "duration": "duration", "end": "end"}
 _DELIMITERS = ("\t", ",", ";", "|")
 _SUFFIXES = (".csv", ".csv.gz")
 # Common Voice, scripted and spontaneous speech: names in a table that begins with these columns are relative to a
@@ -40,19 +41,17 @@ class Columns(NamedTuple):
     names: tuple[str, ...]
     """Names as the table has them, without spaces around them."""
 
-    audio: int
-    """Index of the column with the audio file."""
+    meaning: Meaning
 
-    spans: tuple[tuple[int, str], ...]
-    """Indices of the columns with times in seconds, and `offset`, `duration` or `end`."""
-
-    labels: tuple[tuple[int, str], ...]
-    """Indices of all other columns with a name, and their labels."""
+    @property
+    def audio(self) -> int:
+        """Index of the column with the audio file."""
+        return self.names.index(self.meaning.audio)
 
 
 @dataclass(frozen=True, slots=True)
 class Table(LineSource):
-    """Rows with a column for the audio file, and optionally its span, in `_SPAN_COLUMNS`, and labels."""
+    """Rows with a column for the audio file, and optionally its span, channel and labels; see `rows`."""
 
     num_header_lines: ClassVar[int] = 1
     has_line_numbers: ClassVar[bool] = True
@@ -82,17 +81,13 @@ class Table(LineSource):
         if len(row) != num_columns:
             yield Entry(where, where, self._malformed(row, where), number=line)
             return
-        name = row[columns.audio]
-        if not name.strip() or name.endswith("/") or "\0" in name:
-            raise ManifestError(
-                f"{where}: {columns.names[columns.audio]} is {name[:80]!r}. Give the path of a file, or drop this line."
-            )
-        labels = table_labels({label: row[index] for index, label in columns.labels})
+        values, meaning = dict(zip(columns.names, row, strict=True)), columns.meaning
+        name = audio_name(values, meaning, where)
+        labels = table_labels({label_name(name): values[name] for name in meaning.labels if name})
         of_slice = None
-        if not columns.spans:
+        if not meaning.times:
             of_slice = entry_of_slice(where, name, self.names, self.root, labels=labels, number=line)
-        span = _span(columns, row, where)
-        yield of_slice or entry_of_file(where, name, self.names, self.root, span=span, labels=labels, number=line)
+        yield of_slice or entry_of_row(where, values, meaning, self.names, self.root, labels=labels, number=line)
 
     def _malformed(self, row: list[str], where: str) -> Unusable:
         """Returns why a row has another number of fields than the header.
@@ -116,7 +111,7 @@ def is_table(path: Path | str, first_line: bytes) -> bool:
     if str(path).lower().endswith(_SUFFIXES):
         return True
     names = _header(first_line)[1]
-    return len(names) > 1 and _audio_column(names) is not None
+    return len(names) > 1 and any(key_of(name) in AUDIO_NAMES for name in names)
 
 
 def _read_columns(path: Path | str) -> Columns:
@@ -131,31 +126,21 @@ def _read_columns(path: Path | str) -> Columns:
     if not line:
         raise ManifestError(f"{path}: the table is empty. Check the command that wrote it.")
     delimiter, names = _header(line)
-    audio = _audio_column(names)
-    if audio is None:
+    keys = Counter(map(key_of, names))
+    repeated = [key for key, number in keys.items() if key and number > 1]
+    if repeated:
+        raise ManifestError(f"{path}:1: two columns are called {repeated[0][:80]!r}. Rename or remove one of them.")
+    try:
+        meaning = meaning_of(names)
+    except ManifestError as error:
+        raise ManifestError(f"{path}:1: the columns {error}") from None
+    if meaning is None:
         found = ", ".join(name[:40] for name in names[:8])
         raise ManifestError(
             f"{path}:1: a table without a column of audio files; its columns are: {found}. Begin it with a header, and "
             f"name the column audio_filepath, path or file_name."
         )
-    keys = [_key(name) for name in names]
-    repeated = [key for key, number in Counter(keys).items() if key and number > 1]
-    if repeated:
-        raise ManifestError(f"{path}:1: two columns are called {repeated[0][:80]!r}. Rename or remove one of them.")
-    spans = tuple((index, _SPAN_COLUMNS[key]) for index, key in enumerate(keys) if key in _SPAN_COLUMNS)
-    kinds = [kind for _, kind in spans]
-    if len(set(kinds)) < len(kinds) or {"duration", "end"} <= set(kinds) or kinds == ["end"]:
-        raise ManifestError(
-            f"{path}:1: the columns {', '.join(names[index] for index, _ in spans)} do not give a start and an end "
-            "once. Keep one of offset, start and begin, and one of duration and end; duration may stand alone."
-        )
-    taken = {audio, *(index for index, _ in spans)}
-    labels = [
-        (index, key if key in LABELS else name)
-        for index, (name, key) in enumerate(zip(names, keys, strict=True))
-        if name and index not in taken
-    ]
-    return Columns(delimiter, names, audio, spans, tuple(labels))
+    return Columns(delimiter, names, meaning)
 
 
 def _detect(given: GivenInput) -> bool:
@@ -216,35 +201,3 @@ def _header(line: bytes) -> tuple[str, tuple[str, ...]]:
 
 def _stripped(row: Sequence[str]) -> tuple[str, ...]:
     return tuple(field.strip() for field in row)
-
-
-def _key(name: str) -> str:
-    return name.lower().replace(" ", "_")
-
-
-def _audio_column(names: Sequence[str]) -> int | None:
-    keys = [_key(name) for name in names]
-    return next((keys.index(name) for name in _AUDIO_COLUMNS if name in keys), None)
-
-
-def _span(columns: Columns, row: list[str], where: str) -> tuple[float | None, float | None]:
-    """Returns offset and duration in seconds; None for those that a row does not give.
-
-    A row with an end but an empty start begins at 0. Its id then has its span, as those of the other rows.
-    """
-    values: dict[str, Any] = {}
-    for index, what in columns.spans:
-        text = row[index].strip()
-        try:
-            values[what] = float(text) if text else None
-        except ValueError:
-            values[what] = text
-        seconds(values, what, f"{where}, {columns.names[index]}")
-    offset, duration, end = (values.get(what) for what in ("offset", "duration", "end"))
-    if end is not None:
-        duration = end - (offset or 0.0)
-        if duration <= 0:
-            raise ManifestError(f"{where}: ends at {end:g} s, before its start. Fix or drop this line.")
-    if "offset" in values and duration is not None:
-        offset = offset or 0.0
-    return offset, duration

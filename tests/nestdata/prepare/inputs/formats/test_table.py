@@ -91,7 +91,7 @@ def test_quoted_fields_hold_delimiters_and_lines(tmp_path: Path) -> None:
             r"m\.csv:4: 5 fields, .* row of several lines .* quotation mark is missing",
         ),
         ("wavs/,1,x", r"m\.csv:2: path is 'wavs/'"),
-        ("a.wav,long,x", r"m\.csv:2, duration: duration is 'long'\. Give seconds as a number"),
+        ("a.wav,long,x", r"m\.csv:2: duration is 'long'\. Give seconds as a number"),
         ('a.wav,1,"' + 200_000 * "x", r"m\.csv:2: field larger than field limit .* quotation mark is missing"),
     ],
 )

@@ -1,0 +1,228 @@
+"""What the columns of a table and the keys of a JSON line mean: the audio file, its span, its channel, and labels.
+
+One list of names serves all formats. Times are in seconds unless the name ends with another unit, as `start_ms` does.
+`offset` is a start, as NeMo has it, or the end beside an `onset`, as in tables of sound events.
+"""
+
+import posixpath
+from collections import Counter
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any, Literal, NamedTuple
+
+from nestdata.errors import ManifestError
+from nestdata.prepare.inputs.entry import AUDIO_KEYS, MAX_SECONDS, Entry, span_suffix
+from nestdata.prepare.inputs.labels import LABELS
+from nestdata.prepare.inputs.names import FileNames, entry_of_file
+
+AUDIO_NAMES = (
+    *AUDIO_KEYS, "audio_path", "audio_file", "path", "file_path", "filepath", "file", "file_name", "filename",
+    "wav_filename", "wav", "audio", "location",
+)  # fmt: skip
+"""Names of the audio file, of which the first one that is there is read: those of NeMo, Common Voice, Hugging Face's
+`metadata.csv`, DeepSpeech and WeNet, and what people call it."""
+
+What = Literal["start", "end", "duration"]
+
+_TIMES: Mapping[str, What] = {
+    **dict.fromkeys(("offset", "start", "begin", "onset", "start_time", "begin_time", "starttime"), "start"),
+    **dict.fromkeys(("segment_start", "segment_start_time", "segment_begin", "segment_begin_time"), "start"),
+    **dict.fromkeys(("end", "stop", "end_time", "stop_time", "endtime", "segment_end", "segment_end_time"), "end"),
+    **dict.fromkeys(("duration", "dur", "segment_duration"), "duration"),
+}
+# Units that a name may end with, as parts of a second; None for samples of the file.
+_UNITS = {
+    "s": 1.0, "sec": 1.0, "secs": 1.0, "seconds": 1.0, "ms": 1e-3, "msec": 1e-3, "milliseconds": 1e-3, "samples": None,
+}  # fmt: skip
+_CHANNELS = ("channel", "channel_id", "channel_selector")
+_MAX_CHANNEL = 1 << 16
+# Largest difference, in seconds, between an end and the one that start and duration give.
+_ROUNDING_S = 0.02
+
+
+class Time(NamedTuple):
+    """A column or key with a time."""
+
+    name: str
+    what: What
+    unit: float | None
+    """As a part of a second; None for samples of the file."""
+
+
+class Meaning(NamedTuple):
+    """What the names of a row mean."""
+
+    audio: str
+    times: tuple[Time, ...]
+    channel: str | None
+    labels: tuple[str, ...]
+    """All other names."""
+
+
+def key_of(name: str) -> str:
+    """Returns a name as it is compared: in small letters, with underscores."""
+    return name.lower().replace(" ", "_").replace("-", "_")
+
+
+@lru_cache(maxsize=4096)
+def meaning_of(names: tuple[str, ...]) -> Meaning | None:
+    """Returns what the names of a row mean; None if none of them is that of an audio file.
+
+    Raises:
+        ManifestError: The times do not give one start and one end. The message has no position.
+    """
+    named: dict[str, str] = {}
+    for name in names:
+        named.setdefault(key_of(name), name)
+    audio = next((named[key] for key in AUDIO_NAMES if key in named), None)
+    if audio is None:
+        return None
+    times = tuple(time for key, name in named.items() if (time := _time(key, name)))
+    if any(key_of(time.name).startswith("onset") for time in times):
+        times = tuple(time._replace(what="end") if key_of(time.name).startswith("offset") else time for time in times)
+    _check_times(times)
+    channel = next((named[key] for key in _CHANNELS if key in named), None)
+    read = {audio, channel, *(time.name for time in times)}
+    return Meaning(audio, times, channel, tuple(name for name in names if name not in read))
+
+
+def label_name(name: str) -> str:
+    """Returns the label of a column: its name, or that of a label that is spelled otherwise, such as `Text`."""
+    key = key_of(name)
+    return key if key in LABELS else name
+
+
+def audio_name(row: Mapping[str, Any], meaning: Meaning, where: str) -> str:
+    """Returns the name of the audio file in a row.
+
+    Raises:
+        ManifestError: It cannot be that of a file.
+    """
+    name = row[meaning.audio]
+    if isinstance(name, str) and name.strip() and posixpath.basename(name) and "\0" not in name:
+        return name
+    raise ManifestError(
+        f"{where}: {meaning.audio} is {repr(name)[:80]}. Give the path of one file, or drop this line; join the "
+        "channels of a list into one file, for instance with `sox -M`."
+    )
+
+
+def _time(key: str, name: str) -> Time | None:
+    if key in _TIMES:
+        return Time(name, _TIMES[key], 1.0)
+    stem, _, unit = key.rpartition("_")
+    return Time(name, _TIMES[stem], _UNITS[unit]) if stem in _TIMES and unit in _UNITS else None
+
+
+def _check_times(times: tuple[Time, ...]) -> None:
+    kinds = Counter(time.what for time in times)
+    is_in_samples = {time.unit is None for time in times}
+    if max(kinds.values(), default=0) < 2 and set(kinds) != {"end"} and len(is_in_samples) < 2:
+        return
+    found = ", ".join(time.name for time in times)
+    raise ManifestError(
+        f"{found} do not give one start and one end in one unit. Keep one of offset, start and begin, and one of "
+        "duration and end; duration may stand alone."
+    )
+
+
+def entry_of_row(
+    where: str,
+    row: Mapping[str, Any],
+    meaning: Meaning,
+    names: FileNames,
+    root: str,
+    *,
+    labels: dict[str, Any],
+    number: int | None = None,
+) -> Entry:
+    """Returns the entry of a row that names a file.
+
+    Args:
+        where: Position in the input.
+        row: Values by name.
+        meaning: What the names mean.
+        names: Finds the file.
+        root: The folder that ids are relative to.
+        labels: See `Entry`.
+        number: See `Entry`.
+
+    Raises:
+        ManifestError: The name, a time or the channel cannot be one.
+    """
+    entry = entry_of_file(where, audio_name(row, meaning, where), names, root)
+    return as_row_says(entry._replace(labels=labels, number=number), row, meaning)
+
+
+def as_row_says(entry: Entry, row: Mapping[str, Any], meaning: Meaning) -> Entry:
+    """Returns the entry of a whole file with the span and the channel of a row, which its id tells as well.
+
+    Raises:
+        ManifestError: A time or the channel cannot be one.
+    """
+    entry = _with_span(entry, row, meaning.times)
+    if meaning.channel is None or (channel := _channel(row, meaning.channel, entry.where)) is None:
+        return entry
+    return entry._replace(cut_id=f"{entry.cut_id}@ch{channel}", channel=channel)
+
+
+def _with_span(entry: Entry, row: Mapping[str, Any], times: tuple[Time, ...]) -> Entry:
+    """Returns an entry with the span of a row; with a start, or with none where others have one, its id tells it."""
+    values = {time.what: _value(row, time, entry.where) for time in times}
+    start, end, duration = (values.get(what) for what in ("start", "end", "duration"))
+    if end is not None:
+        length = end - (start or 0)
+        if length <= 0:
+            raise ManifestError(f"{entry.where}: ends at {end:g}, before its start. Fix or drop this line.")
+        if duration is not None and times[0].unit is not None and abs(length - duration) > _ROUNDING_S:
+            raise ManifestError(
+                f"{entry.where}: lasts {length:g} s from its start to its end, but its duration is {duration:g} s. Fix "
+                "or drop this line, or one of these columns."
+            )
+        duration = length if duration is None else duration
+    if "start" in values and duration is not None:
+        start = start or 0
+    if times and times[0].unit is None:
+        first, count = (None if value is None else int(value) for value in (start, duration))
+        parts = [first, count] if first is not None else []
+        cut_id = ":".join([entry.cut_id, *(str(part) for part in parts if part is not None)])
+        return entry._replace(cut_id=cut_id, first_frame=first, num_frames=count)
+    cut_id = entry.cut_id if start is None else entry.cut_id + span_suffix(float(start), duration)
+    return entry._replace(cut_id=cut_id, offset=float(start or 0), duration=duration)
+
+
+def _value(row: Mapping[str, Any], time: Time, where: str) -> float | None:
+    """Returns a time in seconds, or in samples; None if the row has none."""
+    value = _number(row.get(time.name))
+    if value is None:
+        return None
+    if type(value) not in (int, float) or not 0 <= value * (time.unit or 1e-6) < MAX_SECONDS:
+        unit = "samples" if time.unit is None else "seconds" if time.unit == 1.0 else "milliseconds"
+        raise ManifestError(
+            f"{where}: {time.name} is {value!r:.80}. Give {unit} as a number from 0 to "
+            f"{MAX_SECONDS / (time.unit or 1e-6):g}, or give the column another name if it is no time."
+        )
+    return float(value) if time.unit == 1.0 or time.unit is None else value * time.unit
+
+
+def _channel(row: Mapping[str, Any], name: str, where: str) -> int | None:
+    value = _number(row.get(name))
+    if value is None:
+        return None
+    if type(value) not in (int, float) or value != int(value) or not 0 <= value < _MAX_CHANNEL:
+        raise ManifestError(
+            f"{where}: {name} is {value!r:.80}. Give the channel as a number, counted from 0, or give the column "
+            "another name if it is no channel of the file."
+        )
+    return int(value)
+
+
+def _number(value: Any) -> Any:
+    """Returns the number that a text of a table is, None for an empty one, and other values as they are."""
+    if not isinstance(value, str):
+        return value
+    text = value.strip()
+    try:
+        return float(text) if text else None
+    except ValueError:
+        return text
