@@ -2,9 +2,7 @@
 
 import math
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -59,8 +57,8 @@ def test_a_call_measures_what_an_earlier_one_has_not(tmp_path: Path) -> None:
 def test_forms_are_right_unless_they_differ_from_float32_by_more_than_bf16_does(
     results: Results, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def set_wrong_form(model: NestModel, form: Form, capture: Callable[..., Any]) -> None:
-        set_form(model, form, capture)
+    def set_wrong_form(model: NestModel, form: Form) -> None:
+        set_form(model, form)
         if not form.subsampling_kernel:
             return
         with torch.no_grad():

@@ -121,7 +121,7 @@ def test_a_run_says_that_it_starts_anew_and_a_validation_has_the_step_of_its_che
     (step,) = read_metrics(tmp_path / "run" / "version_1")["val_loss"][0]
     assert step == 4
     assert main(["fit", *command, "--max-steps", "6", "--mix-prob", "0.25"]) == 2
-    assert "the checkpoint was written by a run with other data or settings (data.mix.prob: " in error_of(capsys)
+    assert "step_00000004.ckpt was written by a run with other data or settings (data.mix.prob: " in error_of(capsys)
 
 
 @pytest.mark.slow

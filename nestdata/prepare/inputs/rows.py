@@ -4,16 +4,16 @@ One list of names serves all formats. Times are in seconds unless the name ends 
 `offset` is a start, as NeMo has it, or the end beside an `onset`, as in tables of sound events.
 """
 
-import posixpath
 from collections import Counter
 from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any, Literal, NamedTuple
 
 from nestdata.errors import ManifestError
+from nestdata.prepare.inputs.audio import Audio
 from nestdata.prepare.inputs.entry import AUDIO_KEYS, MAX_SECONDS, Entry, span_suffix
 from nestdata.prepare.inputs.labels import LABELS
-from nestdata.prepare.inputs.names import FileNames, entry_of_file
+from nestdata.prepare.inputs.names import FileNames, id_of_name
 
 AUDIO_NAMES = (
     *AUDIO_KEYS, "audio_path", "audio_file", "path", "file_path", "filepath", "file", "file_name", "filename",
@@ -99,7 +99,7 @@ def audio_name(row: Mapping[str, Any], meaning: Meaning, where: str) -> str:
         ManifestError: It cannot be that of a file.
     """
     name = row[meaning.audio]
-    if isinstance(name, str) and name.strip() and posixpath.basename(name) and "\0" not in name:
+    if isinstance(name, str) and name.strip() and name[-1] != "/" and "\0" not in name:
         return name
     raise ManifestError(
         f"{where}: {meaning.audio} is {repr(name)[:80]}. Give the path of one file, or drop this line; join the "
@@ -128,6 +128,7 @@ def _check_times(times: tuple[Time, ...]) -> None:
 
 def entry_of_row(
     where: str,
+    name: str,
     row: Mapping[str, Any],
     meaning: Meaning,
     names: FileNames,
@@ -140,6 +141,7 @@ def entry_of_row(
 
     Args:
         where: Position in the input.
+        name: The name of the file; see `audio_name`.
         row: Values by name.
         meaning: What the names mean.
         names: Finds the file.
@@ -148,52 +150,74 @@ def entry_of_row(
         number: See `Entry`.
 
     Raises:
-        ManifestError: The name, a time or the channel cannot be one.
+        ManifestError: A time or the channel cannot be one.
     """
-    entry = entry_of_file(where, audio_name(row, meaning, where), names, root)
-    return as_row_says(entry._replace(labels=labels, number=number), row, meaning)
+    file = names.file(name)
+    return placed(where, id_of_name(file.location, name, root), file, row, meaning, labels, number)
 
 
-def as_row_says(entry: Entry, row: Mapping[str, Any], meaning: Meaning) -> Entry:
-    """Returns the entry of a whole file with the span and the channel of a row, which its id tells as well.
+def placed(
+    where: str,
+    cut_id: str,
+    audio: Audio,
+    row: Mapping[str, Any],
+    meaning: Meaning,
+    labels: dict[str, Any],
+    number: int | None,
+) -> Entry:
+    """Returns the entry of the span and the channel that a row names; its id tells both.
+
+    Args:
+        where: Position in the input.
+        cut_id: The id of the whole file.
+        audio: The audio of the file.
+        row: Values by name.
+        meaning: What the names mean.
+        labels: See `Entry`.
+        number: See `Entry`.
 
     Raises:
         ManifestError: A time or the channel cannot be one.
     """
-    entry = _with_span(entry, row, meaning.times)
-    if meaning.channel is None or (channel := _channel(row, meaning.channel, entry.where)) is None:
-        return entry
-    return entry._replace(cut_id=f"{entry.cut_id}@ch{channel}", channel=channel)
+    first = count = None
+    start, duration = _span(row, meaning.times, where)
+    if meaning.times and meaning.times[0].unit is None:
+        first, count = (None if value is None else int(value) for value in (start, duration))
+        parts = [first, count] if first is not None else []
+        cut_id = ":".join([cut_id, *(str(part) for part in parts if part is not None)])
+        start = duration = None
+    elif start is not None:
+        cut_id += span_suffix(start, duration)
+    channel = None if meaning.channel is None else _channel(row, meaning.channel, where)
+    if channel is not None:
+        cut_id += f"@ch{channel}"
+    return Entry(where, cut_id, audio, start or 0.0, duration, count, labels, number, first, channel)
 
 
-def _with_span(entry: Entry, row: Mapping[str, Any], times: tuple[Time, ...]) -> Entry:
-    """Returns an entry with the span of a row; with a start, or with none where others have one, its id tells it."""
-    values = {time.what: _value(row, time, entry.where) for time in times}
-    start, end, duration = (values.get(what) for what in ("start", "end", "duration"))
+def _span(row: Mapping[str, Any], times: tuple[Time, ...], where: str) -> tuple[float | None, float | None]:
+    """Returns start and duration, in seconds or samples; a start that a row leaves empty is 0 beside a duration."""
+    values = {time.what: _value(row, time, where) for time in times}
+    start, end, duration = values.get("start"), values.get("end"), values.get("duration")
     if end is not None:
         length = end - (start or 0)
         if length <= 0:
-            raise ManifestError(f"{entry.where}: ends at {end:g}, before its start. Fix or drop this line.")
+            raise ManifestError(f"{where}: ends at {end:g}, before its start. Fix or drop this line.")
         if duration is not None and times[0].unit is not None and abs(length - duration) > _ROUNDING_S:
             raise ManifestError(
-                f"{entry.where}: lasts {length:g} s from its start to its end, but its duration is {duration:g} s. Fix "
-                "or drop this line, or one of these columns."
+                f"{where}: lasts {length:g} s from its start to its end, but its duration is {duration:g} s. Fix or "
+                "drop this line, or one of these columns."
             )
         duration = length if duration is None else duration
-    if "start" in values and duration is not None:
-        start = start or 0
-    if times and times[0].unit is None:
-        first, count = (None if value is None else int(value) for value in (start, duration))
-        parts = [first, count] if first is not None else []
-        cut_id = ":".join([entry.cut_id, *(str(part) for part in parts if part is not None)])
-        return entry._replace(cut_id=cut_id, first_frame=first, num_frames=count)
-    cut_id = entry.cut_id if start is None else entry.cut_id + span_suffix(float(start), duration)
-    return entry._replace(cut_id=cut_id, offset=float(start or 0), duration=duration)
+    if start is None and duration is not None and "start" in values:
+        start = 0.0
+    return start, duration
 
 
 def _value(row: Mapping[str, Any], time: Time, where: str) -> float | None:
     """Returns a time in seconds, or in samples; None if the row has none."""
-    value = _number(row.get(time.name))
+    value = row.get(time.name)
+    if isinstance(value, str):
+        value = _number(value)
     if value is None:
         return None
     if type(value) not in (int, float) or not 0 <= value * (time.unit or 1e-6) < MAX_SECONDS:
@@ -206,7 +230,9 @@ def _value(row: Mapping[str, Any], time: Time, where: str) -> float | None:
 
 
 def _channel(row: Mapping[str, Any], name: str, where: str) -> int | None:
-    value = _number(row.get(name))
+    value = row.get(name)
+    if isinstance(value, str):
+        value = _number(value)
     if value is None:
         return None
     if type(value) not in (int, float) or value != int(value) or not 0 <= value < _MAX_CHANNEL:
@@ -217,11 +243,9 @@ def _channel(row: Mapping[str, Any], name: str, where: str) -> int | None:
     return int(value)
 
 
-def _number(value: Any) -> Any:
-    """Returns the number that a text of a table is, None for an empty one, and other values as they are."""
-    if not isinstance(value, str):
-        return value
-    text = value.strip()
+def _number(text: str) -> Any:
+    """Returns the number that a field of a table is; None for an empty one, and other texts as they are."""
+    text = text.strip()
     try:
         return float(text) if text else None
     except ValueError:

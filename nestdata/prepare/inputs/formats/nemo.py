@@ -40,7 +40,7 @@ from nestdata.prepare.inputs.patterns import (
     objects_below,
     shard_number,
 )
-from nestdata.prepare.inputs.rows import AUDIO_NAMES, Meaning, as_row_says, audio_name, entry_of_row, meaning_of
+from nestdata.prepare.inputs.rows import AUDIO_NAMES, Meaning, audio_name, entry_of_row, meaning_of, placed
 from nestdata.prepare.inputs.tar import (
     OpenShard,
     ShardSource,
@@ -80,8 +80,8 @@ class NemoManifest(LineSource):
                 f"{where}: a line of a tarred data set ({shard}) in a manifest of files. Begin the manifest with a "
                 "line that has a shard_id, or give the archives with --tars PATTERN."
             )
-        labels = {name: row[name] for name in meaning.labels}
-        yield entry_of_row(where, row, meaning, self.names, self.root, labels=labels)
+        labels = {key: row[key] for key in meaning.labels}
+        yield entry_of_row(where, name, row, meaning, self.names, self.root, labels=labels)
 
 
 class _Line(NamedTuple):
@@ -199,7 +199,7 @@ class NemoTarred(ShardSource):
         """Returns the entry of a line, with the id that the same span of a file would have."""
         cut_id = cut_id_of(join(self.folder, posixpath.normpath(member)), self.root)
         labels = {name: line.row[name] for name in line.meaning.labels if name not in _NOT_LABELS}
-        return as_row_says(Entry(line.where, cut_id, audio, labels=labels, number=line.number), line.row, line.meaning)
+        return placed(line.where, cut_id, audio, line.row, line.meaning, labels, line.number)
 
 
 def _detect(given: GivenInput) -> bool:

@@ -83,11 +83,11 @@ class Table(LineSource):
             return
         values, meaning = dict(zip(columns.names, row, strict=True)), columns.meaning
         name = audio_name(values, meaning, where)
-        labels = table_labels({label_name(name): values[name] for name in meaning.labels if name})
+        labels = table_labels({label_name(key): values[key] for key in meaning.labels if key})
         of_slice = None
         if not meaning.times:
             of_slice = entry_of_slice(where, name, self.names, self.root, labels=labels, number=line)
-        yield of_slice or entry_of_row(where, values, meaning, self.names, self.root, labels=labels, number=line)
+        yield of_slice or entry_of_row(where, name, values, meaning, self.names, self.root, labels=labels, number=line)
 
     def _malformed(self, row: list[str], where: str) -> Unusable:
         """Returns why a row has another number of fields than the header.
