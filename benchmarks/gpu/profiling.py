@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from torch._C._autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
-_RUNTIME_CALLS = ("cudaLaunch", "cuLaunch", "cudaGraphLaunch", "cudaMemcpy", "cudaMemset")
+_RUNTIME_CALLS = ("cudaLaunch", "cuLaunch", "cudaMemcpy", "cudaMemset")
 _NUM_LISTED = 60
 
 

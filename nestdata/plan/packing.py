@@ -30,7 +30,7 @@ _GUESSED = 90, 104
 # Work of the last microbatch over the mean of its step below which the step is divided again.
 _SMALL = 9, 10
 # Another ending is chosen if it saves one part in so many of the padded audio, if each step has this part of the mean
-# work, and if the microbatches of all steps but one are within these parts of the mean work of their step.
+# work, and if the microbatches of all steps but one are between these parts of the mean work of their step.
 _LESS_PADDING = 100
 _LEAST_WORK = 0.5
 _LEAST_SHARE, _MOST_SHARE = 0.8, 1.15

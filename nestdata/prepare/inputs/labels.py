@@ -22,6 +22,8 @@ LABELS = {
 }
 """Label names in the inputs, and the supervision fields that they become."""
 
+# Labels of a text that give way to any other, because data sets have them beside it.
+_SECOND_TEXTS = ("raw_text", "normalized_text", "txt")
 # Whole numbers above this are not exact as floats.
 _MAX_WHOLE = 1 << 53
 # How pandas and Python write a missing value into a table, and a whole number of a column with missing values.
@@ -53,7 +55,7 @@ def divide_labels(labels: Mapping[str, Any]) -> tuple[dict[str, str], dict[str, 
     custom fields. Missing values are none.
     """
     texts = {key: text for key, value in labels.items() if key in LABELS and (text := label_text(value)) is not None}
-    key_of = {LABELS[key]: key for key in texts}
+    key_of = {LABELS[key]: key for key in sorted(texts, key=lambda key: key not in _SECOND_TEXTS)}
     key_of |= {field: field for field in key_of if field in texts}
     others = texts.keys() - key_of.values()
     custom = {key: value for key, value in labels.items() if key not in LABELS or key in others}

@@ -4,7 +4,6 @@ One list of names serves all formats. Times are in seconds unless the name ends 
 `offset` is a start, as NeMo has it, or the end beside an `onset`, as in tables of sound events.
 """
 
-from collections import Counter
 from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any, Literal, NamedTuple
@@ -61,7 +60,7 @@ class Meaning(NamedTuple):
 
 def key_of(name: str) -> str:
     """Returns a name as it is compared: in small letters, with underscores."""
-    return name.lower().replace(" ", "_").replace("-", "_")
+    return name.lower().replace(" ", "_")
 
 
 @lru_cache(maxsize=4096)
@@ -69,10 +68,10 @@ def meaning_of(names: tuple[str, ...]) -> Meaning | None:
     """Returns what the names of a row mean; None if none of them is that of an audio file.
 
     Raises:
-        ManifestError: The times do not give one start and one end. The message has no position.
+        ManifestError: The times do not give a span. The message has no position.
     """
     named: dict[str, str] = {}
-    for name in names:
+    for name in sorted(names, key=lambda name: name != key_of(name)):  # a name in small letters comes first
         named.setdefault(key_of(name), name)
     audio = next((named[key] for key in AUDIO_NAMES if key in named), None)
     if audio is None:
@@ -80,7 +79,7 @@ def meaning_of(names: tuple[str, ...]) -> Meaning | None:
     times = tuple(time for key, name in named.items() if (time := _time(key, name)))
     if any(key_of(time.name).startswith("onset") for time in times):
         times = tuple(time._replace(what="end") if key_of(time.name).startswith("offset") else time for time in times)
-    _check_times(times)
+    times = _in_one_unit(times)
     channel = next((named[key] for key in _CHANNELS if key in named), None)
     read = {audio, channel, *(time.name for time in times)}
     return Meaning(audio, times, channel, tuple(name for name in names if name not in read))
@@ -99,6 +98,8 @@ def audio_name(row: Mapping[str, Any], meaning: Meaning, where: str) -> str:
         ManifestError: It cannot be that of a file.
     """
     name = row[meaning.audio]
+    if not name:
+        name = next((row[key] for key in AUDIO_KEYS if row.get(key)), name)  # as NeMo does
     if isinstance(name, str) and name.strip() and name[-1] != "/" and "\0" not in name:
         return name
     raise ManifestError(
@@ -114,15 +115,19 @@ def _time(key: str, name: str) -> Time | None:
     return Time(name, _TIMES[stem], _UNITS[unit]) if stem in _TIMES and unit in _UNITS else None
 
 
-def _check_times(times: tuple[Time, ...]) -> None:
-    kinds = Counter(time.what for time in times)
-    is_in_samples = {time.unit is None for time in times}
-    if max(kinds.values(), default=0) < 2 and set(kinds) != {"end"} and len(is_in_samples) < 2:
-        return
+def _in_one_unit(times: tuple[Time, ...]) -> tuple[Time, ...]:
+    """Returns the times without those in samples whose meaning others give in seconds.
+
+    Raises:
+        ManifestError: There is an end alone, or seconds and samples are needed for one span.
+    """
+    in_seconds = {time.what for time in times if time.unit is not None}
+    times = tuple(time for time in times if time.unit is not None or time.what not in in_seconds)
+    if {time.what for time in times} != {"end"} and len({time.unit is None for time in times}) < 2:
+        return times
     found = ", ".join(time.name for time in times)
     raise ManifestError(
-        f"{found} do not give one start and one end in one unit. Keep one of offset, start and begin, and one of "
-        "duration and end; duration may stand alone."
+        f"{found} do not give a start and an end in one unit. Give a start with a duration or an end, or a duration."
     )
 
 
@@ -188,56 +193,82 @@ def placed(
         start = duration = None
     elif start is not None:
         cut_id += span_suffix(start, duration)
-    channel = None if meaning.channel is None else _channel(row, meaning.channel, where)
-    if channel is not None:
-        cut_id += f"@ch{channel}"
-    return Entry(where, cut_id, audio, start or 0.0, duration, count, labels, number, first, channel)
+    entry = Entry(where, cut_id, audio, start or 0.0, duration, count, labels, number, first)
+    return entry if meaning.channel is None else with_channel(entry, row, meaning.channel)
+
+
+def with_channel(entry: Entry, row: Mapping[str, Any], name: str) -> Entry:
+    """Returns an entry with the channel that a row names, if it does.
+
+    Raises:
+        ManifestError: It is not a number that can be one.
+    """
+    channel = _channel(row, name, entry.where)
+    return entry if channel is None else entry._replace(cut_id=f"{entry.cut_id}@ch{channel}", channel=channel)
 
 
 def _span(row: Mapping[str, Any], times: tuple[Time, ...], where: str) -> tuple[float | None, float | None]:
-    """Returns start and duration, in seconds or samples; a start that a row leaves empty is 0 beside a duration."""
-    values = {time.what: _value(row, time, where) for time in times}
+    """Returns start and duration, in seconds or samples.
+
+    A field of a table that leaves the start empty stands for 0 beside a duration.
+
+    Raises:
+        ManifestError: A time is not a number that can be one, or times contradict each other.
+    """
+    values: dict[What, float] = {}
+    is_empty = False
+    for time in times:
+        value = _value(row, time, where)
+        is_empty = is_empty or (value is None and time.what == "start" and row[time.name] is not None)
+        if value is None:
+            continue
+        if abs(values.setdefault(time.what, value) - value) > (_ROUNDING_S if time.unit is not None else 0):
+            names = " and ".join(other.name for other in times if other.what == time.what)
+            raise ManifestError(f"{where}: {names} differ. Fix or drop this line, or one of them.")
     start, end, duration = values.get("start"), values.get("end"), values.get("duration")
     if end is not None:
+        start = end - duration if start is None and duration is not None else start
         length = end - (start or 0)
-        if length <= 0:
-            raise ManifestError(f"{where}: ends at {end:g}, before its start. Fix or drop this line.")
-        if duration is not None and times[0].unit is not None and abs(length - duration) > _ROUNDING_S:
+        if length <= 0 or (start or 0) < 0:
+            raise ManifestError(f"{where}: the end, {end:g}, is not after the start. Fix or drop this line.")
+        if duration is not None and abs(length - duration) > _ROUNDING_S:
             raise ManifestError(
-                f"{where}: lasts {length:g} s from its start to its end, but its duration is {duration:g} s. Fix or "
-                "drop this line, or one of these columns."
+                f"{where}: from start to end are {length:g}, but the duration is {duration:g}. Fix or drop this line, "
+                "or one of these columns."
             )
         duration = length if duration is None else duration
-    if start is None and duration is not None and "start" in values:
+    if start is None and duration is not None and is_empty:
         start = 0.0
     return start, duration
 
 
 def _value(row: Mapping[str, Any], time: Time, where: str) -> float | None:
     """Returns a time in seconds, or in samples; None if the row has none."""
-    value = row.get(time.name)
+    value = row[time.name]
     if isinstance(value, str):
         value = _number(value)
     if value is None:
         return None
-    if type(value) not in (int, float) or not 0 <= value * (time.unit or 1e-6) < MAX_SECONDS:
+    most = MAX_SECONDS / (time.unit or 1e-6)
+    is_whole = time.unit is not None or (isinstance(value, float) and value.is_integer()) or isinstance(value, int)
+    if type(value) not in (int, float) or not 0 <= value < most or not is_whole:
         unit = "samples" if time.unit is None else "seconds" if time.unit == 1.0 else "milliseconds"
         raise ManifestError(
-            f"{where}: {time.name} is {value!r:.80}. Give {unit} as a number from 0 to "
-            f"{MAX_SECONDS / (time.unit or 1e-6):g}, or give the column another name if it is no time."
+            f"{where}: {time.name} is {repr(value)[:80]}. Give {unit} as a number from 0 to {most:g}, or give the "
+            "column another name if it is no time."
         )
-    return float(value) if time.unit == 1.0 or time.unit is None else value * time.unit
+    return float(value) if time.unit is None else value * time.unit
 
 
 def _channel(row: Mapping[str, Any], name: str, where: str) -> int | None:
-    value = row.get(name)
+    value = row[name]
     if isinstance(value, str):
         value = _number(value)
-    if value is None:
+    if value is None or value != value:  # pandas marks a missing number by NaN
         return None
-    if type(value) not in (int, float) or value != int(value) or not 0 <= value < _MAX_CHANNEL:
+    if type(value) not in (int, float) or not 0 <= value < _MAX_CHANNEL or value != int(value):
         raise ManifestError(
-            f"{where}: {name} is {value!r:.80}. Give the channel as a number, counted from 0, or give the column "
+            f"{where}: {name} is {repr(value)[:80]}. Give the channel as a number, counted from 0, or give the column "
             "another name if it is no channel of the file."
         )
     return int(value)

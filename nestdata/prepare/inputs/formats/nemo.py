@@ -40,7 +40,7 @@ from nestdata.prepare.inputs.patterns import (
     objects_below,
     shard_number,
 )
-from nestdata.prepare.inputs.rows import AUDIO_NAMES, Meaning, audio_name, entry_of_row, meaning_of, placed
+from nestdata.prepare.inputs.rows import AUDIO_NAMES, Meaning, audio_name, entry_of_row, key_of, meaning_of, placed
 from nestdata.prepare.inputs.tar import (
     OpenShard,
     ShardSource,
@@ -204,7 +204,9 @@ class NemoTarred(ShardSource):
 
 def _detect(given: GivenInput) -> bool:
     if given.kind == "manifest":
-        return any(isinstance(given.row.get(key), str) for key in AUDIO_NAMES) or any(map(given.row.get, AUDIO_KEYS))
+        keys = {key_of(key) for key in given.row}
+        is_lhotse = not keys.isdisjoint(("recording", "sources", "tracks"))
+        return not keys.isdisjoint(AUDIO_KEYS if is_lhotse else AUDIO_NAMES)
     return given.kind == "manifests"
 
 

@@ -24,6 +24,7 @@ from nestdata.prepare.inputs.rows import (
     key_of,
     label_name,
     meaning_of,
+    with_channel,
 )
 from nestdata.storage import join
 
@@ -85,9 +86,12 @@ class Table(LineSource):
         name = audio_name(values, meaning, where)
         labels = table_labels({label_name(key): values[key] for key in meaning.labels if key})
         of_slice = None
-        if not meaning.times:
+        if not any(time.what == "start" for time in meaning.times):
             of_slice = entry_of_slice(where, name, self.names, self.root, labels=labels, number=line)
-        yield of_slice or entry_of_row(where, name, values, meaning, self.names, self.root, labels=labels, number=line)
+        if of_slice is None:
+            yield entry_of_row(where, name, values, meaning, self.names, self.root, labels=labels, number=line)
+        else:
+            yield of_slice if meaning.channel is None else with_channel(of_slice, values, meaning.channel)
 
     def _malformed(self, row: list[str], where: str) -> Unusable:
         """Returns why a row has another number of fields than the header.

@@ -84,7 +84,7 @@ def test_a_forced_format_is_not_detected(tmp_path: Path) -> None:
             b"name,seconds\n",
             r"m\.csv:1: a table without a column of audio files; .* are: name, seconds\. Begin",
         ),
-        ("m.csv", b"path,start,offset\n", r"m\.csv:1: the columns start, offset do not give one start and one end"),
+        ("m.csv", b"path,end\n", r"m\.csv:1: the columns end do not give a start and an end"),
         ("m.csv", "path,text\n".encode("utf-16"), r"m\.csv: text in UTF-16\. Save it as UTF-8"),
         ("wav.scp", b"a a.wav\n", r"wav\.scp: a file of a Kaldi directory\. Give the folder"),
     ],

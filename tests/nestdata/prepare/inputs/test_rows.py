@@ -63,10 +63,16 @@ def test_a_row_is_a_cut_of_its_span_and_channel_whatever_its_columns_are_called(
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ({"path": "a.wav", "start": 0, "begin": 0}, r"m\.jsonl:1: start, begin do not give one start and one end"),
-        ({"path": "a.wav", "start_ms": 0, "duration_samples": 9}, "do not give one start and one end in one unit"),
-        ({"path": "a.wav", "start": 1, "end": 3, "duration": 1}, "lasts 2 s from its start to its end, but its"),
-        ({"path": "a.wav", "start": 3, "end": 2}, r"ends at 2, before its start\. Fix or drop this line"),
+        ({"path": "a.wav", "start": 0, "begin": 1}, r"m\.jsonl:1: start and begin differ\. Fix or drop this line"),
+        ({"path": "a.wav", "start_ms": 0, "duration_samples": 9}, "do not give a start and an end in one unit"),
+        ({"path": "a.wav", "end": 9}, r"m\.jsonl:1: end do not give a start"),
+        ({"path": "a.wav", "start": 1, "end": 3, "duration": 1}, "from start to end are 2, but the duration is 1"),
+        ({"path": "a.wav", "start_samples": 0, "end_samples": 9, "duration_samples": 5}, "but the duration is 5"),
+        ({"path": "a.wav", "start": 3, "end": 2}, r"the end, 2, is not after the start\. Fix or drop this line"),
+        ({"path": "a.wav", "start_samples": 0, "duration_samples": 1.5}, r"duration_samples is 1\.5\. Give samples"),
+        ({"path": "a.wav", "start": 10**400}, r"start is 1000+\. Give seconds as a number"),
+        ({"path": "a.wav", "start": True}, r"start is True\. Give seconds as a number"),
+        ({"path": "a.wav", "channel": 10**400}, "Give the channel as a number"),
         ({"path": "a.wav", "start_time": "2021-03-04"}, r"start_time is '2021-03-04'\. Give seconds as a number"),
         ({"path": "a.wav", "channel": "UCx7"}, r"channel is 'UCx7'\. Give the channel as a number, counted from 0"),
         ({"path": "a.wav", "channel": -1}, "Give the channel as a number"),
@@ -78,3 +84,35 @@ def test_a_row_without_one_meaning_is_an_error_that_names_its_column(
 ) -> None:
     with pytest.raises(ManifestError, match=message):
         prepared(written(tmp_path, "jsonl", [row]), format="nemo")
+
+
+@pytest.mark.parametrize(
+    ("row", "expected"),
+    [
+        ({"path": "a.wav", "start": 1, "begin": 1.0, "duration": 2, "duration_ms": 2000}, (1.0, 2.0, "a@1.000+2.000")),
+        ({"path": "a.wav", "offset": None, "duration": 2}, (0.0, 2.0, "a")),
+        ({"path": "a.wav", "end": 3, "duration": 2}, (1.0, 2.0, "a@1.000+2.000")),
+        ({"path": "a.wav", "channel": float("nan")}, (0.0, 4.0, "a")),
+        ({"Audio_Filepath": "a.wav", "Start": 1}, (1.0, 3.0, "a@1.000")),
+        ({"audio_filepath": None, "audio_filename": "a.wav"}, (0.0, 4.0, "a")),
+        ({"path": "a.wav", "start_samples": 16000, "start": 2, "duration": 1}, (2.0, 1.0, "a@2.000+1.000")),
+        ({"path": "a.wav", "txt": "second", "sentence": "first"}, (0.0, 4.0, "a")),
+    ],
+)
+def test_a_row_that_says_the_same_twice_or_leaves_values_out_is_read(
+    tmp_path: Path, row: dict[str, Any], expected: tuple[float, float, str]
+) -> None:
+    write_audio(tmp_path / "a.wav", hiss(4 * RATE, 1))
+    cuts, rejects = prepared(written(tmp_path, "jsonl", [row]))
+    assert rejects == []
+    (cut,) = cuts.values()
+    assert (cut["start"], cut["duration"], cut["id"]) == expected
+    assert [span["text"] for span in cut["supervisions"]] == (["first"] if "sentence" in row else [])
+
+
+def test_slices_of_a_file_take_the_channel_of_their_row(tmp_path: Path) -> None:
+    write_audio(tmp_path / "a.wav", np.stack([hiss(4 * RATE, 1), hiss(4 * RATE, 2)], axis=1))
+    rows = [{"path": "a.wav:16000:8000", "channel": channel, "duration_ms": 500} for channel in (0, 1)]
+    cuts, rejects = prepared(written(tmp_path, "csv", rows))
+    assert rejects == []
+    assert {(cut["start"], cut["duration"], cut["channel"]) for cut in cuts.values()} == {(1.0, 0.5, 0), (1.0, 0.5, 1)}
