@@ -22,8 +22,8 @@ _NUM_LAYOUTS = 3
 # the others, or fewer steps share what is left.
 _TINY = 40
 _ENDS = [Ending(num_even, last) for num_even in (8, 3, 2) for last in (10, 7, 6, 5, 4)]
-# Steps of an epoch for each one that may be added so that more layouts fit into as many steps. An epoch with added steps
-# has at most one step more than this multiple of the full steps that sorted cuts need.
+# Steps of an epoch for each one that may be added so that more layouts fit into as many steps. An epoch with an added
+# step has at most one more than this multiple of the full steps that sorted cuts need.
 _MORE_STEPS = 32
 _MORE_WORK = 26, 25
 # A layout has at most this part more of padded audio than that with the least.
