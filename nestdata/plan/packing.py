@@ -29,8 +29,9 @@ _PARTS = 8
 _GUESSED = 90, 104
 # Work of the last microbatch over the mean of its step below which the step is divided again.
 _SMALL = 9, 10
-# Another ending is chosen if it saves one part in so many of the padded audio, if each step has this part of the mean
-# work, and if the microbatches of all steps but one are between these parts of the mean work of their step.
+# Another ending must save 1 / _LESS_PADDING of the padded audio. No step may have less than _LEAST_WORK of the mean
+# work of the steps. In all steps but one, the work of each microbatch must be between _LEAST_SHARE and _MOST_SHARE of
+# the mean of its step.
 _LESS_PADDING = 100
 _LEAST_WORK = 0.5
 _LEAST_SHARE, _MOST_SHARE = 0.8, 1.15

@@ -177,12 +177,31 @@ class Run:
         found: dict[str, Any] = torch.load(self.steps()[0].path, map_location="cpu", weights_only=False)
         return found
 
+    def state(self) -> Any:
+        """Returns the state of the newest checkpoint; see `state_of`."""
+        return state_of(self.steps()[0].path)
+
     def steps(self) -> list[Any]:
         return find_checkpoints(self.directory / "checkpoints")
 
     def _lines(self) -> list[dict[str, Any]]:
         files = sorted(self.directory.glob("seen-*.jsonl"))
         return [json.loads(line) for file in files for line in file.read_text().splitlines()]
+
+
+def comparable(value: Any) -> Any:
+    """Returns a value that compares bit for bit: tensors become their bytes."""
+    if isinstance(value, torch.Tensor):
+        return value.dtype, tuple(value.shape), value.numpy().tobytes()
+    if isinstance(value, dict):
+        return {key: comparable(inner) for key, inner in value.items()}
+    return [comparable(inner) for inner in value] if isinstance(value, list | tuple) else value
+
+
+def state_of(path: Path) -> Any:
+    """Returns step, weights, optimizer and schedule of a checkpoint, which compare bit for bit."""
+    checkpoint = torch.load(path, map_location="cpu", weights_only=False)
+    return comparable([checkpoint[name] for name in ("global_step", "state_dict", "optimizer_states", "lr_schedulers")])
 
 
 def monitors() -> dict[int, str]:

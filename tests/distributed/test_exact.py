@@ -8,23 +8,9 @@ import torch
 
 from nestmodel import newest_checkpoint
 from tests.conftest import MessyCorpora
-from tests.distributed.runs import Run
+from tests.distributed.runs import Run, comparable
 
 STEPS = 6  # one more than an epoch has
-
-
-def comparable(value: Any) -> Any:
-    """Returns a value that compares bit for bit: tensors become their bytes."""
-    if isinstance(value, torch.Tensor):
-        return value.dtype, tuple(value.shape), value.numpy().tobytes()
-    if isinstance(value, dict):
-        return {key: comparable(inner) for key, inner in value.items()}
-    return [comparable(inner) for inner in value] if isinstance(value, list | tuple) else value
-
-
-def state_of(run: Run) -> Any:
-    checkpoint = run.checkpoint()
-    return comparable([checkpoint[name] for name in ("global_step", "state_dict", "optimizer_states", "lr_schedulers")])
 
 
 @pytest.mark.multiprocess
@@ -45,7 +31,7 @@ def test_a_killed_and_resumed_run_equals_an_uninterrupted_one_bit_for_bit(
     assert killed.start() == [0] * world_size, killed.log(0)
     assert killed.seen() == plain.seen()
     assert killed.logged() == plain.logged()
-    assert state_of(killed) == state_of(plain)
+    assert killed.state() == plain.state()
 
 
 @pytest.mark.multiprocess
@@ -61,7 +47,7 @@ def test_a_run_that_torchrun_restarts_equals_an_uninterrupted_one(messy_corpora:
     assert codes == [0], output
     assert "stall guard: rank 0 has died" in output, output
     assert killed.seen() == plain.seen()
-    assert state_of(killed) == state_of(plain)
+    assert killed.state() == plain.state()
 
 
 @pytest.mark.multiprocess
@@ -81,7 +67,7 @@ def test_a_run_resumes_from_the_previous_checkpoint_when_writing_one_fails(
     for left in (run.directory / "checkpoints").glob(".*.partial"):
         os.utime(left, (0, 0))  # as a file that nobody can be writing any more
     assert run.start() == [0, 0], run.log(0)
-    assert state_of(run) == state_of(plain)
+    assert run.state() == plain.state()
     assert not list((run.directory / "checkpoints").glob("*.partial"))
 
 
@@ -142,7 +128,7 @@ def test_sigterm_while_a_checkpoint_is_written_leaves_it_and_a_newer_one_complet
     assert run.checkpoint()["global_step"] == newest
     assert newest_checkpoint(run.directory) == run.steps()[0].path
     assert run.start() == [0], run.log(0)
-    assert state_of(run) == state_of(plain)
+    assert run.state() == plain.state()
 
 
 @pytest.mark.multiprocess

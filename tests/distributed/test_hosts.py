@@ -13,7 +13,6 @@ import pytest
 from nestguard import EXIT_STALLED
 from tests.conftest import MessyCorpora
 from tests.distributed.runs import Run, monitors
-from tests.distributed.test_exact import state_of
 from tests.network.nodes import Node, two_nodes
 
 LIMITS = {"step_s": 8.0, "first_step_s": 90.0, "node_silence_s": 6.0}
@@ -94,4 +93,4 @@ def test_a_run_that_torchrun_restarts_on_both_hosts_equals_an_uninterrupted_one(
     assert codes == [0, 0], output
     assert "rank 1 has died" in output, output
     assert run.seen() == plain.seen()
-    assert state_of(run) == state_of(plain)
+    assert run.state() == plain.state()

@@ -1,15 +1,13 @@
 import random
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
-import torch
 
 from nestmodel import newest_checkpoint
 from tests.conftest import MessyCorpora
 from tests.distributed.commands import fit_command, kill_all, start
-from tests.distributed.test_exact import comparable
+from tests.distributed.runs import state_of
 
 STEPS = 8
 MAX_KILLS = 3
@@ -21,14 +19,6 @@ def command_of(corpora: MessyCorpora, directory: Path, world_size: int, *flags: 
     data = {"plan": {"max_batch_seconds": 6.0, "microbatches_per_step": 6}, "num_workers": 1}
     command = fit_command(corpora, directory, world_size, *flags, trainer=trainer, data=data)
     return [*command, "--checkpoints.every-n-steps", "1"]
-
-
-def state_of(directory: Path) -> Any:
-    path = newest_checkpoint(directory / "run")
-    assert path is not None
-    checkpoint = torch.load(path, map_location="cpu", weights_only=False)
-    names = ("global_step", "state_dict", "optimizer_states", "lr_schedulers")
-    return comparable([checkpoint[name] for name in names])
 
 
 @pytest.mark.multiprocess
@@ -55,4 +45,7 @@ def test_a_run_that_is_killed_at_random_times_equals_an_uninterrupted_one(
                 time.sleep(chosen.uniform(0.4, 1.0) * whole_s)
         finally:
             kill_all(run, killed)
-    assert state_of(killed) == state_of(plain)
+    left, expected = (newest_checkpoint(directory / "run") for directory in (killed, plain))
+    assert left is not None
+    assert expected is not None
+    assert state_of(left) == state_of(expected)

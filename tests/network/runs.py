@@ -10,14 +10,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
 import yaml
 
 from nestmodel.training.saving.checkpoint_files import find_checkpoints
 from nestmodel.training.starting.ranks import STARTER
 from tests.cli.test_nestmodel import TINY
 from tests.conftest import MessyCorpora
-from tests.distributed.test_exact import comparable
+from tests.distributed.runs import state_of
 from tests.network.nodes import NAMES, Network, Node
 
 STEPS = 6
@@ -121,9 +120,7 @@ class Run:
 
     def state(self) -> Any:
         """Returns what training has computed, for comparison bit for bit."""
-        path = find_checkpoints(self.directory / "run" / "checkpoints")[0].path
-        found = torch.load(path, map_location="cpu", weights_only=False)
-        return comparable([found[name] for name in ("global_step", "state_dict", "optimizer_states", "lr_schedulers")])
+        return state_of(find_checkpoints(self.directory / "run" / "checkpoints")[0].path)
 
 
 def wait_for(is_reached: Callable[[], bool], describe: Callable[[], str]) -> None:

@@ -14,7 +14,6 @@ from nestguard import StallLimits
 from tests.addressed import addressed_copy
 from tests.conftest import MessyCorpora
 from tests.distributed.runs import Run
-from tests.distributed.test_exact import state_of
 from tests.distributed.test_stall import gone_soon
 from tests.remote.conftest import Access
 from tests.remote.proxy import FaultProxy
@@ -85,7 +84,7 @@ def test_a_run_that_is_killed_and_resumed_ends_bit_for_bit_as_from_files(
     assert run.start() == [0, 0], run.log(0) + run.log(1)
     assert run.seen() == plain.seen()
     assert run.logged() == plain.logged()
-    assert state_of(run) == state_of(plain)
+    assert run.state() == plain.state()
     assert gone_soon(run)
 
 
@@ -117,7 +116,7 @@ def test_a_run_goes_on_without_an_alarm_after_its_server_was_away_for_a_minute(
     assert down_s[0] >= OUTAGE_S
     assert "waiting for s3://" in run.log(0) + run.log(1)
     assert run.logged() == plain.logged()
-    assert state_of(run) == state_of(plain)
+    assert run.state() == plain.state()
     assert not (run.directory / "stalls").exists()
     assert gone_soon(run)
 

@@ -131,9 +131,14 @@ def seconds(row: dict[str, Any], key: str, where: str) -> float | None:
     value = row.get(key)
     if value is None:
         return None
-    if type(value) not in (int, float) or not 0 <= value < MAX_SECONDS:
+    if not is_number(value, MAX_SECONDS):
         raise ManifestError(f"{where}: {key} is {value!r}. Give seconds as a number from 0 to {MAX_SECONDS:g}.")
     return float(value)
+
+
+def is_number(value: Any, limit: float) -> bool:
+    """Returns whether a value of an input is a number from 0 up to a limit, which is not included; True is none."""
+    return type(value) in (int, float) and 0 <= value < limit
 
 
 def span_suffix(offset: float, duration: float | None) -> str:

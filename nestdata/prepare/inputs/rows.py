@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple
 
 from nestdata.errors import ManifestError
 from nestdata.prepare.inputs.audio import Audio
-from nestdata.prepare.inputs.entry import AUDIO_KEYS, MAX_SECONDS, Entry, span_suffix
+from nestdata.prepare.inputs.entry import AUDIO_KEYS, MAX_SECONDS, Entry, is_number, span_suffix
 from nestdata.prepare.inputs.labels import LABELS
 from nestdata.prepare.inputs.names import FileNames, id_of_name
 
@@ -34,7 +34,7 @@ _UNITS = {
     "s": 1.0, "sec": 1.0, "secs": 1.0, "seconds": 1.0, "ms": 1e-3, "msec": 1e-3, "milliseconds": 1e-3, "samples": None,
 }  # fmt: skip
 _CHANNELS = ("channel", "channel_id", "channel_selector")
-_MAX_CHANNEL = 1 << 16
+_MAX_CHANNEL = 65_536.0
 # Largest difference, in seconds, between an end and the one that start and duration give.
 _ROUNDING_S = 0.02
 
@@ -86,7 +86,7 @@ def meaning_of(names: tuple[str, ...]) -> Meaning | None:
 
 
 def label_name(name: str) -> str:
-    """Returns the label of a column: its name, or that of a label that is spelled otherwise, such as `Text`."""
+    """Returns the name of a column as a label: `text` for `Text`, and other names as they are."""
     key = key_of(name)
     return key if key in LABELS else name
 
@@ -244,14 +244,11 @@ def _span(row: Mapping[str, Any], times: tuple[Time, ...], where: str) -> tuple[
 
 def _value(row: Mapping[str, Any], time: Time, where: str) -> float | None:
     """Returns a time in seconds, or in samples; None if the row has none."""
-    value = row[time.name]
-    if isinstance(value, str):
-        value = _number(value)
+    value = _given(row[time.name])
     if value is None:
         return None
     most = MAX_SECONDS / (time.unit or 1e-6)
-    is_whole = time.unit is not None or (isinstance(value, float) and value.is_integer()) or isinstance(value, int)
-    if type(value) not in (int, float) or not 0 <= value < most or not is_whole:
+    if not is_number(value, most) or (time.unit is None and value != int(value)):
         unit = "samples" if time.unit is None else "seconds" if time.unit == 1.0 else "milliseconds"
         raise ManifestError(
             f"{where}: {time.name} is {repr(value)[:80]}. Give {unit} as a number from 0 to {most:g}, or give the "
@@ -261,12 +258,10 @@ def _value(row: Mapping[str, Any], time: Time, where: str) -> float | None:
 
 
 def _channel(row: Mapping[str, Any], name: str, where: str) -> int | None:
-    value = row[name]
-    if isinstance(value, str):
-        value = _number(value)
+    value = _given(row[name])
     if value is None or value != value:  # pandas marks a missing number by NaN
         return None
-    if type(value) not in (int, float) or not 0 <= value < _MAX_CHANNEL or value != int(value):
+    if not is_number(value, _MAX_CHANNEL) or value != int(value):
         raise ManifestError(
             f"{where}: {name} is {repr(value)[:80]}. Give the channel as a number, counted from 0, or give the column "
             "another name if it is no channel of the file."
@@ -274,9 +269,11 @@ def _channel(row: Mapping[str, Any], name: str, where: str) -> int | None:
     return int(value)
 
 
-def _number(text: str) -> Any:
-    """Returns the number that a field of a table is; None for an empty one, and other texts as they are."""
-    text = text.strip()
+def _given(value: Any) -> Any:
+    """Returns the number that a field of a table is, None for an empty field, and any other value as it is."""
+    if not isinstance(value, str):
+        return value
+    text = value.strip()
     try:
         return float(text) if text else None
     except ValueError:
