@@ -5,19 +5,23 @@ a chain runs and restored afterwards. audiomentations is imported only if a chai
 """
 
 import inspect
+import logging
 import random
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from nestdata.batch.alignment import align, lags_of
 from nestdata.config_checks import nearest_name_hint
 from nestdata.errors import ConfigError
 from nestdata.field_docs import with_field_docs
 from nestdata.stateless_rng import derive_key
+
+_log = logging.getLogger(__name__)
 
 TransformSpec = str | dict[str, Any]
 """The class name of a transform, or a dict from one class name to its parameters: `Gain`, or `{Gain: {p: 0.5}}`."""
@@ -51,16 +55,23 @@ class Chain:
         specs: The transforms.
         sampling_rate: Sampling rate of the samples, in Hz.
         name: Name of the chain in messages, such as `augment.speech`. It is part of the random key.
+        remedy: What to do about a transform that moves the samples by different times, for messages; constant delays
+            are taken out. None lets transforms move the samples.
 
     Raises:
-        ConfigError: A transform or a parameter does not exist, or a transform rejects its parameters.
+        ConfigError: A transform or a parameter does not exist, a transform rejects its parameters or needs a package
+            that is not installed, or it moves the samples and must not.
     """
 
-    def __init__(self, specs: Sequence[TransformSpec], sampling_rate: int, *, name: str) -> None:
+    def __init__(
+        self, specs: Sequence[TransformSpec], sampling_rate: int, *, name: str, remedy: str | None = None
+    ) -> None:
         self._specs = list(specs)
         self._sampling_rate = sampling_rate
         self._name = name
-        self._transforms = _build_all(self._specs, name)
+        self._remedy = remedy
+        with _seeded_global_generators(0) if specs else nullcontext():
+            self._transforms = _build_all(self._specs, name, self._tried)
 
     def __bool__(self) -> bool:
         return bool(self._transforms)
@@ -86,7 +97,23 @@ class Chain:
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Built again in other processes, because some transforms cannot be pickled.
-        return _rebuild, (self._specs, self._sampling_rate, self._name)
+        return _rebuild, (self._specs, self._sampling_rate, self._name, self._remedy)
+
+    def _tried(self, transform: Any, path: str) -> Any:
+        """Returns a transform that has been called, so that it has imported what it needs, and is aligned."""
+        try:
+            if self._remedy is not None:
+                align(transform, self._sampling_rate, path, self._remedy)
+            else:
+                lags_of(transform, self._sampling_rate)
+        except ConfigError:
+            raise
+        except ImportError as error:
+            name = type(transform).__name__
+            raise ConfigError(f"{path}: {name} needs a package that is not installed ({error}).") from error
+        except Exception:  # of the libraries of transforms, which may not like the bursts: speech will show it
+            _log.debug("%s cannot be tried", path, exc_info=True)
+        return transform
 
     def _apply(self, transform: Any, samples: NDArray[np.float32]) -> NDArray[np.float32]:
         kind = type(transform).__name__
@@ -105,8 +132,8 @@ class Chain:
         return changed
 
 
-def _rebuild(specs: list[TransformSpec], sampling_rate: int, name: str) -> Chain:
-    return Chain(specs, sampling_rate, name=name)
+def _rebuild(specs: list[TransformSpec], sampling_rate: int, name: str, remedy: str | None) -> Chain:
+    return Chain(specs, sampling_rate, name=name, remedy=remedy)
 
 
 @contextmanager
@@ -122,12 +149,18 @@ def _seeded_global_generators(key: int) -> Iterator[None]:
         np.random.set_state(states[1])
 
 
-def _build_all(specs: Sequence[TransformSpec], path: str) -> list[Any]:
-    return [_build(spec, f"{path}[{number}]") for number, spec in enumerate(specs)]
+def _build_all(specs: Sequence[TransformSpec], path: str, tried: Callable[[Any, str], Any]) -> list[Any]:
+    return [_build(spec, f"{path}[{number}]", tried) for number, spec in enumerate(specs)]
 
 
-def _build(spec: TransformSpec, path: str) -> Any:
-    """Builds a transform; `path` names its setting in messages, such as `augment.speech[0]`."""
+def _build(spec: TransformSpec, path: str, tried: Callable[[Any, str], Any]) -> Any:
+    """Builds a transform.
+
+    Args:
+        spec: The transform.
+        path: Its setting in messages, such as `augment.speech[0]`.
+        tried: Called with a transform that is no composition, and its setting.
+    """
     name, parameters = _parse(spec, path)
     kinds = _transform_classes()
     if name not in kinds:
@@ -139,7 +172,7 @@ def _build(spec: TransformSpec, path: str) -> Any:
             hint = nearest_name_hint(parameter, known)
             raise ConfigError(f"{path}: {name} has no parameter {parameter!r}{hint}.")
     if name in _COMPOSITIONS and isinstance(parameters.get("transforms"), list):
-        nested = _build_all(parameters["transforms"], f"{path}.{name}.transforms")
+        nested = _build_all(parameters["transforms"], f"{path}.{name}.transforms", tried)
         parameters = {**parameters, "transforms": nested}
     if name == "RoomSimulator" and parameters.get("use_ray_tracing", True):
         raise ConfigError(
@@ -147,10 +180,11 @@ def _build(spec: TransformSpec, path: str) -> Any:
             "could not be reproduced. Set use_ray_tracing: false."
         )
     try:
-        return kind(**parameters)
+        transform = kind(**parameters)
     except Exception as error:  # assertions, type errors, and optional packages of single transforms
         detail = " ".join(str(error).split()) or "an assertion failed"
         raise ConfigError(f"{path}: {name} rejects {parameters}: {type(error).__name__}: {detail}") from error
+    return transform if name in _COMPOSITIONS else tried(transform, path)
 
 
 def _parse(spec: Any, path: str) -> tuple[str, dict[str, Any]]:

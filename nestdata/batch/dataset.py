@@ -82,9 +82,12 @@ class AudioNoiseDataset(Dataset[AudioNoiseBatch]):
         self.augment = augment or AugmentConfig()
         self.bad_audio = bad_audio or BadAudioConfig()
         rate = self.corpus.sampling_rate
-        self._speech_chain = Chain(self.augment.speech, rate, name="augment.speech")
+        remedy = None
+        if self.augment.speech_on == "noisy":
+            remedy = "Set augment.speech_on: both, which changes the clean audio as well, or remove it."
+        self._speech_chain = Chain(self.augment.speech, rate, name="augment.speech", remedy=remedy)
         self._noise_chain = Chain(self.augment.noise, rate, name="augment.noise")
-        self._mixture_chain = Chain(self.augment.mixture, rate, name="augment.mixture")
+        self._mixture_chain = Chain(self.augment.mixture, rate, name="augment.mixture", remedy="Remove it.")
         if self.noise.corpus is not None:
             self.noise.corpus.check_rate(self.corpus.corpora[0])
             warn_of_noise(self.corpus, self.noise.corpus)
