@@ -9,6 +9,7 @@ from unittest.mock import patch
 
 import nestdata.prepare.run
 from nestdata import Corpus, PrepareConfig, prepare_corpus
+from nestdata.input_format import InputFormat
 from nestdata.prepare.inputs.audio import Member
 from nestdata.prepare.inputs.entry import Entry
 from nestdata.storage import ObjectInfo
@@ -38,6 +39,7 @@ class Members:
     path: Path
     found: tuple[Entry, ...]
     items_per_task: ClassVar[None] = None
+    format: ClassVar[InputFormat] = "webdataset"
 
     def items(self) -> Iterator[int]:
         """Yields numbers of entries."""

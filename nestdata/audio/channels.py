@@ -6,6 +6,9 @@ from typing import Any, Literal
 Channel = int | Literal["mix"]
 """A channel, counted from 0, or "mix" for the average of all channels of a file."""
 
+NAMED_CHANNELS = {"left": 0, "right": 1}
+"""Names that stereo audio has for its channels."""
+
 MIX_FIELD = "nest_channel"
 """Custom field of cuts that are the average of all channels of their file; its value is "mix".
 

@@ -100,6 +100,12 @@ class EncodedAudio(NamedTuple):
         head = self._head(not_audio.HEAD_BYTES)
         return "" if _name_of(head) else self._kind(head)
 
+    def has_no_sound(self) -> bool:
+        """Returns whether FFmpeg knows the format, and finds pictures only; to be asked when no decoder reads it."""
+        if torchcodec_audio.problem() or not_audio.may_name_files(self._head(not_audio.PLAYLIST_BYTES)):
+            return False
+        return torchcodec_audio.has_no_sound(os.path.abspath(self.path) if self.content is None else self.content)
+
     def advice(self) -> str:
         """Returns what to do about a format that cannot be read, as the end of a message; empty if nothing is known."""
         head = self._head(not_audio.HEAD_BYTES)

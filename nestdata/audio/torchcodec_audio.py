@@ -120,6 +120,18 @@ class TorchcodecAudio:
         return np.ascontiguousarray(samples.data.numpy().T)
 
 
+def has_no_sound(source: str | bytes) -> bool:
+    """Returns whether FFmpeg reads a file, given by its absolute path or its bytes, and finds no audio in it."""
+    from torchcodec.decoders import VideoDecoder
+
+    try:
+        VideoDecoder(source)
+        TorchcodecAudio(source)
+    except Exception as error:  # torchcodec raises errors of many types
+        return "audio stream" in str(error)
+    return False
+
+
 @cache
 def problem() -> str:
     """Returns why torchcodec cannot be used, and what to do about it; empty if it can."""

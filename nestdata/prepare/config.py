@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from nestdata.audio.channels import Channel
+from nestdata.audio.channels import NAMED_CHANNELS, Channel
+from nestdata.columns import parse_columns
 from nestdata.config_checks import require, require_at_least, require_share
 from nestdata.errors import ConfigError
 from nestdata.field_docs import with_field_docs
@@ -53,10 +54,11 @@ class PrepareConfig:
 
     Files of another rate are resampled when they are read."""
 
-    channel: Channel = 0
-    """Channel to read from multi-channel files, counted from 0, or `mix` for the average of all.
+    channel: Channel | Literal["left", "right"] | None = None
+    """Channel to read, counted from 0, `left`, `right`, or `mix` for the average of all: of every file, whatever a row
+    or a cut names.
 
-    Lhotse cuts name their own."""
+    None takes the channel that the row or cut names, and the first where none is named."""
 
     min_seconds: float = 0.1
     """Reject cuts shorter than this many seconds."""
@@ -97,6 +99,13 @@ class PrepareConfig:
 
     None detects it."""
 
+    columns: str = ""
+    """What columns of tables and keys of lines are, if their names do not say it: ROLE=NAME,... with the roles audio,
+    start, end, duration, channel, text, language and speaker, such as `audio=path,start=begin:ms,end=end:ms`.
+
+    Times are in seconds unless `:ms` or `:samples` follows, or the name ends so. `start=` says that no column is a
+    start."""
+
     tars: tuple[str, ...] = ()
     """Tars of NeMo tarred manifests, such as 's3://bucket/audio_{0..511}.tar': one for all inputs, or one for each.
 
@@ -117,8 +126,10 @@ class PrepareConfig:
 
     def __post_init__(self) -> None:
         require(self.sampling_rate >= 1, "sampling_rate", self.sampling_rate, "a rate in Hz, such as 16000")
-        is_valid = self.channel == "mix" if isinstance(self.channel, str) else self.channel >= 0
+        channel, names = self.channel, (None, "mix", *NAMED_CHANNELS)
+        is_valid = channel >= 0 if isinstance(channel, int) else channel in names
         require(is_valid, "channel", self.channel, "a channel counted from 0, or mix for the average of all")
+        parse_columns(self.columns)
         require_at_least(0, "", self, "min_seconds", "min_rate")
         require(0 <= self.report_samples <= _MAX_SAMPLES, "report_samples", self.report_samples, f"0 to {_MAX_SAMPLES}")
         if self.max_seconds is not None and self.max_seconds < self.min_seconds:
@@ -131,6 +142,11 @@ class PrepareConfig:
                 "every window would be rejected."
             )
         self._check_speech()
+
+    @property
+    def chosen_channel(self) -> Channel | None:
+        """The channel that the caller asks for, as a number or "mix"; None for that which the input names."""
+        return NAMED_CHANNELS.get(self.channel, "mix") if isinstance(self.channel, str) else self.channel
 
     @property
     def finds_speech(self) -> bool:

@@ -1,7 +1,7 @@
 """Writes the files of a corpus: cuts, rejects, notes, index and addresses.
 
 Cuts are added in order. Each one adds a line to `cuts.jsonl` and a record of about 100 bytes in memory. Once all cuts
-are there, `CorpusWriter.finish` removes those of entries with a repeated id and sorts the rest by length.
+are there, `CorpusWriter.finish` tells entries of one id apart, or removes the later ones, and sorts the cuts by length.
 """
 
 import hashlib
@@ -18,9 +18,11 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
+from nestdata.columns import Column
 from nestdata.corpus.addresses import NO_SHARD, relative_name
 from nestdata.errors import ManifestError, shortened
-from nestdata.prepare.found import RECORD, Found, Note, Reject, Searched
+from nestdata.prepare.distinct_ids import ToldApart, audio_of, entry_id, renamed, tell_apart
+from nestdata.prepare.found import RECORD, Found, Note, Reject, Searched, digest, merged_names
 from nestdata.prepare.inputs.entry import Source
 from nestdata.storage import ObjectInfo, common_folder, is_url, parent
 
@@ -72,6 +74,9 @@ class CorpusStats:
     first_notes: dict[str, Note]
     """The first note of each kind."""
 
+    read_as: dict[int, dict[str, list[str]]]
+    """By the index of a source, the names of columns and keys by what they were read as."""
+
 
 class CorpusWriter:
     """Writes `cuts.jsonl`, `rejected.jsonl`, `index.npy`, the files of addresses and, if needed, `notes.jsonl`."""
@@ -94,6 +99,7 @@ class CorpusWriter:
         self._num_bytes = 0
         self._searched = Searched(0.0, 0.0)
         self._samples_by_language: Counter[str] = Counter()
+        self._read_as: dict[int, dict[str, list[str]]] = {}
 
     def add(self, found: Found, source_index: int) -> None:
         """Appends the cuts and rejects of the next items of a source; does not modify `found`.
@@ -118,11 +124,23 @@ class CorpusWriter:
         self._searched = Searched(*map(sum, zip(self._searched, found.searched, strict=True)))
         if len(self._samples_by_language) <= _MAX_NAMES:
             self._samples_by_language.update(found.samples_by_language)
+        if found.read_as:
+            self._read_as[source_index] = merged_names([self._read_as.get(source_index, {}), found.read_as])
         self._reject(found.rejects)
         self._note(found.notes)
 
+    def check_names(self, columns: Iterable[Column]) -> None:
+        """Raises ManifestError if no row has a column that the caller names."""
+        roles = {role for read_as in self._read_as.values() for role in read_as}
+        missing = next((column for column in columns if column.name and column.role not in roles), None)
+        if missing:
+            raise ManifestError(
+                f"--columns: no row of the inputs has {missing.name[:80]!r}, which it names as {missing.role}. Check "
+                "the name; formats without columns or keys, such as folders, have none."
+            )
+
     def finish(self, sources: Sequence[Source], sampling_rate: int) -> CorpusStats | None:
-        """Rejects cuts of entries that repeat an earlier id, sorts the rest by length, and writes the index.
+        """Gives entries that repeat an earlier id another one, or rejects them, and writes the index by length.
 
         Args:
             sources: The sources by index, which name the positions of repeated ids.
@@ -136,9 +154,10 @@ class CorpusWriter:
             return None
         records = np.frombuffer(self._records, RECORD)
         if repeated := _repeated(records):
-            for index, first in sorted(repeated.items()):
-                self._reject_repeated(records[index], records[first], sources)
-            records = self._without(records, [*repeated])
+            found = tell_apart(records, repeated, lambda index: self._cut_at(records[index]["offset"]), sources)
+            for index, earlier in sorted(found.same_as.items()):
+                self._reject_repeated(records[index], records[earlier], sources)
+            records = self._rewritten(records, found)
         self._note(self._copies(records))
         lengths, shards = self._write_index(records)
         languages = +self._samples_by_language
@@ -155,6 +174,7 @@ class CorpusWriter:
             searched=self._searched,
             notes=dict(self._notes),
             first_notes=self._first_notes,
+            read_as=self._read_as,
         )
 
     def copy_rejects(self, path: Path) -> None:
@@ -181,33 +201,37 @@ class CorpusWriter:
                 self._first_notes.setdefault(note.kind, note)
                 file.write(json.dumps(note._asdict(), ensure_ascii=False) + "\n")
 
-    def _entry_id(self, record: np.void) -> str:
-        """Returns the id of the entry of a cut."""
-        cut_id: str = self._cut_at(record["offset"])["id"]
-        return cut_id if record["entry"] == record["id"] else cut_id.rpartition("@")[0]
-
     def _reject_repeated(self, record: np.void, first: np.void, sources: Sequence[Source]) -> None:
-        cut, entry_id = self._cut_at(record["offset"]), shortened(self._entry_id(record), _MAX_ID_IN_TEXT)
-        cut_id = shortened(cut["id"], _MAX_ID)
+        cut = self._cut_at(record["offset"])
+        repeated, cut_id = shortened(entry_id(cut, record), _MAX_ID_IN_TEXT), shortened(cut["id"], _MAX_ID)
         where, earlier = (sources[int(one["source"])].where(int(one["number"])) for one in (record, first))
-        audio, earlier_audio = _audio_of(cut), _audio_of(self._cut_at(first["offset"]))
-        detail = f"{audio}: the id {entry_id!r} is taken by {earlier_audio}{earlier and f' ({earlier})'}"
+        audio, earlier_audio = audio_of(cut), audio_of(self._cut_at(first["offset"]))
+        detail = f"{audio}: the id {repeated!r} is taken by {earlier_audio}{earlier and f' ({earlier})'}"
         self._reject([Reject(where or audio, cut_id, "duplicate_id", detail).shown()])
         if language := (cut["supervisions"] or [{}])[0].get("language"):
             self._samples_by_language[language] -= int(record["num_samples"])
 
-    def _without(self, records: NDArray[Any], repeated: list[int]) -> NDArray[Any]:
-        """Removes cuts from `cuts.jsonl`, and returns the records of the others."""
-        is_kept = np.ones(len(records), np.bool_)
-        is_kept[repeated] = False
-        sizes = np.diff(records["offset"], append=self._num_bytes)[is_kept]
+    def _rewritten(self, records: NDArray[Any], found: ToldApart) -> NDArray[Any]:
+        """Removes cuts from `cuts.jsonl` and gives others new ids; returns the records of those that are there."""
+        records, is_kept = records.copy(), np.ones(len(records), np.bool_)
+        is_kept[[*found.same_as]] = False
+        sizes = np.diff(records["offset"], append=self._num_bytes)
         self._cuts.seek(0)
         kept = self._files.enter_context((self._directory / "kept.tmp").open("w+b"))
-        kept.writelines(line for line, is_in in zip(self._cuts, is_kept.tolist(), strict=True) if is_in)
+        for index, (line, is_in) in enumerate(zip(self._cuts, is_kept.tolist(), strict=True)):
+            written = line
+            if index in found.new_ids:
+                old, new = found.new_ids[index]
+                cut = renamed(orjson.loads(line), old, new)
+                written = orjson.dumps(cut, option=orjson.OPT_APPEND_NEWLINE)
+                sizes[index] = len(written)
+                records["id"][index], records["entry"][index] = digest(cut["id"]), digest(new)
+            if is_in:
+                kept.write(written)
         kept.flush()
         (self._directory / "kept.tmp").replace(self._directory / "cuts.jsonl")
+        records, sizes = records[is_kept], sizes[is_kept]
         self._cuts, self._num_bytes = kept, int(sizes.sum())
-        records = records[is_kept]
         records["offset"] = np.cumsum(sizes) - sizes
         return records
 
@@ -231,7 +255,7 @@ class CorpusWriter:
         """Returns the path or URL of the audio of a cut, with the first byte of a member of a tar."""
         number = int(record["extent"]) >> 32
         if number == NO_SHARD:
-            return _audio_of(self._cut_at(record["offset"]))
+            return audio_of(self._cut_at(record["offset"]))
         location, begin = [*self._shards][number].location, int(record["begin"])
         return f"{location} (byte {begin})" if begin else location
 
@@ -292,12 +316,6 @@ def _repeated(records: NDArray[Any]) -> dict[int, int]:
     # Other windows or segments of the first entry are no repetition.
     is_repeated = (source != source[first]) | (number != number[first])
     return dict(zip(order[is_repeated].tolist(), order[first[is_repeated]].tolist(), strict=True))
-
-
-def _audio_of(cut: dict[str, Any]) -> str:
-    """Returns the path or URL of the audio of a cut for messages."""
-    sources = [source for source in cut["recording"].get("sources", ()) if cut["channel"] in source["channels"]]
-    return str(sources[0].get("source", "")) if sources else "a recording without a source"
 
 
 def _samples_by_rate(records: NDArray[Any]) -> Counter[str]:

@@ -7,22 +7,27 @@ from typing import Any
 
 import numpy as np
 
+from nestdata.columns import ROLES
 from nestdata.corpus.addresses import relative_name
 from nestdata.corpus.meta import FORMAT_VERSION, meta_content
+from nestdata.errors import shortened
 from nestdata.prepare.config import PrepareConfig
 from nestdata.prepare.corpus_writer import CorpusStats
 from nestdata.prepare.found import NOTES
 from nestdata.prepare.inputs.entry import Source
-from nestdata.prepare.inputs.formats.folder import other_files
+from nestdata.prepare.inputs.formats.folder import other_files, outputs_in
 from nestdata.prepare.pool import Pool
 from nestdata.prepare.progress import PrepareReport
 from nestdata.prepare.report import write_report
 from nestdata.prepare.speech import detector_name
 from nestdata.prepare.written_cuts import WrittenCuts, write_bank
+from nestdata.redaction import redacted
 
 # Cuts that last longer are counted: few batches have room for them, and they pad the others.
 _LONG_SECONDS = 60
 _MAX_KINDS = 10
+# Inputs that are described one by one, and characters of their paths.
+_MAX_SOURCES, _MAX_PATH = 3, 200
 _FOUND_BY_DECODING = "files cut off behind their headers, damage, all-zero audio and byte-equal files"
 
 
@@ -47,7 +52,7 @@ def finish_corpus(
     Returns:
         A summary of the corpus.
     """
-    report = _report(stats, output, config, other_files(sources))
+    report = _report(stats, sources, output, config)
     meta = _meta(stats, sources, config, report)
     if config.pcm:
         write_bank(partial, output, meta, pool)
@@ -58,8 +63,8 @@ def finish_corpus(
     return report
 
 
-def _report(stats: CorpusStats, output: Path, config: PrepareConfig, others: dict[str, int]) -> PrepareReport:
-    rate, lengths = config.sampling_rate, stats.lengths
+def _report(stats: CorpusStats, sources: Sequence[Source], output: Path, config: PrepareConfig) -> PrepareReport:
+    rate, lengths, others = config.sampling_rate, stats.lengths, other_files(sources)
     return PrepareReport(
         path=output,
         num_cuts=stats.num_cuts,
@@ -68,13 +73,35 @@ def _report(stats: CorpusStats, output: Path, config: PrepareConfig, others: dic
         longest_s=int(lengths[-1]) / rate,
         num_resampled=stats.num_resampled,
         other_files=others,
-        notes=_notes(stats, config, others),
+        notes=[*_read_as(stats, sources), *_notes(stats, config, others)],
         rejected=stats.rejected,
         hours_by_rate={name: number / rate / 3600 for name, number in stats.samples_by_rate.most_common()},
         hours_by_language={name: number / rate / 3600 for name, number in stats.samples_by_language.most_common()},
         searched_hours=stats.searched.seconds / 3600 if config.finds_speech else None,
         speech_hours=stats.searched.speech / 3600 if config.finds_speech else None,
     )
+
+
+def _read_as(stats: CorpusStats, sources: Sequence[Source]) -> list[str]:
+    """Returns how the inputs were understood: a line for each of the first ones."""
+    lines = []
+    for index, source in enumerate(sources[:_MAX_SOURCES]):
+        path = shortened(redacted(str(source.path)), _MAX_PATH)
+        names = stats.read_as.get(index, {})
+        roles = [f"{role} from {' and '.join(names[role])}" for role in ROLES if role in names]
+        for what, title in (("labels", "labels"), ("unread", "not read")):
+            if what in names:
+                more = f" and {len(names[what]) - _MAX_KINDS} more" if len(names[what]) > _MAX_KINDS else ""
+                roles.append(f"{title}: {', '.join(names[what][:_MAX_KINDS])}{more}")
+        lines.append(f"{path} read as {source.format}{': ' if roles else ''}{', '.join(roles)}")
+    if len(sources) > _MAX_SOURCES:
+        lines.append(f"{len(sources) - _MAX_SOURCES:,} more inputs: how they were read is in meta.json")
+    outputs = outputs_in(sources)
+    if outputs:
+        more = f" and {len(outputs) - _MAX_SOURCES} more" if len(outputs) > _MAX_SOURCES else ""
+        folders = ", ".join(shortened(redacted(name), _MAX_PATH) for name in outputs[:_MAX_SOURCES])
+        lines.append(f"left out, as outputs of this program: {folders}{more}")
+    return [line if line.isprintable() else repr(line) for line in lines]
 
 
 def _notes(stats: CorpusStats, config: PrepareConfig, others: dict[str, int]) -> list[str]:
@@ -135,5 +162,9 @@ def _meta(
         "rejected": stats.rejected,
         **found,
         "manifests": list(dict.fromkeys(str(source.path) for source in sources)),
+        "read_as": [
+            {"input": str(source.path), "format": source.format, "names": stats.read_as.get(index, {})}
+            for index, source in enumerate(sources)
+        ],
         "settings": asdict(config),
     }

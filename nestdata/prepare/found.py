@@ -3,7 +3,7 @@
 import json
 import zlib
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from hashlib import blake2b
 from typing import Any, NamedTuple
@@ -17,6 +17,8 @@ from nestdata.corpus.addresses import NO_SHARD
 from nestdata.corpus.file_version import path_of, row_of
 from nestdata.errors import shortened
 from nestdata.prepare.inputs.audio import Member, RejectReason
+from nestdata.prepare.inputs.entry import Entry
+from nestdata.prepare.inputs.rows import Meaning
 from nestdata.redaction import redacted
 from nestdata.storage import FileVersion, ObjectInfo
 
@@ -44,15 +46,19 @@ RECORD = np.dtype(
 NOTES = {
     "first_channel": "entries of which only the first channel is used (--channel takes another one, or mix)",
     "shortened": "entries with text that end with the duration in the manifest, before their file",
+    "clip": "files that are as long as their span in a longer recording, and are used whole",
     "no_end_mark": "Ogg files without an end mark, cut off or recorded from a stream",
     "copy": "files byte-equal to another one",
 }
 """The kinds of notes, and what the summary calls them."""
 
-# The channel in the fingerprint of a cut that is the average of all channels.
-_MIXED_CHANNEL = -1
+MIXED_CHANNEL = -1
+"""The channel in the record, and in the fingerprint, of a cut that is the average of all channels."""
+
 # Characters of the id and the explanation of a reject.
 _MAX_TEXT = 2000
+# Names of columns and keys that are kept, and their characters.
+_MAX_NAMES, _MAX_NAME = 200, 80
 
 
 class Reject(NamedTuple):
@@ -146,6 +152,9 @@ class Found:
 
     searched: Searched
 
+    read_as: dict[str, list[str]] = field(default_factory=dict)
+    """Names of columns and keys by what they were read as; see `Meaning.read_as`."""
+
     def hours(self, sampling_rate: int) -> float:
         """Returns the hours of the cuts or, if speech was looked for, of the recordings that were searched."""
         return (self.searched.seconds or int(self.records["num_samples"].sum()) / sampling_rate) / 3600
@@ -179,6 +188,18 @@ class Found:
         )
 
 
+def merged_names(found: Iterable[Mapping[str, list[str]]]) -> dict[str, list[str]]:
+    """Returns the names of several `read_as` in one, each once, and not more than a person reads."""
+    merged: dict[str, dict[str, None]] = {}
+    for names_by in found:
+        for what, names in names_by.items():
+            known = merged.setdefault(what, {})
+            for name in names:
+                if len(known) < _MAX_NAMES:
+                    known[shortened(name, _MAX_NAME)] = None
+    return {what: [*names] for what, names in merged.items()}
+
+
 class _Row(NamedTuple):
     """A cut that was added, without its dict and its bytes."""
 
@@ -198,17 +219,23 @@ class Collector:
 
     def __init__(self) -> None:
         self._num_entries = 0
+        self._meanings: dict[Meaning, None] = {}
+        self._last: Meaning | None = None
         self._found: dict[int, list[_Row | Reject | Searched | Note]] = {}
 
-    def add(self, outcomes: Iterable[Outcome], number: int, where: str, *, replaces: bool = False) -> None:
+    def add(self, outcomes: Iterable[Outcome], number: int, entry: Entry) -> None:
         """Adds the outcomes of an entry.
 
         Args:
             outcomes: Its cuts, rejects, notes and speech.
-            number: The number of the entry or of its item, counted from 1.
-            where: Its position in the input.
-            replaces: Whether the number is that of the entry, which then replaces an earlier one with this number.
+            number: The number of the entry or of its item, counted from 1. An entry with a number of its own replaces
+                an earlier one with this number.
+            entry: The entry.
         """
+        replaces, where = entry.number is not None, entry.where
+        if entry.meaning is not self._last:
+            self._last = entry.meaning
+            self._meanings |= {entry.meaning: None} if entry.meaning else {}
         found = self._found.get(number)
         self._num_entries += found is None or not replaces
         if found is None or replaces:
@@ -244,6 +271,7 @@ class Collector:
             searched=Searched(
                 sum((each.seconds for each in searched), 0.0), sum((each.speech for each in searched), 0.0)
             ),
+            read_as=merged_names(meaning.read_as() for meaning in self._meanings),
         )
 
 
@@ -260,7 +288,7 @@ def _row_of(cut: Cut, number: int, where: str) -> _Row | Reject:
         detail = f"its name or a label is not Unicode, nested too deep or too large a number: {error}"
         return Reject(where, row["id"], "unreadable", detail).shown()
     label = row["supervisions"][0] if row["supervisions"] else {}
-    digest = _digest(row["id"])
+    id_digest = digest(row["id"])
     if member:
         begin, extent, crc32 = member.offset, member.length, member.crc32
     else:
@@ -269,10 +297,10 @@ def _row_of(cut: Cut, number: int, where: str) -> _Row | Reject:
     record = (
         num_samples,
         0,
-        digest,
-        _digest(entry_id) if entry_id not in ("", row["id"]) else digest,
+        id_digest,
+        digest(entry_id) if entry_id not in ("", row["id"]) else id_digest,
         round(row["start"] * 1e6),
-        _MIXED_CHANNEL if "custom" in row and is_mixed(row) else row["channel"],
+        MIXED_CHANNEL if "custom" in row and is_mixed(row) else row["channel"],
         file_rate,
         0,
         number,
@@ -281,10 +309,11 @@ def _row_of(cut: Cut, number: int, where: str) -> _Row | Reject:
         crc32 or 0,
         crc32 is not None,
         content,
-        _digest(f"{member.location}\0{begin}" if member else path_of(row)) if content else 0,
+        digest(f"{member.location}\0{begin}" if member else path_of(row)) if content else 0,
     )
     return _Row(line, record, member.shard if member else None, label.get("language"))
 
 
-def _digest(text: str) -> int:
+def digest(text: str) -> int:
+    """Returns the number that stands for an id, or for a place of audio, in a record."""
     return int.from_bytes(blake2b(text.encode(errors="surrogateescape"), digest_size=8).digest(), "little")

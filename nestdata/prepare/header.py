@@ -189,6 +189,8 @@ def _header_after(error: Exception, audio: File | Member) -> tuple[AudioInfo, in
             info = _info_of(file)
     except (RuntimeError, ValueError) as other:  # those of libsndfile and torchcodec are RuntimeErrors
         error = other
+        if encoded.has_no_sound():
+            return Unusable("not_audio", f"{audio} has pictures and no sound: leave it out")
     else:
         if isinstance(audio, Member):
             return info, audio.length

@@ -112,8 +112,10 @@ def notes_of(whole: WholeEntry, config: PrepareConfig) -> list[Note]:
     recording = row["recording"]
     if not isinstance(whole.audio, LhotseCut):
         num_channels, seconds = len(recording["channel_ids"]), recording["duration"]
-        if num_channels > 1 and config.channel == 0 and entry.channel is None:
+        if num_channels > 1 and config.channel is None and entry.channel is None:
             notes.append(_note("first_channel", whole, f", which has {num_channels}"))
+        if (entry.offset or entry.first_frame) and row["start"] == 0:
+            notes.append(_note("clip", whole))
         if row["duration"] < seconds - ROUNDING_S and _is_whole_utterance(entry, row):
             notes.append(_note("shortened", whole, f", {row['duration']:.3f} of {seconds:.3f} s"))
     if config.probe == "decode" and _lacks_end_mark(whole):

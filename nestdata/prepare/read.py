@@ -5,9 +5,11 @@ than everything else together.
 """
 
 import os
+import unicodedata
+from dataclasses import replace
 from typing import Any, NamedTuple
 
-from nestdata.audio.channels import MIX_FIELD, is_mixed
+from nestdata.audio.channels import MIX_FIELD, Channel, is_mixed
 from nestdata.audio.decode import samples_in
 from nestdata.corpus import members
 from nestdata.errors import StorageError
@@ -47,6 +49,7 @@ def read_entry(entry: Entry, config: PrepareConfig) -> WholeEntry | Reject:
     Raises:
         StorageError: Bytes cannot be read for a reason that says nothing about the audio.
     """
+    entry = _in_channel(entry, config.chosen_channel)
     try:
         audio = entry.audio
         if audio.member and not isinstance(audio, Unusable):
@@ -89,18 +92,20 @@ def source_rate(recording: dict[str, Any]) -> int:
 
 def _cut_from_file(entry: Entry, audio: File | Member, config: PrepareConfig) -> WholeEntry | Unusable:
     """Returns the cut of a span of a file or member."""
-    given = config.channel if entry.channel is None else entry.channel
-    rate, channel = config.sampling_rate, 0 if given == "mix" else given
+    given, named = config.chosen_channel if entry.channel is None else entry.channel, entry
+    rate, channel = config.sampling_rate, given if isinstance(given, int) else 0
     duration = entry.duration if entry.num_frames is None else entry.num_frames / rate
     if config.probe == "missing" and duration is not None:
         entry = _at_rate(entry, rate)
         info = AudioInfo(rate, samples_in(entry.offset + duration, rate), channel + 1)
     else:
-        found = read_header(audio, searches=config.probe == "decode")
+        audio, found = _read_file(audio, searches=config.probe == "decode")
         if isinstance(found, Unusable):
             return found
         info, entry = found, _at_rate(entry, found.rate)
         duration = entry.duration if entry.num_frames is None else entry.num_frames / info.rate
+        if _is_clip(info, entry.offset, duration):
+            entry, duration = entry._replace(offset=0.0, first_frame=0), None
         if problem := _problem_of_span(info, entry.offset, duration):
             return problem
     left = info.num_frames / info.rate - entry.offset
@@ -108,7 +113,44 @@ def _cut_from_file(entry: Entry, audio: File | Member, config: PrepareConfig) ->
     if given == "mix":
         row["custom"] = row.get("custom", {}) | {MIX_FIELD: "mix"}
     problem = _problem_of_layout(info.rate, channel, info.num_channels, config)
-    return problem or WholeEntry(entry, audio, row, info.version)
+    return problem or WholeEntry(named, audio, row, info.version)
+
+
+def _read_file(audio: File | Member, *, searches: bool) -> tuple[File | Member, AudioInfo | Unusable]:
+    """Returns audio and its header, of a file whose name differs in its Unicode form only if there is none other."""
+    info = read_header(audio, searches=searches)
+    if isinstance(info, Unusable) and info.reason == "missing" and isinstance(audio, File):
+        location = _in_other_form(audio.location)
+        if location:
+            audio = replace(audio, location=location)
+            info = read_header(audio, searches=searches)
+    return audio, info
+
+
+def _in_other_form(path: str) -> str:
+    """Returns the path of a file whose name is the same text in another Unicode form; empty if there is none."""
+    found = ""
+    for part in [] if path.isascii() else path.strip("/").split("/"):
+        forms = (part, *(unicodedata.normalize(form, part) for form in ("NFC", "NFD")))
+        found = next((place for form in forms if os.path.exists(place := f"{found}/{form}")), "")
+        if not found:
+            break
+    return found
+
+
+def _is_clip(info: AudioInfo, start: float, duration: float | None) -> bool:
+    """Returns whether a file is as long as a span that ends after it: the span is that of the clip in a recording."""
+    length = info.num_frames / info.rate
+    return duration is not None and start + duration > length + ROUNDING_S and abs(duration - length) <= ROUNDING_S
+
+
+def _in_channel(entry: Entry, channel: Channel | None) -> Entry:
+    """Returns an entry in the channel that the caller asks for, if the caller does."""
+    if channel is None or entry.channel is None:
+        return entry
+    stem = entry.cut_id.removesuffix(f"@ch{entry.channel}")
+    suffix = "" if stem == entry.cut_id else "@mix" if channel == "mix" else f"@ch{channel}"
+    return entry._replace(cut_id=stem + suffix, channel=None)
 
 
 def _at_rate(entry: Entry, rate: int) -> Entry:
@@ -199,9 +241,11 @@ def _cut_from_lhotse(entry: Entry, audio: LhotseCut, config: PrepareConfig) -> W
         return problem
     if config.probe != "missing" and (audio.member or source["type"] == "file"):
         file = File(source["source"], hint=audio.hint)
-        info = read_header(audio.member or file, searches=config.probe == "decode")
+        found, info = _read_file(audio.member or file, searches=config.probe == "decode")
         if isinstance(info, Unusable):
             return info
+        if isinstance(found, File):
+            source["source"] = found.location
         rate, num_channels, version = info.rate, info.num_channels, info.version
         if all(transform["name"] == "Resample" for transform in recording.get("transforms") or ()):
             if problem := _problem_of_span(info, row["start"], row["duration"]):

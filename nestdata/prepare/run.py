@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 import orjson
 
+from nestdata.columns import parse_columns
 from nestdata.errors import ManifestError, OutputError
 from nestdata.output import output_directory, path_before_move
 from nestdata.prepare.config import PrepareConfig, ProbeMode
@@ -119,7 +120,12 @@ def prepare_corpus(
         replaces = output.exists()
         stack.enter_context(_keeps_finished_work(partial))
         options = InputOptions(
-            format=config.format, channel=config.channel, tars=config.tars, write_to=partial, stored_in=output
+            format=config.format,
+            channel=config.chosen_channel,
+            columns=parse_columns(config.columns),
+            tars=config.tars,
+            write_to=partial,
+            stored_in=output,
         )
         _remove_list_of_rejects(output.with_name(output.name + _REJECTS))
         sources = open_sources(checked, options)
@@ -141,6 +147,7 @@ def prepare_corpus(
                     hours=progress.hours + result.found.hours(config.sampling_rate),
                 )
                 show(progress)
+            writer.check_names(parse_columns(config.columns))
             stats = writer.finish(sources, config.sampling_rate)
             _check_rejects(writer, stats, sources, config, list_in=output.with_name(output.name + _REJECTS))
         assert stats is not None
@@ -197,7 +204,7 @@ def run_task(task: Task) -> TaskResult:
     entries = located_entries(task.source, task.items, task.first, lambda entry: reads_audio(entry, config))
     knows_all = True  # what the result depends on
     for number, entry in entries:
-        collector.add(probe(entry, config), number, entry.where, replaces=entry.number is not None)
+        collector.add(probe(entry, config), number, entry)
         audio = entry.audio.audio if isinstance(entry.audio, Unusable) else entry.audio
         if audio:
             depends_on[audio.location] = audio.member.shard if audio.member else None

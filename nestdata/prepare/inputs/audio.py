@@ -30,7 +30,7 @@ ADVICE = {
     "little_speech": "Lower --min-speech-share to keep them.",
     "too_short": "Lower --min-seconds to keep them.",
     "too_long": "Raise --max-seconds, or cut them with --window-seconds.",
-    "duplicate_id": "Drop one of the two entries, or give each line of the same file its own offset.",
+    "duplicate_id": "Drop one of the two: they are the same audio, or a recording in two forms.",
     "rate_too_low": "Lower --min-rate to keep them.",
     "no_such_channel": "Give another --channel.",
     "changed": "Prepare again when nothing writes to the shards any more.",

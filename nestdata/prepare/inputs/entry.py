@@ -8,12 +8,16 @@ input into lines, paths, row numbers or shards; `entries` parses one item, in wh
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 from urllib.parse import quote
 
 from nestdata.errors import ManifestError
+from nestdata.input_format import InputFormat
 from nestdata.prepare.inputs.audio import Audio
 from nestdata.storage import has_scheme, is_url
+
+if TYPE_CHECKING:
+    from nestdata.prepare.inputs.rows import Meaning
 
 # Offsets and durations of this many seconds, about four months, or more are treated as mistakes.
 MAX_SECONDS = 1e7
@@ -73,7 +77,10 @@ class Entry(NamedTuple):
     """Start of the span in samples at the rate of the file, instead of `offset`."""
 
     channel: int | None = None
-    """Channel of the file, counted from 0; None for that of the configuration, or of a `LhotseCut`."""
+    """Channel of the file that the input names, counted from 0; None if it names none, and for a `LhotseCut`."""
+
+    meaning: "Meaning | None" = None
+    """What the names of its row mean; None for an input without names."""
 
 
 @runtime_checkable
@@ -83,6 +90,10 @@ class Source(Protocol):
     @property
     def path(self) -> Path | str:
         """The manifest or folder, as the caller gave it: a path, or a URL."""
+
+    @property
+    def format(self) -> InputFormat:
+        """The format that it is read as."""
 
     @property
     def items_per_task(self) -> int | None:

@@ -6,6 +6,7 @@ at URLs are `str`.
 
 import codecs
 import os
+import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from nestdata.audio.channels import Channel
+from nestdata.columns import Column
 from nestdata.errors import ManifestError, StorageError
 from nestdata.input_format import InputFormat
 from nestdata.prepare.inputs.entry import AUDIO_SUFFIXES, Source, where_paths_start
@@ -26,6 +28,12 @@ from nestdata.storage.location import parse_url
 AudioInput = str | os.PathLike[str] | Any
 """Audio: the path or URL of whatever `nestdata prepare` reads, such as `talk.wav`, `speech.csv`, a folder or a corpus
 directory; a `Corpus`; or Lhotse's `CutSet` or `RecordingSet`."""
+
+# First bytes of a file that are looked at, and bytes that no text has.
+_HEAD_BYTES = 1024
+_CONTROL = re.compile(rb"[\x00-\x08\x0e-\x1a\x1c-\x1f]")
+# Commas between inputs, without those in braces of a pattern.
+_SEVERAL = re.compile(r",(?![^{}]*\})")
 
 AudioInputs = AudioInput | Sequence[AudioInput]
 """One `AudioInput`, or a sequence of them, in any combination."""
@@ -40,9 +48,23 @@ def audio_inputs(given: AudioInputs) -> list[Any]:
     """
     is_one = _is_input(given) or isinstance(given, (bytes, Mapping)) or hasattr(given, "__array__")
     inputs: list[Any] = [given] if is_one or not isinstance(given, Iterable) else [*given]
+    inputs = [part for value in inputs for part in (_listed(value) if isinstance(value, str) else [value])]
     if not inputs:
         raise ManifestError("no input was given: name a file, a folder or a manifest.")
     return [_checked(value) for value in inputs]
+
+
+def _listed(text: str) -> list[str]:
+    """Returns the inputs in a text: itself, or several as NeMo's configurations list them: `[[a.json],[b.json]]`.
+
+    Source: NVIDIA NeMo 3.0, `manifest_filepath` of its data loaders.
+    """
+    if os.path.exists(text) or not (text.startswith("[") or _SEVERAL.search(text)):
+        return [text]
+    parts = [part.strip(" []'\"") for part in _SEVERAL.split(text)]
+    is_listed = text.startswith("[") and text.endswith("]")
+    is_there = is_listed or all(has_scheme(part) or os.path.exists(part) for part in parts)
+    return parts if all(parts) and is_there else [text]
 
 
 def is_lhotse(given: object) -> bool:
@@ -87,8 +109,11 @@ class InputOptions:
     format: InputFormat | None = None
     """Format of every input; None to detect it."""
 
-    channel: Channel = 0
-    """Channel of recordings whose manifest names none."""
+    channel: Channel | None = None
+    """Channel of every cut of Lhotse; None for that which it names itself."""
+
+    columns: tuple[Column, ...] = ()
+    """What the caller says of columns and keys."""
 
     tars: tuple[str, ...] = ()
     """Patterns of the tars of NeMo manifests: none to find them beside the manifests, one for all inputs, or one for
@@ -181,7 +206,18 @@ class GivenInput:
             return "manifests"
         if self.path.is_dir() if isinstance(self.path, Path) else self.path.endswith("/") or not _is_object(self.path):
             return "folder"
-        return "audio" if str(self.path).lower().endswith(AUDIO_SUFFIXES) else "manifest"
+        return "audio" if str(self.path).lower().endswith(AUDIO_SUFFIXES) or self._is_binary else "manifest"
+
+    @property
+    def _is_binary(self) -> bool:
+        """Whether a local file is no text, and thus no manifest: the decoders say what it is."""
+        if isinstance(self.path, str) or str(self.path).lower().endswith(".gz") or not self.path.is_file():
+            return False
+        with self.path.open("rb") as file:
+            head = file.read(_HEAD_BYTES)
+        # Text in another encoding than UTF-8 has no control characters.
+        is_text = head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) or not _CONTROL.search(head)
+        return not is_text and "\ufffd" in head[: _HEAD_BYTES - 3].decode(errors="replace")
 
     @cached_property
     def children(self) -> list[str]:
@@ -217,6 +253,11 @@ class GivenInput:
     def first_line(self) -> bytes:
         """The first line of a manifest."""
         return self._lines[0]
+
+    @property
+    def second_line(self) -> bytes:
+        """The line behind `line`."""
+        return self._lines[3]
 
     @cached_property
     def line(self) -> bytes:
@@ -269,13 +310,14 @@ class GivenInput:
             ) from error
 
     @cached_property
-    def _lines(self) -> tuple[bytes, bytes, int]:
+    def _lines(self) -> tuple[bytes, bytes, int, bytes]:
         with open_lines(self.path) as lines:
             first = line = _first_part(lines)
             number = 1
             while line and not line.strip():
                 line, number = _first_part(lines), number + 1
-        return first, line, number
+            second = b"" if line.startswith(b"[") else lines.readline()
+        return first, line, number, second
 
 
 def _first_part(lines: LineReader) -> bytes:

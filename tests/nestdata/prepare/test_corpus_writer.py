@@ -15,9 +15,10 @@ from nestdata import Address
 from nestdata.corpus.addresses import AddressTable
 from nestdata.prepare.corpus_writer import CorpusStats, CorpusWriter
 from nestdata.prepare.found import Collector, Cut, Found, Note, Reject, Searched
-from nestdata.prepare.inputs.audio import Member
+from nestdata.prepare.inputs.audio import Member, Unusable
 from nestdata.prepare.inputs.entry import Entry
 from nestdata.prepare.inputs.lines import LineSource
+from nestdata.prepare.inputs.rows import Meaning
 from nestdata.storage import ObjectInfo
 
 
@@ -36,6 +37,8 @@ class Item(NamedTuple):
 
 class NamedSource(LineSource):
     """Stands in for a source."""
+
+    format = "list"
 
     def __init__(self, name: str) -> None:
         self.path = name
@@ -66,7 +69,7 @@ def collect(items: Sequence[Item], first: int = 1) -> Found:
     for number, item in enumerate(items, start=first):
         rate = 8000 if item.is_resampled else 16000
         cut = Cut(row_of(item), item.num_samples, rate, member_of(item))
-        collector.add([cut], number, f"m:{number}")
+        collector.add([cut], number, Entry(f"m:{number}", item.cut_id, NO_AUDIO))
     return collector.collected()
 
 
@@ -199,6 +202,9 @@ def test_shards_are_numbered_in_the_order_of_first_use_and_named_below_their_com
     ]
 
 
+MEANINGS = [Meaning("path", (), None, (("id", "id"),), ()), Meaning("wav", (), "channel", (("Text", "text"),), ())]
+READ_AS = [{("audio", "path"), ("labels", "id")}, {("audio", "wav"), ("channel", "channel"), ("text", "Text")}]
+NO_AUDIO = Unusable("missing", "")
 OUTCOMES: list[Cut | Reject | Searched | Note] = [
     Cut(row_of(Item("a", 5, "de")), 5, 16000),
     Cut(row_of(Item("b", 7)), 7, 8000, member_of(Item("b", 7, shard="s3://b/1.tar", offset=3))),
@@ -218,7 +224,8 @@ def test_what_a_task_found_is_in_order_of_numbers_and_restored_from_bytes(
 ) -> None:
     collector, expected, num_entries = Collector(), dict[int, list[Any]](), 0
     for number, outcomes, replaces in entries:
-        collector.add(outcomes, number, f"m:{number}", replaces=replaces)
+        entry = Entry(f"m:{number}", "", NO_AUDIO, number=number if replaces else None, meaning=MEANINGS[number % 2])
+        collector.add(outcomes, number, entry)
         num_entries += not (replaces and number in expected)
         expected[number] = outcomes if replaces else expected.get(number, []) + outcomes
     found, in_order = collector.collected(), [one for number in sorted(expected) for one in expected[number]]
@@ -232,5 +239,8 @@ def test_what_a_task_found_is_in_order_of_numbers_and_restored_from_bytes(
         assert one.searched.seconds == pytest.approx(sum(e.seconds for e in in_order if isinstance(e, Searched)))
     assert again.lines == found.lines
     np.testing.assert_array_equal(again.records, found.records)
+    names = {(what, name) for number, _, _ in entries for what, name in READ_AS[number % 2]}
+    for one in (found, again):
+        assert {(what, name) for what, found_names in one.read_as.items() for name in found_names} == names
     with pytest.raises((ValueError, zlib.error)):
         Found.from_bytes(found.to_bytes()[:-5])

@@ -86,7 +86,7 @@ def test_a_path_that_is_not_a_corpus_is_never_replaced(manifest: Path, tmp_path:
     ("lines", "message"),
     [
         (['{"audio_filepath": "wavs/0.flac"}'] * 6 + ["{"], r"bad\.json:7: not JSON"),
-        (['{"audio_filepath": "wavs/0.flac"}', '{"text": "a"}'], r"bad\.json:2: the key audio_filepath is missing"),
+        (['{"audio_filepath": "wavs/0.flac"}', '{"text": "a"}'], r"bad\.json:2: no audio_filepath among text"),
         (['{"audio_filepath": "wavs/0.flac"}'] * 510 + ["{"], r"bad\.json:511: not JSON"),
         (
             ['{"audio_filepath": "wavs/gone.flac"}'],

@@ -58,12 +58,18 @@ def detect_format(given: GivenInput) -> Format:
             )
         if given.is_pattern and given.format != "nemo" and not given.is_tars:
             raise ManifestError(f"{given.path}: a pattern of manifests, which is read for NeMo data sets only.")
+    if given.format is None and str(given.path).lower().endswith((".yaml", ".yml")):
+        raise ManifestError(
+            f"{given.path}: a configuration, such as an input_cfg of NeMo. Give each manifest in it as an argument of "
+            "its own, and their tars with --tars."
+        )
     for form in FORMATS:
         if form.name == given.format or (given.format is None and form.detect(given)):
             return form
     raise ManifestError(
         f"{given.path}:{given.line_number}: neither a NeMo line (no audio_filepath) nor a Lhotse cut or recording; its "
-        f"keys are: {', '.join(list(given.row)[:6])}. Force a format with --format: {', '.join(get_args(InputFormat))}."
+        f"keys are: {', '.join(list(given.row)[:6])}. Say which one names the audio file, by --columns audio=KEY, or "
+        f"force a format with --format: {', '.join(get_args(InputFormat))}."
     )
 
 

@@ -9,7 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
+from nestdata.columns import Column
 from nestdata.errors import ManifestError
+from nestdata.input_format import InputFormat
 from nestdata.prepare.inputs.entry import AUDIO_SUFFIXES, Entry, cut_id_of, resolve
 from nestdata.prepare.inputs.format import Format, GivenInput, Opened
 from nestdata.prepare.inputs.formats.table import is_table
@@ -28,6 +30,7 @@ class FairseqManifest(LineSource):
     The numbers count samples at the rate of each file, which the format does not give.
     """
 
+    format: ClassVar[InputFormat] = "fairseq"
     num_header_lines: ClassVar[int] = 1
     path: Path | str
     root: str
@@ -54,7 +57,7 @@ class FairseqManifest(LineSource):
         yield Entry(where, cut_id_of(file.location, self.root), file, num_frames=int(count))
 
 
-def is_fairseq(path: Path | str, first_line: bytes) -> bool:
+def is_fairseq(path: Path | str, first_line: bytes, columns: tuple[Column, ...] = ()) -> bool:
     """Returns whether a manifest is fairseq's.
 
     Its name ends in `.tsv` and its first line is not the header of a table, or its first line is a URL or an existing
@@ -63,7 +66,7 @@ def is_fairseq(path: Path | str, first_line: bytes) -> bool:
     if first_line.lstrip().startswith((b"{", b"[")):
         return False
     if str(path).endswith((".tsv", ".tsv.gz")):
-        return not is_table(path, first_line)
+        return not is_table(path, first_line, columns)
     if not first_line.strip() or b"\0" in first_line:
         return False
     folder = _folder(path, first_line)
@@ -102,7 +105,10 @@ def _text(line: bytes) -> str:
 
 
 def _detect(given: GivenInput) -> bool:
-    return given.kind == "manifest" and is_fairseq(given.path, given.first_line)
+    if given.kind != "manifest" or not is_fairseq(given.path, given.first_line, given.options.columns):
+        return False
+    # A list of URLs begins with a URL as well.
+    return not is_url(_text(given.first_line)) or b"\t" in given.second_line
 
 
 def _open(given: GivenInput) -> Opened:

@@ -2,13 +2,14 @@
 
 import os
 import re
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
 
 from nestdata.errors import ManifestError
+from nestdata.input_format import InputFormat
 from nestdata.output import MARK
 from nestdata.prepare.inputs.audio import File, Member
 from nestdata.prepare.inputs.entry import AUDIO_SUFFIXES, MAIN_SUFFIXES, Entry, Source, cut_id_of
@@ -25,6 +26,10 @@ _LOSSLESS = frozenset({".wav", ".flac", ".aiff", ".aif", ".sph", ".w64"})
 _SUFFIX = re.compile(r"\.\w{1,12}")
 # The folder of archives in which macOS has copies of the attributes of files; elsewhere, they begin with `._`.
 _MACOS_FOLDER = "__MACOSX"
+# Files by which the folders of a corpus, a preview and features are known, and the kind that such a folder has.
+_OUTPUT_MARKS = ({"meta.json", "cuts.jsonl", "index.npy"}, {"index.html", "batch.json"}, {"meta.json", "index.jsonl"})
+_OUTPUT_FILES = frozenset[str]().union(*_OUTPUT_MARKS)
+_OUTPUT = "an output"
 
 
 class _AudioLocations:
@@ -48,6 +53,7 @@ class _AudioLocations:
 class AudioFiles(_AudioLocations):
     """Consecutive inputs that are audio files, as one source: a list in Python may hold a million."""
 
+    format: ClassVar[InputFormat] = "audio"
     path: Path | str
     """The first file."""
 
@@ -83,11 +89,15 @@ class AudioFolder(_AudioLocations):
     links lead to it.
     """
 
+    format: ClassVar[InputFormat] = "folder"
     path: Path | str
     root: str
     num_files: int = field(default=0, repr=False)
     other_files: Mapping[str, int] = field(default_factory=dict, repr=False)
     """Number of files that are not read, by suffix."""
+
+    outputs: tuple[str, ...] = field(default=(), repr=False)
+    """Folders that are outputs of this program, and are not read."""
 
     def items(self) -> Iterator[str | ObjectInfo]:
         """Yields absolute paths or objects.
@@ -125,6 +135,11 @@ def other_files(sources: Iterable[Source]) -> dict[str, int]:
     return dict(sorted(total.items(), key=lambda pair: (-pair[1], pair[0])))
 
 
+def outputs_in(sources: Iterable[Source]) -> list[str]:
+    """Returns the folders in folders that are outputs of this program, and are not read."""
+    return [output for source in sources if isinstance(source, AudioFolder) for output in source.outputs]
+
+
 def _suffix(name: str) -> str:
     """Returns the lower-case suffix of a file name, with its dot; empty if there is none."""
     begin = name.rfind(".")
@@ -153,9 +168,26 @@ def _order(name: str) -> tuple[int, str]:
     return 0 if suffix in _LOSSLESS else 1 if suffix in _MAIN else 2, name
 
 
-def _objects(url: str) -> Iterator[tuple[ObjectInfo, str]]:
+def _is_output(names: Collection[str]) -> bool:
+    """Returns whether the files of a folder are those of an output: a corpus, a preview, or features."""
+    return any(marks.issubset(names) for marks in _OUTPUT_MARKS)
+
+
+def _outputs_below(url: str) -> list[str]:
+    """Returns the URLs of the folders below a URL that are outputs of this program."""
+    names: dict[str, set[str]] = defaultdict(set)
     for info in objects_below(url):
-        if not any(map(_is_hidden, info.location.removeprefix(url).split("/"))):
+        folder, _, name = info.location.rpartition("/")
+        if name in _OUTPUT_FILES:
+            names[folder].add(name)
+    return [folder for folder, found in names.items() if _is_output(found) and folder != url.rstrip("/")]
+
+
+def _objects(url: str) -> Iterator[tuple[ObjectInfo, str]]:
+    outputs = tuple(f"{folder}/" for folder in _outputs_below(url))
+    for info in objects_below(url):
+        is_hidden = any(map(_is_hidden, info.location.removeprefix(url).split("/")))
+        if not (is_hidden or info.location.startswith(outputs)):
             yield info, _kind(info.location.rpartition("/")[2])
 
 
@@ -174,6 +206,9 @@ def _files(directory: str, seen: set[tuple[int, int]]) -> Iterator[tuple[str, st
             listed = [(_is_folder(entry), entry.name) for entry in entries if not _is_hidden(entry.name)]
         if directory.endswith(".partial") and os.path.exists(os.path.join(directory, MARK)):
             return  # an output that is being written
+        if len(seen) > 1 and _is_output({name for _, name in listed}):
+            yield directory, _OUTPUT
+            return
     except OSError as error:
         raise cannot_be_listed(directory, error) from error
     for name in sorted((name for is_folder, name in listed if not is_folder), key=_order):
@@ -199,12 +234,16 @@ def _open_folder(given: GivenInput) -> Opened:
     others: Counter[str] = Counter()
     shards: dict[str, list[str]] = {"tar": [], "parquet": []}
     listed: Iterator[tuple[str, str]]
+    outputs: list[str] = []
     if isinstance(given.path, str):
         listed = ((info.location, kind) for info, kind in _objects(given.location))
+        outputs = _outputs_below(given.location)
     else:
         listed = _files(given.location, set())
     for location, kind in listed:
-        if kind in shards:
+        if kind == _OUTPUT:
+            outputs.append(location)
+        elif kind in shards:
             shards[kind].append(location)
         else:
             others[kind] += 1
@@ -225,11 +264,11 @@ def _open_folder(given: GivenInput) -> Opened:
             kinds = f"; of other kinds: {found}" if found else ""
             raise ManifestError(f"{given.folder}: no {what}{kinds}. docs/formats.md lists what is read.")
         opened: list[Source] = []
-        if num_audio or others:
+        if num_audio or others or outputs:
             folder = given.location if isinstance(given.path, str) else given.path
-            opened.append(AudioFolder(folder, root, num_audio, dict(others)))
+            opened.append(AudioFolder(folder, root, num_audio, dict(others), tuple(outputs)))
         if tars:
-            opened.append(WebDataset.of(given.folder, tars, root))
+            opened.append(WebDataset.of(given.folder, tars, root, given.options.columns))
         if parquet:
             opened.append(parquet_in_folder(given, parquet, root))
         return opened

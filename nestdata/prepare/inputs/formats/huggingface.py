@@ -1,4 +1,4 @@
-"""Hugging Face data sets with the audio inside: as Parquet files, and as `save_to_disk` writes one split.
+"""Hugging Face data sets: Parquet files, and what `save_to_disk` writes of one split, with audio inside or files named.
 
 Both need `pip install 'nest-pretrain[huggingface]'`. The bytes of a row cannot be read without the rest of its row
 group or batch. The audio of each file is therefore copied once to an uncompressed tar in the corpus directory, where
@@ -12,21 +12,34 @@ import posixpath
 import re
 import tarfile
 from collections import defaultdict
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from glob import glob, has_magic
 from pathlib import Path
-from typing import Any, ClassVar
+from types import NoneType
+from typing import Any, ClassVar, NamedTuple
 from zlib import crc32
 
+from nestdata.columns import Column, key_of
 from nestdata.errors import ConfigError, ManifestError, StorageError, in_one_line
+from nestdata.input_format import InputFormat
 from nestdata.output import flush_to_disk
 from nestdata.prepare.inputs.audio import File, Member, Unusable
 from nestdata.prepare.inputs.entry import AUDIO_SUFFIXES, Entry, cut_id_of, resolve
 from nestdata.prepare.inputs.format import Format, GivenInput, Opened
+from nestdata.prepare.inputs.names import FileNames
 from nestdata.prepare.inputs.patterns import objects_below
+from nestdata.prepare.inputs.rows import (
+    AUDIO_NAMES,
+    Meaning,
+    audio_name,
+    check_columns,
+    entry_of_row,
+    meaning_in,
+    placed,
+)
 from nestdata.storage import ObjectInfo, is_url, join, name_of, parent, storage
 
 PARQUET_SUFFIX = ".parquet"
@@ -46,12 +59,13 @@ _SPLIT = re.compile(rf"(?<![a-z])({'|'.join(sorted(_SPLITS, key=len, reverse=Tru
 
 @dataclass(frozen=True, slots=True)
 class DataSetFiles:
-    """The rows of the files of a data set, with all columns of plain values as labels.
+    """The rows of the files of a data set, with all other columns but those of bytes as labels.
 
     A column `id` is a label: several rows may share the id of a sentence or a speaker.
     """
 
     items_per_task: ClassVar[int] = 1
+    format: ClassVar[InputFormat] = "parquet"
     path: Path | str
     """A file, a folder, or a pattern of files: a local path, or a URL as a `str`."""
 
@@ -71,6 +85,9 @@ class DataSetFiles:
     prefix: str = ""
     """First part of the ids, if rows are numbered over all files; otherwise, it is the path of each file."""
 
+    columns: tuple[Column, ...] = ()
+    """What the caller says of the columns."""
+
     def items(self) -> Iterator[tuple[str, int]]:
         """Yields the locations of the files, and the number of the first row of each.
 
@@ -89,30 +106,41 @@ class DataSetFiles:
         return [item[0]]
 
     def entries(self, number: int, item: tuple[str, int]) -> Iterator[Entry]:
-        """Writes the audio of a file to tars, and yields the entries of its rows; a reject for what cannot be read.
+        """Writes the audio of a file to a tar, and yields the entries of its rows; a reject for what cannot be read.
 
         Raises:
-            ConfigError: The package `pyarrow` is not installed.
+            ConfigError: The package `pyarrow` is not installed, or `columns` does not fit the file.
+            ManifestError: A time or the channel in a row cannot be one, or a row names no file.
             StorageError: The store cannot be read.
         """
-        location, row = item
+        location, first = item
         prefix = self.prefix or cut_id_of(location, self.root)
         # The folder is part of the name, so that names are unique in the corpus.
         tar_path = Path(self.write_to, f"{Path(self.write_to).name}-{number:06d}.tar")
+        names = FileNames((self.folder,), self.folder)
         found: list[tuple[Entry, tuple[int, int, int] | None]] = []
-        with _new_tar(tar_path) as tar:
-            try:
-                for values, labels in _rows(location):
-                    where = f"{self.path if self.prefix else location} (row {row})"
-                    content, name = values.get("bytes"), values.get("path")
-                    audio = File(resolve(self.folder, name)) if name else _NO_AUDIO
-                    entry = Entry(where, f"{prefix}/{row}", audio, labels=labels, number=number << _ROW_BITS | row)
-                    found.append((entry, None if content is None else _add(tar, content, _suffix_of(name))))
-                    row += 1
-            except ManifestError as error:
-                unusable = Unusable("unreadable", str(error))
-                found.append((Entry(location, prefix, unusable, number=number << _ROW_BITS | row), None))
-        shard = ObjectInfo(f"{self.stored_in}/{tar_path.name}", tar_path.stat().st_size, None)
+        with ExitStack() as stack:
+            tar: tarfile.TarFile | None = None
+            for index, row in enumerate(_rows(location, self.columns), start=first):
+                where, position = f"{self.path if self.prefix else location} (row {index})", number << _ROW_BITS | index
+                if isinstance(row, Unusable):
+                    found.append((Entry(location, prefix, row, number=position), None))
+                    continue
+                meaning, labels = row.columns.meaning, row.labels()
+                if row.columns.audio is None:
+                    name = audio_name(row.values, meaning, where)
+                    entry = entry_of_row(
+                        where, name, row.values, meaning, names, self.root, labels=labels, number=position
+                    )
+                    found.append((entry, None))
+                    continue
+                content, path = row.audio()
+                audio = File(resolve(self.folder, path)) if path else _NO_AUDIO
+                entry = placed(where, f"{prefix}/{index}", audio, row.values, meaning, labels, position)
+                if content is not None:
+                    tar = tar or stack.enter_context(_new_tar(tar_path))
+                found.append((entry, _add(tar, content, _suffix_of(path)) if tar and content is not None else None))
+        shard = ObjectInfo(f"{self.stored_in}/{tar_path.name}", tar_path.stat().st_size if tar else 0, None)
         for entry, place in found:
             yield entry._replace(audio=Member(shard, *place, written_to=str(tar_path))) if place else entry
 
@@ -125,7 +153,7 @@ class DataSetFiles:
         return len(self.names)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        values = (self.path, self.folder, self.root, self.write_to, self.stored_in, (), self.prefix)
+        values = (self.path, self.folder, self.root, self.write_to, self.stored_in, (), self.prefix, self.columns)
         return DataSetFiles, values
 
 
@@ -153,7 +181,7 @@ def _open_parquet(given: GivenInput) -> Opened:
     folder, names = parquet_folder(given.path), _parquet_files(given.path)
     if folder == given.location:
         _check_splits(folder, names)
-    return folder, lambda root: DataSetFiles(given.path, folder, root, *given.folders("shards"), tuple(names))
+    return folder, lambda root: _source(given, folder, root, names)
 
 
 # `formats.folder` reads a folder of Parquet files, unless the format is given.
@@ -167,7 +195,12 @@ def parquet_in_folder(given: GivenInput, names: list[str], root: str) -> DataSet
         ManifestError: The files are of several splits of a data set.
     """
     _check_splits(given.location, names)
-    return DataSetFiles(given.path, given.location, root, *given.folders("shards"), tuple(names))
+    return _source(given, given.location, root, names)
+
+
+def _source(given: GivenInput, folder: str, root: str, names: Sequence[str], prefix: str = "") -> DataSetFiles:
+    columns = given.options.columns
+    return DataSetFiles(given.path, folder, root, *given.folders("shards"), tuple(names), prefix, columns)
 
 
 def may_hold_audio(name: str) -> bool:
@@ -260,7 +293,7 @@ def _open_saved(given: GivenInput) -> Opened:
 
     def opened(root: str) -> DataSetFiles:
         prefix = os.path.relpath(folder, root) if folder != root else os.path.basename(folder)
-        return DataSetFiles(path, directory, root, *given.folders("shards"), names, prefix)
+        return _source(given, directory, root, names, prefix)
 
     return folder, opened
 
@@ -279,31 +312,72 @@ def _num_rows(location: str) -> int:
         return sum(batch.num_rows for batch in arrow.ipc.open_stream(file))
 
 
-def _rows(location: str) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
-    """Yields the audio and the labels of each row of a file.
+class _Columns(NamedTuple):
+    """What the columns of a file are."""
+
+    audio: str | None
+    """The column that holds the audio, as bytes or as a struct of bytes and path; None if rows name files."""
+
+    meaning: Meaning
+    classes: dict[str, list[str]]
+    """The names of classes, for columns that store their numbers."""
+
+
+class _Row(NamedTuple):
+    values: dict[str, Any]
+    columns: _Columns
+
+    def audio(self) -> tuple[bytes | None, str | None]:
+        """Returns the bytes and the name of the audio in the row."""
+        value = self.values[self.columns.audio or ""] or {}
+        return (value, None) if isinstance(value, bytes) else (value.get("bytes"), value.get("path"))
+
+    def labels(self) -> dict[str, Any]:
+        """Returns the values of the other columns, with names of classes; a negative class is unknown."""
+        values = {name: value for name, value in self.values.items() if name not in self.columns.classes}
+        for name, names in self.columns.classes.items():
+            number = self.values[name]  # a float in a column with gaps
+            values[name] = names[int(number)] if number is not None and 0 <= number < len(names) else None
+        labels = self.columns.meaning.labels_of(values)
+        return {name: _plain(value) for name, value in labels.items() if value is not None}
+
+
+def _plain(value: Any) -> Any:
+    """Returns a value as JSON has it; those that it does not have, such as times of day and decimals, as text."""
+    if isinstance(value, dict):
+        return {str(key): _plain(part) for key, part in value.items()}
+    if isinstance(value, list):
+        return [_plain(part) for part in value]
+    return value if isinstance(value, (str, int, float, bool, NoneType)) else str(value)
+
+
+def _rows(location: str, given: tuple[Column, ...]) -> Iterator[_Row | Unusable]:
+    """Yields the rows of a file; last, why the others cannot be read.
 
     Raises:
-        ManifestError: The file cannot be read, or has no audio column.
         StorageError: The store cannot be read.
     """
     arrow = _pyarrow(location)
     is_parquet = location.lower().endswith(PARQUET_SUFFIX)
-    with _reading(location), _opened(location) if is_parquet else arrow.memory_map(location) as stream:
-        if is_parquet:
-            file = arrow.parquet.ParquetFile(stream)
-            column, plain, classes = _columns_of(file.schema_arrow, location)
-            batches = file.iter_batches(_ROWS_PER_BATCH, columns=[column, *plain], use_threads=False)
-        else:
-            file = arrow.ipc.open_stream(stream)
-            column, plain, classes = _columns_of(file.schema, location)
-            batches = (
-                batch.select([column, *plain]).slice(start, _ROWS_PER_BATCH)
-                for batch in file
-                for start in range(0, batch.num_rows, _ROWS_PER_BATCH)
-            )
-        for batch in batches:
-            for row in batch.to_pylist():
-                yield row.pop(column) or {}, _labels(row, classes)
+    try:
+        with _reading(location), _opened(location) if is_parquet else arrow.memory_map(location) as stream:
+            file = arrow.parquet.ParquetFile(stream) if is_parquet else arrow.ipc.open_stream(stream)
+            schema = file.schema_arrow if is_parquet else file.schema
+            columns = _columns_of(schema, location, given)
+            names = [name for name in schema.names if name not in columns.meaning.unread]
+            if is_parquet:
+                batches = file.iter_batches(_ROWS_PER_BATCH, columns=names, use_threads=False)
+            else:
+                batches = (
+                    batch.select(names).slice(start, _ROWS_PER_BATCH)
+                    for batch in file
+                    for start in range(0, batch.num_rows, _ROWS_PER_BATCH)
+                )
+            for batch in batches:
+                for values in batch.to_pylist():
+                    yield _Row(values, columns)
+    except ManifestError as error:
+        yield Unusable("unreadable", str(error))
 
 
 @contextmanager
@@ -331,37 +405,76 @@ def _pyarrow(location: str) -> Any:
     return pyarrow
 
 
-def _columns_of(schema: Any, location: str) -> tuple[str, list[str], dict[str, list[str]]]:
-    """Returns the column of audio, those of plain values, and the class names of those that store numbers of classes.
+def _columns_of(schema: Any, location: str, given: tuple[Column, ...]) -> _Columns:
+    """Returns what the columns of a file are.
 
     Raises:
-        ManifestError: There is no column of audio, or it has other types than `datasets` writes: bytes, and text.
+        ManifestError: There is no column of audio, or its types are not bytes and text.
+        ConfigError: There are several columns of audio, or none of a name that the caller gives.
     """
-    from pyarrow import types
-
-    audio = _audio_columns(schema)
-    if not audio:
-        raise ManifestError(
-            f"{location}: no column with audio, which is a struct of bytes and path, among {', '.join(schema.names)}."
-        )
-    column = "audio" if "audio" in audio else audio[0]
-    is_bytes = (types.is_binary, types.is_large_binary, types.is_fixed_size_binary, types.is_binary_view)
-    is_text = (types.is_string, types.is_large_string, types.is_string_view)
-    for part in schema.field(column).type:
-        expected = {"bytes": (types.is_null, *is_bytes), "path": (types.is_null, *is_text)}.get(part.name, ())
-        if expected and not any(check(part.type) for check in expected):
-            raise ManifestError(
-                f"{location}: the column {column!r} has a field {part.name!r} of type {part.type}, where "
-                f"{'binary' if part.name == 'bytes' else 'string'} was expected. Cast the column."
-            )
-    is_plain = (types.is_string, types.is_large_string, types.is_integer, types.is_floating, types.is_boolean)
-    plain = [part.name for part in schema if any(check(part.type) for check in is_plain)]
+    try:
+        check_columns(schema.names, given, location)
+    except ManifestError as error:
+        raise ConfigError(str(error)) from None
+    audio = _audio_column(schema, location, given)
+    if audio is not None:
+        _check_types(schema.field(audio), location)
+    names = tuple(name for name in schema.names if name != audio and not _holds_bytes(schema.field(name).type))
+    meaning = meaning_in(names, location, given, is_embedded=audio is not None)
+    unread = (name for name in schema.names if name != audio and name not in names)
+    meaning = meaning._replace(unread=(*meaning.unread, *unread))
     classes = {
         name: feature["names"]
         for name, feature in _features_of(schema).items()
-        if name in plain and isinstance(feature, dict) and feature.get("_type") == "ClassLabel"
+        if name in names and isinstance(feature, dict) and feature.get("_type") == "ClassLabel"
     }
-    return column, plain, classes
+    return _Columns(audio, meaning, classes)
+
+
+def _audio_column(schema: Any, location: str, given: tuple[Column, ...]) -> str | None:
+    """Returns the column that holds the audio; None if there is none, so that rows name files.
+
+    Raises:
+        ConfigError: It may be one of several.
+    """
+    named = next((column.name for column in given if column.role == "audio"), None)
+    structs = _audio_columns(schema)
+    held = [name for name in schema.names if name in structs or _holds_bytes(schema.field(name).type)]
+    if named is not None:
+        return named if named in held else None
+    features = _features_of(schema)
+    kinds = {name: feature.get("_type") for name, feature in features.items() if isinstance(feature, dict)}
+    described = [name for name in held if kinds.get(name) == "Audio"]
+    found = described[:1] if "audio" not in described else ["audio"]
+    found = found or structs or [name for name in held if key_of(name) in AUDIO_NAMES]
+    if len(found) > 1 and "audio" not in found:
+        raise ConfigError(f"{location}: audio may be in {', '.join(found)}. Choose with --columns audio={found[0]}.")
+    return "audio" if "audio" in found else found[0] if found else None
+
+
+def _holds_bytes(kind: Any) -> bool:
+    """Returns whether a type is bytes, or has them as a part."""
+    from pyarrow import types
+
+    tests = (types.is_binary, types.is_large_binary, types.is_fixed_size_binary, types.is_binary_view)
+    parts = [kind.field(index).type for index in range(kind.num_fields)]
+    return any(test(kind) for test in tests) or any(map(_holds_bytes, parts))
+
+
+def _check_types(field: Any, location: str) -> None:
+    """Raises ManifestError if a column of audio has other types than `datasets` writes: bytes, and text."""
+    from pyarrow import types
+
+    is_text = (types.is_string, types.is_large_string, types.is_string_view)
+    for part in field.type if types.is_struct(field.type) else ():
+        is_right = part.name != "bytes" or types.is_null(part.type) or _holds_bytes(part.type)
+        if part.name == "path":
+            is_right = types.is_null(part.type) or any(test(part.type) for test in is_text)
+        if not is_right:
+            raise ManifestError(
+                f"{location}: the column {field.name!r} has a field {part.name!r} of type {part.type}, where "
+                f"{'binary' if part.name == 'bytes' else 'string'} was expected. Cast the column."
+            )
 
 
 def _audio_columns(schema: Any) -> list[str]:
@@ -378,15 +491,6 @@ def _features_of(schema: Any) -> dict[str, Any]:
     except (KeyError, TypeError, ValueError):
         return {}
     return features if isinstance(features, dict) else {}
-
-
-def _labels(row: dict[str, Any], classes: dict[str, list[str]]) -> dict[str, Any]:
-    """Returns the strings, numbers and class names of a row; a negative class is unknown."""
-    labels = {name: value for name, value in row.items() if value is not None and name not in classes}
-    for name, names in classes.items():
-        if row[name] is not None and 0 <= row[name] < len(names):
-            labels[name] = names[int(row[name])]  # a float in a column with gaps
-    return labels
 
 
 def _suffix_of(name: str | None) -> str:

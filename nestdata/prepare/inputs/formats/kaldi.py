@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 from nestdata.errors import ManifestError
+from nestdata.input_format import InputFormat
 from nestdata.prepare.inputs.audio import Unusable, unusable_command
 from nestdata.prepare.inputs.entry import MAX_SECONDS, Entry
 from nestdata.prepare.inputs.format import Format, GivenInput, Opened
@@ -54,6 +55,7 @@ class _Utterance(NamedTuple):
 class KaldiDirectory:
     """The utterances of `segments`, or the recordings of `wav.scp` if there are no segments, with their Kaldi ids."""
 
+    format: ClassVar[InputFormat] = "kaldi"
     items_per_task: ClassVar[None] = None
     path: Path
     names: FileNames

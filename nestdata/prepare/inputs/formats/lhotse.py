@@ -5,13 +5,14 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 from urllib.parse import unquote
 
 import orjson
 
-from nestdata.audio.channels import MIX_FIELD, Channel
+from nestdata.audio.channels import MIX_FIELD, Channel, is_mixed
 from nestdata.errors import ConfigError, ManifestError, StorageError, in_one_line
+from nestdata.input_format import InputFormat
 from nestdata.prepare.inputs.audio import File, LhotseCut, Member, Unusable, unusable_command
 from nestdata.prepare.inputs.entry import Entry, seconds
 from nestdata.prepare.inputs.format import Format, GivenInput, Opened, is_corpus, is_lhotse
@@ -32,12 +33,13 @@ _POINTER = re.compile(r"(?P<tar>[^?]+)\?o=(?P<start>\d{1,18})&e=\d{1,18}(&n=(?P<
 class LhotseManifest(LineSource):
     """Lhotse MonoCuts or recordings; a recording becomes one cut."""
 
+    format: ClassVar[InputFormat] = "lhotse"
     path: Path | str
     names: FileNames
     """Relative paths start from the current directory, as in Lhotse, or from the folder of the manifest."""
 
-    channel: Channel
-    """Channel of the cut that a recording becomes."""
+    channel: Channel | None
+    """Channel that the caller asks for; None for that of a cut, and the first of a recording."""
 
     is_spread: bool = False
 
@@ -81,12 +83,14 @@ class LhotseManifest(LineSource):
                 f"{where}: a {kind} where a MonoCut was expected. Reduce it to cuts of one channel in Lhotse first."
             )
         if kind == "Recording":
-            channel = 0 if self.channel == "mix" else self.channel
+            channel = 0 if self.channel in (None, "mix") else self.channel
             whole = {"start": 0.0, "duration": row.get("duration"), "channel": channel}
             row = {"id": row.get("id"), **whole, "recording": row}
             if self.channel == "mix":
                 row["custom"] = {MIX_FIELD: "mix"}
         _check_cut(row, where)
+        if self.channel is not None:
+            row = _in_channel(row, self.channel)
         _check_transforms(row["recording"], where)
         cut = dict(MonoCut.from_dict(row).to_dict())
         _check_recording(cut, where)
@@ -161,7 +165,7 @@ class LhotseObjects(LhotseManifest):
 
     def items(self) -> Iterator[bytes]:
         """Yields lines."""
-        for cut in self.cuts or ():
+        for cut in () if self.cuts is None else self.cuts:
             yield orjson.dumps(cut.to_dict(), default=str, option=orjson.OPT_SERIALIZE_NUMPY)
 
     def count(self) -> int | None:
@@ -172,8 +176,8 @@ class LhotseObjects(LhotseManifest):
         return LhotseObjects, (self.path, self.names, self.channel)
 
 
-def open_objects(given: Any, channel: Channel) -> LhotseManifest | None:
-    """Returns the source of an input that is an object, given the channel of recordings; None for a path or URL."""
+def open_objects(given: Any, channel: Channel | None) -> LhotseManifest | None:
+    """Returns the source of an input that is an object, in the channel that is asked for; None for a path or URL."""
     names = FileNames.of((), (os.getcwd(),), os.getcwd())
     if is_corpus(given):
         return CorpusCuts(given.path, names, channel, root=given.root)
@@ -219,6 +223,19 @@ def _check_cut(row: dict[str, Any], where: str) -> None:
     for key in ("start", "duration"):
         if seconds(row, key, where) is None:
             raise ManifestError(f"{where}: the cut has no {key}. Add it, or drop this line.")
+
+
+def _in_channel(row: dict[str, Any], channel: Channel) -> dict[str, Any]:
+    """Returns a cut with the channel that the caller asks for; its id says so, if it had another one."""
+    custom = {key: value for key, value in (row.get("custom") or {}).items() if key != MIX_FIELD}
+    if channel == "mix":
+        custom[MIX_FIELD] = "mix"
+    number = 0 if channel == "mix" else channel
+    if (row.get("channel"), is_mixed(row)) == (number, channel == "mix"):
+        return row
+    cut_id = f"{row['id']}@{'mix' if channel == 'mix' else f'ch{channel}'}"
+    labels = [{**label, "channel": number} for label in row.get("supervisions") or ()]
+    return {**row, "id": cut_id, "channel": number, "custom": custom, "supervisions": labels}
 
 
 def _check_recording(cut: dict[str, Any], where: str) -> None:

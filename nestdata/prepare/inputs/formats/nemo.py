@@ -8,17 +8,20 @@ Source: NVIDIA NeMo 3.0, `convert_to_tarred_audio_dataset.py`, which writes them
 import os
 import posixpath
 import re
+import unicodedata
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import chain, groupby
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import orjson
 
+from nestdata.columns import Column, key_of
 from nestdata.errors import ManifestError
+from nestdata.input_format import InputFormat
 from nestdata.prepare.inputs.audio import Member, Unusable
 from nestdata.prepare.inputs.entry import AUDIO_KEYS, AUDIO_SUFFIXES, Entry, cut_id_of
 from nestdata.prepare.inputs.format import Format, GivenInput, Opened
@@ -40,7 +43,15 @@ from nestdata.prepare.inputs.patterns import (
     objects_below,
     shard_number,
 )
-from nestdata.prepare.inputs.rows import AUDIO_NAMES, Meaning, audio_name, entry_of_row, key_of, meaning_of, placed
+from nestdata.prepare.inputs.rows import (
+    AUDIO_NAMES,
+    Meaning,
+    audio_name,
+    check_columns,
+    entry_of_row,
+    meaning_in,
+    placed,
+)
 from nestdata.prepare.inputs.tar import (
     OpenShard,
     ShardSource,
@@ -61,9 +72,11 @@ _SHARDED_MANIFESTS = "sharded_manifests"
 class NemoManifest(LineSource):
     """Lines with the name of a file, and optionally its span, channel and labels; see `rows`."""
 
+    format: ClassVar[InputFormat] = "nemo"
     path: Path | str
     root: str
     names: FileNames
+    columns: tuple[Column, ...] = ()
     is_spread: bool = False
 
     def entries(self, number: int, item: bytes) -> Iterator[Entry]:
@@ -72,7 +85,7 @@ class NemoManifest(LineSource):
         row = parse_object(item, where)
         if row is None:
             return
-        meaning = _meaning_in(row, where)
+        meaning = meaning_in(row, where, self.columns)
         name = audio_name(row, meaning, where)
         if "shard_id" in row or name[-4:].lower() in (".tar", ".tgz"):
             shard = f"shard_id {row['shard_id']}" if "shard_id" in row else repr(name)
@@ -80,8 +93,7 @@ class NemoManifest(LineSource):
                 f"{where}: a line of a tarred data set ({shard}) in a manifest of files. Begin the manifest with a "
                 "line that has a shard_id, or give the archives with --tars PATTERN."
             )
-        labels = {key: row[key] for key in meaning.labels}
-        yield entry_of_row(where, name, row, meaning, self.names, self.root, labels=labels)
+        yield entry_of_row(where, name, row, meaning, self.names, self.root, labels=meaning.labels_of(row))
 
 
 class _Line(NamedTuple):
@@ -100,6 +112,7 @@ class _Line(NamedTuple):
 class NemoTarred(ShardSource):
     """One manifest with a `shard_id` in each line, or one manifest for each tar."""
 
+    format: ClassVar[InputFormat] = "nemo"
     path: Path | str
     shards: tuple[tuple[str, str], ...] = field(repr=False)  # each item names the files that it reads
     """Absolute paths or URLs of the manifest and of the tar of each shard."""
@@ -111,6 +124,7 @@ class NemoTarred(ShardSource):
     """Absolute path or URL that the names of members are relative to: the folder of the tars."""
 
     root: str
+    columns: tuple[Column, ...] = ()
 
     def items(self) -> Iterator[tuple[int, tuple[str, ...], list[tuple[int, bytes]] | None]]:
         """Yields the index of a manifest, the files of a shard, and its lines with their numbers, counted from 1.
@@ -175,7 +189,7 @@ class NemoTarred(ShardSource):
         row = parse_object(content, where)
         if row is None or row.get("_skipme"):
             return None
-        meaning = _meaning_in(row, where)
+        meaning = meaning_in(row, where, self.columns)
         return _Line(number, where, plain_name(audio_name(row, meaning, where)), row, meaning)
 
     def _joined(self, lines: list[_Line], shard: OpenShard) -> Iterator[Entry]:
@@ -198,25 +212,29 @@ class NemoTarred(ShardSource):
     def _entry(self, line: _Line, member: str, audio: Member | Unusable) -> Entry:
         """Returns the entry of a line, with the id that the same span of a file would have."""
         cut_id = cut_id_of(join(self.folder, posixpath.normpath(member)), self.root)
-        labels = {name: line.row[name] for name in line.meaning.labels if name not in _NOT_LABELS}
+        labels = {name: value for name, value in line.meaning.labels_of(line.row).items() if name not in _NOT_LABELS}
         return placed(line.where, cut_id, audio, line.row, line.meaning, labels, line.number)
 
 
 def _detect(given: GivenInput) -> bool:
     if given.kind == "manifest":
         keys = {key_of(key) for key in given.row}
+        if any(column.role == "audio" and column.name in given.row for column in given.options.columns):
+            return True
         is_lhotse = not keys.isdisjoint(("recording", "sources", "tracks"))
         return not keys.isdisjoint(AUDIO_KEYS if is_lhotse else AUDIO_NAMES)
     return given.kind == "manifests"
 
 
 def _open(given: GivenInput) -> Opened:
+    columns = given.options.columns
     if given.is_pattern:
         check_shards(given.names, str(given.path))
     elif b'"shard_id"' not in given.first_object and given.tars is None:
         check_manifest(given.path)
+        check_columns(given.row, columns, f"{given.path}:{given.line_number}")
         names = FileNames.beside(given.parent, lambda: _first_names(given))
-        return names.base, lambda root: NemoManifest(given.path, root, names, given.is_spread)
+        return names.base, lambda root: NemoManifest(given.path, root, names, columns, given.is_spread)
     elif given.is_spread:
         raise ManifestError(f"{given.path}: a manifest of a tarred data set in another form. {ONE_PER_LINE}")
     manifests = numbered(given.names, str(given.path), str(given.path)) if given.is_pattern else {}
@@ -234,6 +252,7 @@ def _open(given: GivenInput) -> Opened:
         () if given.is_pattern else tuple(numbers),
         folder,
         root,
+        columns,
     )
 
 
@@ -246,7 +265,7 @@ def _first_names(given: GivenInput) -> Iterator[str]:
     for item in chain([given.first_object], lines):
         with suppress(ValueError, TypeError, AttributeError, ManifestError):  # an error when it is read
             row = orjson.loads(item)
-            yield audio_name(row, _meaning_in(row, ""), "")
+            yield audio_name(row, meaning_in(row, "", given.options.columns), "")
 
 
 def _tars_named(pattern: str) -> dict[int, str]:
@@ -316,15 +335,17 @@ class _Lookup:
         # Of each line, the members that match it best so far, and whether they match by their whole names.
         self._found: list[tuple[bool, tuple[str, ...]]] = [(False, ())] * len(lines)
         for index, line in enumerate(lines):
-            repeat = _REPEAT.fullmatch(line.name)
-            for name in {line.name, repeat[1] + (repeat[2] or "")} if repeat else {line.name}:
+            own = _in_one_form(line.name)
+            repeat = _REPEAT.fullmatch(own)
+            for name in {own, repeat[1] + (repeat[2] or "")} if repeat else {own}:
                 self._by_name[name].append(index)
                 self._by_stem[stem_and_suffix(name)[0]].append(index)
 
     def hits(self, member: str) -> list[tuple[_Line, tuple[str, ...]]]:
         """Returns the lines of a member, each with all members that match it as well if there is more than one."""
-        named = frozenset(self._by_name.get(member, ()))
-        stem, suffix = stem_and_suffix(member)
+        name = _in_one_form(member)
+        named = frozenset(self._by_name.get(name, ()))
+        stem, suffix = stem_and_suffix(name)
         same_stem = self._by_stem.get(stem, ()) if suffix in AUDIO_SUFFIXES else ()
         hits = []
         for index in sorted(named.union(same_stem)):
@@ -343,16 +364,6 @@ class _Lookup:
                 yield line
 
 
-def _meaning_in(row: dict[str, Any], where: str) -> Meaning:
-    """Returns what the keys of a line mean.
-
-    Raises:
-        ManifestError: None of them is that of a file, or the times do not give one span.
-    """
-    try:
-        meaning = meaning_of(tuple(row))
-    except ManifestError as error:
-        raise ManifestError(f"{where}: {error}") from None
-    if meaning is None:
-        raise ManifestError(f"{where}: the key audio_filepath is missing. Add it, or drop this line.")
-    return meaning
+def _in_one_form(name: str) -> str:
+    """Returns a name in one Unicode form: macOS writes another one than other systems."""
+    return name if name.isascii() else unicodedata.normalize("NFC", name)

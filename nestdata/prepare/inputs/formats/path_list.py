@@ -4,13 +4,15 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 from nestdata.errors import ManifestError
+from nestdata.input_format import InputFormat
 from nestdata.prepare.inputs.entry import AUDIO_SUFFIXES, Entry
 from nestdata.prepare.inputs.format import Format, GivenInput, Opened
 from nestdata.prepare.inputs.lines import LineSource, numbered_lines
 from nestdata.prepare.inputs.names import FileNames, entry_of_file
-from nestdata.storage import name_of
+from nestdata.storage import is_url, name_of
 
 _SUFFIXES = (".txt", ".lst", ".list", ".txt.gz", ".lst.gz", ".list.gz")
 
@@ -19,6 +21,7 @@ _SUFFIXES = (".txt", ".lst", ".list", ".txt.gz", ".lst.gz", ".list.gz")
 class PathList(LineSource):
     """Paths without anything else: neither spans nor labels."""
 
+    format: ClassVar[InputFormat] = "list"
     path: Path | str
     root: str
     names: FileNames
@@ -35,8 +38,8 @@ class PathList(LineSource):
 def _detect(given: GivenInput) -> bool:
     """Returns whether a file is a list of audio files, by its first line that is not blank, or by its own name.
 
-    A line decides if it ends like the name of an audio file or names an existing file. Other lines decide nothing:
-    a list whose own name ends in `.txt`, `.lst` or `.list` is taken as one.
+    A line decides if it is a URL, ends like the name of an audio file, or names an existing file. Other lines decide
+    nothing: a list whose own name ends in `.txt`, `.lst` or `.list` is taken as one.
     """
     if given.kind != "manifest":
         return False
@@ -45,7 +48,11 @@ def _detect(given: GivenInput) -> bool:
         raise ManifestError(f"{given.path}: a file of a Kaldi directory. Give the folder that holds it.")
     if not name.strip() or name.lstrip().startswith(("{", "[")):
         return False
-    if name.rstrip("\0").lower().endswith(AUDIO_SUFFIXES) or str(given.path).lower().endswith(_SUFFIXES):
+    if (
+        is_url(name)
+        or name.rstrip("\0").lower().endswith(AUDIO_SUFFIXES)
+        or str(given.path).lower().endswith(_SUFFIXES)
+    ):
         return True
     return isinstance(given.path, Path) and os.path.isfile(given.path.parent / name)
 

@@ -10,9 +10,10 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from nestdata.errors import ManifestError, in_one_line
+from nestdata.input_format import InputFormat
 from nestdata.prepare.inputs.audio import LhotseCut, Member, Unusable
 from nestdata.prepare.inputs.entry import Entry
 from nestdata.prepare.inputs.format import Format, GivenInput, Opened
@@ -48,6 +49,7 @@ class _Line(NamedTuple):
 class SharDirectory(ShardSource):
     """The cuts of a Shar directory, with their own ids. Fields other than the recording are not read."""
 
+    format: ClassVar[InputFormat] = "shar"
     path: Path | str
     shards: tuple[tuple[str, str], ...] = field(repr=False)  # each item names the shards that it reads
     """Absolute paths or URLs of the manifest and of the tar of each shard."""

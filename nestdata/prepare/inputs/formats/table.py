@@ -9,7 +9,9 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
+from nestdata.columns import Column, key_of
 from nestdata.errors import ManifestError
+from nestdata.input_format import InputFormat
 from nestdata.prepare.inputs.audio import Unusable
 from nestdata.prepare.inputs.entry import Entry
 from nestdata.prepare.inputs.format import Format, GivenInput, Opened
@@ -20,10 +22,9 @@ from nestdata.prepare.inputs.rows import (
     AUDIO_NAMES,
     Meaning,
     audio_name,
+    check_columns,
     entry_of_row,
-    key_of,
-    label_name,
-    meaning_of,
+    meaning_in,
     with_channel,
 )
 from nestdata.storage import join
@@ -35,8 +36,8 @@ _SUFFIXES = (".csv", ".csv.gz")
 _COMMON_VOICE = {("client_id", "path"): "clips", ("client_id", "audio_id", "audio_file"): "audios"}
 
 
-class Columns(NamedTuple):
-    """The header of a table."""
+class Header(NamedTuple):
+    """The first row of a table."""
 
     delimiter: str
     names: tuple[str, ...]
@@ -54,12 +55,13 @@ class Columns(NamedTuple):
 class Table(LineSource):
     """Rows with a column for the audio file, and optionally its span, channel and labels; see `rows`."""
 
+    format: ClassVar[InputFormat] = "csv"
     num_header_lines: ClassVar[int] = 1
     has_line_numbers: ClassVar[bool] = True
     path: Path | str
     root: str
     names: FileNames
-    columns: Columns
+    header: Header
 
     def items(self) -> Iterator[tuple[int, list[str]]]:
         """Yields rows with the number of their last line.
@@ -67,31 +69,32 @@ class Table(LineSource):
         Raises:
             ManifestError: A quoted field is too long, because a quotation mark is missing.
         """
-        for number, row in _rows(self.path, self.columns.delimiter):
+        for number, row in _rows(self.path, self.header.delimiter):
             # The header of a table may be repeated, where tables were joined.
-            if any(row) and _stripped(row) != self.columns.names:
+            if any(row) and _stripped(row) != self.header.names:
                 yield number, row
 
     def entries(self, number: int, item: tuple[int, list[str]]) -> Iterator[Entry]:  # noqa: ARG002, the row has its own
         """Yields the entry of a row; its number is that of its line."""
         line, row = item
-        where, columns = self.where(line), self.columns
-        num_columns = len(columns.names)
+        where, header = self.where(line), self.header
+        num_columns = len(header.names)
         if len(row) > num_columns and not any(row[num_columns:]):
             row = row[:num_columns]  # delimiters at the end of a line, as spreadsheets write them
         if len(row) != num_columns:
             yield Entry(where, where, self._malformed(row, where), number=line)
             return
-        values, meaning = dict(zip(columns.names, row, strict=True)), columns.meaning
+        values, meaning = dict(zip(header.names, row, strict=True)), header.meaning
         name = audio_name(values, meaning, where)
-        labels = table_labels({label_name(key): values[key] for key in meaning.labels if key})
+        labels = table_labels(meaning.labels_of(values))
         of_slice = None
         if not any(time.what == "start" for time in meaning.times):
             of_slice = entry_of_slice(where, name, self.names, self.root, labels=labels, number=line)
         if of_slice is None:
             yield entry_of_row(where, name, values, meaning, self.names, self.root, labels=labels, number=line)
-        else:
-            yield of_slice if meaning.channel is None else with_channel(of_slice, values, meaning.channel)
+            return
+        of_slice = of_slice._replace(meaning=meaning)
+        yield of_slice if meaning.channel is None else with_channel(of_slice, values, meaning.channel)
 
     def _malformed(self, row: list[str], where: str) -> Unusable:
         """Returns why a row has another number of fields than the header.
@@ -99,27 +102,31 @@ class Table(LineSource):
         Raises:
             ManifestError: It has several lines, most likely because of a quotation mark that hides many rows.
         """
-        problem = f"{len(row)} fields, but the header has {len(self.columns.names)}"
+        problem = f"{len(row)} fields, but the header has {len(self.header.names)}"
         if any("\n" in field for field in row):
             raise ManifestError(
                 f"{where}: {problem}, in a row of several lines that ends here. Check whether a quotation mark is "
                 "missing before this line."
             )
-        quote = f"quote fields that contain {self.columns.delimiter!r}"
-        advice = "remove the tab, or drop this line" if self.columns.delimiter == "\t" else quote
+        quote = f"quote fields that contain {self.header.delimiter!r}"
+        advice = "remove the tab, or drop this line" if self.header.delimiter == "\t" else quote
         return Unusable("malformed_row", f"{problem}; {advice}")
 
 
-def is_table(path: Path | str, first_line: bytes) -> bool:
-    """Returns whether a file is a table: its name ends in `.csv`, or its first line has a column of audio files."""
+def is_table(path: Path | str, first_line: bytes, columns: tuple[Column, ...] = ()) -> bool:
+    """Returns whether a file is a table: its name ends in `.csv`, or its first line has a column of audio files.
+
+    Such a column has one of the usual names, or that which the caller gives it.
+    """
     if str(path).lower().endswith(_SUFFIXES):
         return True
-    names = _header(first_line)[1]
-    return len(names) > 1 and any(key_of(name) in AUDIO_NAMES for name in names)
+    names = _divided(first_line)[1]
+    given = {column.name for column in columns if column.role == "audio"}
+    return len(names) > 1 and any(name in given or key_of(name) in AUDIO_NAMES for name in names)
 
 
-def _read_columns(path: Path | str) -> Columns:
-    """Reads the header of a table.
+def _read_header(path: Path | str, columns: tuple[Column, ...]) -> Header:
+    """Reads the first row of a table.
 
     Raises:
         ManifestError: It has no column with audio files, two columns have the same name, or those of spans are too many
@@ -129,48 +136,39 @@ def _read_columns(path: Path | str) -> Columns:
         line = next((line for line in file if line.strip()), b"")
     if not line:
         raise ManifestError(f"{path}: the table is empty. Check the command that wrote it.")
-    delimiter, names = _header(line)
+    delimiter, names = _divided(line)
     keys = Counter(map(key_of, names))
     repeated = [key for key, number in keys.items() if key and number > 1]
     if repeated:
         raise ManifestError(f"{path}:1: two columns are called {repeated[0][:80]!r}. Rename or remove one of them.")
-    try:
-        meaning = meaning_of(names)
-    except ManifestError as error:
-        raise ManifestError(f"{path}:1: the columns {error}") from None
-    if meaning is None:
-        found = ", ".join(name[:40] for name in names[:8])
-        raise ManifestError(
-            f"{path}:1: a table without a column of audio files; its columns are: {found}. Begin it with a header, and "
-            f"name the column audio_filepath, path or file_name."
-        )
-    return Columns(delimiter, names, meaning)
+    check_columns(names, columns, f"{path}:1")
+    return Header(delimiter, names, meaning_in(names, f"{path}:1, the header of a table", columns))
 
 
 def _detect(given: GivenInput) -> bool:
-    return given.kind == "manifest" and is_table(given.path, given.line)
+    return given.kind == "manifest" and is_table(given.path, given.line, given.options.columns)
 
 
 def _open(given: GivenInput) -> Opened:
-    columns = _read_columns(given.path)
-    names = _names(given, columns)
-    return names.base, lambda root: Table(given.path, root, names, columns)
+    header = _read_header(given.path, given.options.columns)
+    names = _names(given, header)
+    return names.base, lambda root: Table(given.path, root, names, header)
 
 
 FORMAT = Format("csv", _detect, _open)
 
 
-def _names(given: GivenInput, columns: Columns) -> FileNames:
+def _names(given: GivenInput, header: Header) -> FileNames:
     """Returns how a table names its files: in Common Voice, relative to a folder beside it."""
     path = given.path
-    clips = [name for header, name in _COMMON_VOICE.items() if columns.names[: len(header)] == header]
+    clips = [name for first, name in _COMMON_VOICE.items() if header.names[: len(first)] == first]
     folders = [join(given.parent, name) for name in clips]
     if isinstance(path, str):
         return FileNames.beside([*folders, given.parent][0], lambda: ())
     if folders and os.path.isdir(folders[0]):
         return FileNames.of((), (*folders, given.parent, os.getcwd()), folders[0])
-    rows = (row for _, row in islice(_rows(path, columns.delimiter), 1, None))
-    names = (row[columns.audio] for row in rows if len(row) > columns.audio and "\0" not in row[columns.audio])
+    rows = (row for _, row in islice(_rows(path, header.delimiter), 1, None))
+    names = (row[header.audio] for row in rows if len(row) > header.audio and "\0" not in row[header.audio])
     return FileNames.beside(given.parent, lambda: names)
 
 
@@ -192,7 +190,7 @@ def _dialect(delimiter: str) -> dict[str, Any]:
     return {"delimiter": delimiter, "quoting": csv.QUOTE_NONE if delimiter == "\t" else csv.QUOTE_MINIMAL}
 
 
-def _header(line: bytes) -> tuple[str, tuple[str, ...]]:
+def _divided(line: bytes) -> tuple[str, tuple[str, ...]]:
     """Returns the delimiter that divides a header into most fields, and the fields."""
     text = line.decode(errors="surrogateescape").rstrip("\r\n")
     delimiter = max(_DELIMITERS, key=text.count)

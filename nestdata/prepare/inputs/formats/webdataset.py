@@ -12,13 +12,16 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
+from nestdata.columns import Column
 from nestdata.errors import ManifestError
+from nestdata.input_format import InputFormat
 from nestdata.prepare.inputs.audio import Member, Unusable
-from nestdata.prepare.inputs.entry import AUDIO_SUFFIXES, MAIN_SUFFIXES, Entry, cut_id_of
+from nestdata.prepare.inputs.entry import AUDIO_KEYS, AUDIO_SUFFIXES, MAIN_SUFFIXES, Entry, cut_id_of
 from nestdata.prepare.inputs.format import Format, GivenInput, Opened
 from nestdata.prepare.inputs.patterns import TAR, check_shards, folder_of, objects_below
+from nestdata.prepare.inputs.rows import meaning_in, placed
 from nestdata.prepare.inputs.tar import (
     ShardSource,
     TarMember,
@@ -32,7 +35,7 @@ from nestdata.storage import is_url, join, name_of, storage
 _KEY = re.compile(r"((?:.*/)?[^./]+)\.[^/]*", re.DOTALL)
 # Members about the archive rather than a sample.
 _ABOUT_ARCHIVE = re.compile(r"__[^/]*__(?:$|/)")
-_NOT_LABELS = frozenset({"audio_filepath", "audio_filename", "offset", "duration"})
+_NOT_LABELS = frozenset({*AUDIO_KEYS, "offset", "duration"})
 _AUDIO = frozenset(AUDIO_SUFFIXES)
 _LABEL_SUFFIXES = (".json", ".txt")
 # Labels are some hundred bytes; longer ones are not read.
@@ -43,19 +46,21 @@ _MAX_SCATTERED = 64
 
 @dataclass(frozen=True, slots=True)
 class WebDataset(ShardSource):
-    """The samples of tars that have audio, with the values of `.json` and the text of `.txt` as labels."""
+    """The samples of tars that have audio; the values of `.json` and the text of `.txt` are the row of a sample."""
 
+    format: ClassVar[InputFormat] = "webdataset"
     path: Path | str
     shards: tuple[tuple[str], ...] = field(repr=False)  # each item names the tar that it reads
     folder: str
     """Absolute path or URL that keys are relative to: the folder of the tars."""
 
     root: str
+    columns: tuple[Column, ...] = ()
 
     @classmethod
-    def of(cls, path: Path | str, tars: Sequence[str], root: str) -> "WebDataset":
+    def of(cls, path: Path | str, tars: Sequence[str], root: str, columns: tuple[Column, ...]) -> "WebDataset":
         """Returns the source of tars, given their absolute paths or URLs."""
-        return cls(path, tuple((tar,) for tar in tars), folder_of(tars), root)
+        return cls(path, tuple((tar,) for tar in tars), folder_of(tars), root, columns)
 
     def entries(self, number: int, item: tuple[int, tuple[str]]) -> Iterator[Entry]:  # noqa: ARG002, keys are numbered
         """Yields the samples of a tar, and those again of which further members come later.
@@ -97,10 +102,15 @@ class WebDataset(ShardSource):
             yield Entry(tar, "", shard.problem, number=entry_number(index, len(samples) + 1))
 
     def _entry(
-        self, number: int, tar: str, key: str, audio: Member | Unusable, labels: dict[str, Any] | None = None
+        self, number: int, tar: str, key: str, audio: Member | Unusable, row: dict[str, Any] | None = None
     ) -> Entry:
         cut_id = cut_id_of(join(self.folder, posixpath.normpath(key)) + ".", self.root)
-        return Entry(f"{tar}: {key}", cut_id, audio, labels=labels, number=number)
+        if not row:
+            return Entry(f"{tar}: {key}", cut_id, audio, labels=row, number=number)
+        where = f"{tar}: {key}"
+        meaning = meaning_in(row, where, self.columns, is_embedded=True)
+        labels = {name: value for name, value in meaning.labels_of(row).items() if name not in _NOT_LABELS}
+        return placed(where, cut_id, audio, row, meaning, labels, number)
 
 
 def check_not_nemo(given: GivenInput) -> None:
@@ -117,7 +127,7 @@ def check_not_nemo(given: GivenInput) -> None:
 def _open(given: GivenInput) -> Opened:
     tars = _tars_of(given)
     check_shards(tars, str(given.folder))
-    return folder_of(tars), lambda root: WebDataset.of(given.folder, tars, root)
+    return folder_of(tars), lambda root: WebDataset.of(given.folder, tars, root, given.options.columns)
 
 
 FORMAT = Format("webdataset", lambda given: given.kind == "tars", _open)
@@ -176,7 +186,7 @@ def _part(found: TarMember, member_of: Callable[[TarMember], Member | Unusable])
 
 
 def _joined(parts: Sequence[_Part]) -> tuple[Member | Unusable, dict[str, Any] | None]:
-    """Returns the audio of a sample, or why there is not exactly one file that may be used, and its labels."""
+    """Returns the audio of a sample, or why there is not exactly one file that may be used, and its row."""
     names = ", ".join(part.name for part in parts)
     audio = [part for part in parts if part.decides]
     unusable = next((part.member for part in audio if isinstance(part.member, Unusable)), None)
@@ -189,24 +199,24 @@ def _joined(parts: Sequence[_Part]) -> tuple[Member | Unusable, dict[str, Any] |
         detail = f"a sample with several audio files, since a key ends at the first dot: {names}"
         return Unusable("ambiguous_member", detail), None
     try:
-        return found, _labels(parts)
+        return found, _row(parts)
     except (ValueError, RecursionError) as error:
         return Unusable("unreadable", f"labels that are not JSON ({error}): {names}"), None
 
 
-def _labels(parts: Iterable[_Part]) -> dict[str, Any]:
-    """Returns the labels of a sample.
+def _row(parts: Iterable[_Part]) -> dict[str, Any]:
+    """Returns what the members of a sample say of its audio, by name.
 
     Raises:
         ValueError, RecursionError: A member with the suffix `.json` is not JSON, or is nested too deep.
     """
-    labels: dict[str, Any] = {}
+    row: dict[str, Any] = {}
     for part in parts:
         if part.decides or not isinstance(part.member, Member):
             continue
         content = part.member.read()
         if part.suffix == ".txt":
-            labels["text"] = content.decode(errors="replace").strip()
+            row["text"] = content.decode(errors="replace").strip()
         elif content and isinstance(values := json.loads(content), dict):
-            labels |= {key: value for key, value in values.items() if key not in _NOT_LABELS}
-    return labels
+            row |= values
+    return row

@@ -76,15 +76,19 @@ def test_a_forced_format_is_not_detected(tmp_path: Path) -> None:
     [
         ("m.json", b"", r"m\.json: the manifest is empty\. Check the command that wrote it"),
         ("m.json", b'{"name": "a.wav", "seconds": 1}', r"m\.json:1: neither a NeMo line .* keys are: name, seconds"),
-        ("m.json", b"\n{}", r"m\.json:2: neither a NeMo line .* Force a format with --format: audio, folder"),
+        (
+            "m.json",
+            b"\n{}",
+            r"m\.json:2: neither a NeMo line .* by --columns audio=KEY, or force a format with --format: audio, folder",
+        ),
         ("m.json", b"[", r"m\.json, object 1: ends here, before the end of its JSON"),
         ("m.json", b'["a.wav"]', r"m\.json, object 1: str where a JSON object was expected.* a list of paths"),
         (
             "m.csv",
             b"name,seconds\n",
-            r"m\.csv:1: a table without a column of audio files; .* are: name, seconds\. Begin",
+            r"m\.csv:1, the header of a table: no audio_filepath among name, seconds\. .*--columns audio=NAME",
         ),
-        ("m.csv", b"path,end\n", r"m\.csv:1: the columns end do not give a start and an end"),
+        ("m.csv", b"path,end\n", r"m\.csv:1, the header of a table: end do not give a start and an end"),
         ("m.csv", "path,text\n".encode("utf-16"), r"m\.csv: text in UTF-16\. Save it as UTF-8"),
         ("wav.scp", b"a a.wav\n", r"wav\.scp: a file of a Kaldi directory\. Give the folder"),
     ],

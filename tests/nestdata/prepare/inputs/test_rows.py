@@ -5,11 +5,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow
+import pyarrow.parquet
 import pytest
 
-from nestdata import ManifestError
+from nestdata import ConfigError, ManifestError, PrepareConfig, prepare_corpus
 from nestdata.prepare.inputs.rows import AUDIO_NAMES
 from tests.nestdata.prepare.inputs.reading import prepared
+from tests.nestdata.prepare.inputs.shards import write_tar
 from tests.synthesis import hiss, write_audio
 
 RATE = 16000
@@ -20,6 +23,23 @@ SPANS = [
 UNITS = {"": 1, "_s": 1, "_seconds": 1, "_ms": 1000, "_samples": RATE}
 
 
+OTHER_NAMES = [
+    "a",
+    "Clip Name",
+    "t0",
+    "t1",
+    "xmin",
+    "x-max",
+    "von",
+    "bis",
+    "Beginn",
+    "Wörter",
+    "side",
+    "start_frame",
+    "n",
+]
+
+
 def written(folder: Path, form: str, rows: list[dict[str, Any]]) -> Path:
     path = folder / f"m.{form}"
     if form in ("csv", "tsv"):
@@ -27,37 +47,59 @@ def written(folder: Path, form: str, rows: list[dict[str, Any]]) -> Path:
             writer = csv.DictWriter(file, list(rows[0]), delimiter="," if form == "csv" else "\t")
             writer.writeheader()
             writer.writerows(rows)
+    elif form == "parquet":
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+    elif form == "tar":
+        audio = (folder / "call.wav").read_bytes()
+        members = [(f"{i}.{kind}", json.dumps(row).encode() if kind == "json" else audio)
+                   for i, row in enumerate(rows) for kind in ("wav", "json")]  # fmt: skip
+        write_tar(path, members)
     else:
         path.write_text(json.dumps(rows) if form == "json" else "".join(f"{json.dumps(row)}\n" for row in rows))
     return path
 
 
-@pytest.mark.parametrize("seed", range(24))
-def test_a_row_is_a_cut_of_its_span_and_channel_whatever_its_columns_are_called(tmp_path: Path, seed: int) -> None:
+def check_a_table(folder: Path, seed: int) -> None:
+    """Prepares a random table or manifest, and compares its cuts with what its rows say."""
     chosen = random.Random(seed)
-    form, span, unit = chosen.choice(["csv", "tsv", "jsonl", "json"]), chosen.choice(SPANS), chosen.choice([*UNITS])
-    names = [chosen.choice(AUDIO_NAMES), *(f"{name}{unit}" for name in span)]
-    channel_name, text_name = chosen.choice(["channel", "channel_id"]), chosen.choice(["text", "sentence", "raw_text"])
-    names = [chosen.choice([str.lower, str.upper])(name) if form in ("csv", "tsv") else name for name in names]
-    write_audio(tmp_path / "call.wav", np.stack([hiss(8 * RATE, 1), hiss(8 * RATE, 2)], axis=1))
-    rows, expected = list[dict[str, Any]](), list[tuple[float, float, int, str]]()
+    form, is_named = chosen.choice(["csv", "tsv", "jsonl", "json", "parquet", "tar"]), chosen.random() < 0.5
+    span, unit = chosen.choice(SPANS), chosen.choice([*UNITS])
+    names = [chosen.choice(AUDIO_NAMES), *(f"{name}{unit}" for name in span), chosen.choice(["channel", "channel_id"])]
+    names.append(chosen.choice(["text", "sentence", "raw_text"]))
+    changed = chosen.choice([str.lower, str.upper, str.title])
+    names = [changed(name) for name in names]
+    if is_named:
+        names = chosen.sample(OTHER_NAMES, 5)
+    write_audio(folder / "call.wav", np.stack([hiss(8 * RATE, 1), hiss(8 * RATE, 2)], axis=1))
+    rows, expected, order = list[dict[str, Any]](), list[tuple[float, float, int, str]](), chosen.sample(range(5), 5)
     for number in range(5):
         start, length, channel = 1.25 * number, chosen.choice([0.5, 1.0]), number % 2
         second = length if span[1].startswith("du") else start + length
-        values = [round(value * UNITS[unit], 3) for value in (start, second)]
-        row = dict(zip(names, ["call.wav", *values], strict=True)) | {
-            channel_name: channel,
-            text_name: f"words {number}",
-        }
-        items = [*row.items()]
-        if number == 0:
-            order = chosen.sample(range(len(items)), len(items))
+        times = [round(value * UNITS[unit], 3) for value in (start, second)]
+        items = [*zip(names, ["call.wav", *times, channel, f"words {number}"], strict=True)]
         rows.append(dict(items[index] for index in order))
         expected.append((start, length, channel, f"words {number}"))
-    cuts, rejects = prepared(written(tmp_path, form, rows))
+    roles = ("audio", "start", "duration" if span[1].startswith("du") else "end", "channel", "text")
+    suffix = {1000: ":ms", RATE: ":samples"}.get(UNITS[unit], "")
+    given = [f"{role}={name}{suffix if role in ('start', 'end', 'duration') else ''}"
+             for role, name in zip(roles, names, strict=True) if role != "audio" or form != "tar"]  # fmt: skip
+    cuts, rejects = prepared(written(folder, form, rows), columns=",".join(given) if is_named else "")
     assert rejects == []
     found = [(cut["start"], cut["duration"], cut["channel"], cut["supervisions"][0]["text"]) for cut in cuts.values()]
     assert sorted(found) == sorted(expected)
+
+
+@pytest.mark.parametrize("seed", range(48))
+def test_a_row_is_a_cut_of_its_span_and_channel_whatever_its_columns_are_called(tmp_path: Path, seed: int) -> None:
+    check_a_table(tmp_path, seed)
+
+
+@pytest.mark.slow
+def test_many_more_tables_are_read_as_they_say(tmp_path: Path) -> None:
+    for seed in np.random.default_rng().integers(1 << 32, size=300).tolist():
+        folder = tmp_path / str(seed)
+        folder.mkdir()
+        check_a_table(folder, seed)  # the name of the folder is the seed
 
 
 @pytest.mark.parametrize(
@@ -116,3 +158,100 @@ def test_slices_of_a_file_take_the_channel_of_their_row(tmp_path: Path) -> None:
     cuts, rejects = prepared(written(tmp_path, "csv", rows))
     assert rejects == []
     assert {(cut["start"], cut["duration"], cut["channel"]) for cut in cuts.values()} == {(1.0, 0.5, 0), (1.0, 0.5, 1)}
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        (
+            {"path": "a.wav", "clip_begin": 1},
+            r"clip_begin is 1, which looks like a time, .* --columns start=clip_begin",
+        ),
+        ({"path": "a.wav", "tEnd": "2.5"}, r"tEnd is 2\.5, which looks like a time, .* --columns end=tEnd"),
+        ({"path": "a.wav", "rec-channel": 1}, r"which looks like a channel, .* --columns channel=rec-channel"),
+        ({"path": "a.wav", "chan": "left"}, r"chan is 'left', which looks like a channel"),
+        ({"wav": "a.wav", "noisy_path": "b/c.flac"}, r"looks like an audio file, .* --columns audio=wav\."),
+    ],
+)
+@pytest.mark.parametrize("form", ["csv", "jsonl", "parquet"])
+def test_what_looks_like_a_time_a_channel_or_audio_and_is_not_read_is_an_error(
+    tmp_path: Path, form: str, row: dict[str, Any], message: str
+) -> None:
+    path = written(tmp_path, form, [row])
+    with pytest.raises(ManifestError, match=message.replace("1, which", r"1(?:\.0)?, which").replace("is 2", "is '?2")):
+        prepared(path)
+
+
+def test_numbers_that_are_no_times_of_the_file_are_labels(tmp_path: Path) -> None:
+    write_audio(tmp_path / "a.wav", hiss(4 * RATE, 1))
+    row = {
+        "audio_filepath": "a.wav",
+        "num_channels": 2,
+        "channel_count": 1,
+        "end_reason": "timeout",
+        "wav": "old/a.flac",
+    }
+    cuts, _ = prepared(written(tmp_path, "jsonl", [row]))
+    assert cuts["a"]["custom"] == {key: value for key, value in row.items() if key != "audio_filepath"}
+    row = {"path": "a.wav", "start": 2, "clip_end": 7, "channel": 3}
+    cuts, _ = prepared(written(tmp_path, "csv", [row]), columns="start=,end=,channel=")
+    assert (cuts["a"]["duration"], cuts["a"]["custom"]) == (4.0, {"start": "2", "clip_end": "7", "channel": "3"})
+
+
+@pytest.mark.parametrize("form", ["csv", "jsonl", "parquet"])
+def test_a_file_as_long_as_its_span_in_a_recording_is_a_clip_and_used_whole(tmp_path: Path, form: str) -> None:
+    write_audio(tmp_path / "a.wav", hiss(4 * RATE, 1))
+    write_audio(tmp_path / "b.wav", hiss(4 * RATE, 2))
+    rows = [
+        {"path": "a.wav", "begin_time": 100.5, "end_time": 104.5},
+        {"path": "b.wav", "begin_time": 9, "end_time": 12},
+    ]
+    cuts, rejects = prepared(written(tmp_path, form, rows))
+    ((cut_id, cut),) = cuts.items()
+    assert (cut_id, cut["start"], cut["duration"]) == ("a@100.500+4.000", 0.0, 4.0)
+    assert [reject["reason"] for reject in rejects] == ["wrong_duration"]
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        ("foo=a", r"'foo=a' is not ROLE=NAME with one of the roles audio, start, end"),
+        ("audio", "'audio' is not ROLE=NAME"),
+        ("text=", "'text=' is not ROLE=NAME"),
+        ("start=a,start=b", "names start twice"),
+        ("start=a:ms,end=b:samples", "seconds and samples for one span"),
+        ("start=a_samples,duration=b", "seconds and samples for one span"),
+    ],
+)
+def test_a_wrong_text_for_columns_is_an_error(columns: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        PrepareConfig(columns=columns)
+
+
+@pytest.mark.parametrize("form", ["csv", "jsonl", "parquet", "wav"])
+def test_a_column_that_is_named_and_not_there_is_an_error(tmp_path: Path, form: str) -> None:
+    write_audio(tmp_path / "m.wav", hiss(RATE, 1))
+    path = tmp_path / "m.wav" if form == "wav" else written(tmp_path, form, [{"path": "m.wav", "begin": 0}])
+    with pytest.raises((ManifestError, ConfigError), match=r"--columns.*start|beginning.*--columns"):
+        prepared(path, columns="start=beginning")
+
+
+def test_a_corpus_says_how_its_inputs_were_read(tmp_path: Path) -> None:
+    write_audio(tmp_path / "a.wav", hiss(4 * RATE, 1))
+    rows = [
+        {"Clip": "a.wav", "von": 0, "bis": 500, "Mood": "calm"},
+        {"Clip": "a.wav", "von": 500, "bis": 900, "age": 3},
+    ]
+    (tmp_path / "m.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    config = PrepareConfig(columns="audio=Clip,start=von:ms,end=bis:ms")
+    report = prepare_corpus([tmp_path / "m.jsonl", tmp_path / "a.wav"], tmp_path / "c.corpus", config)
+    line = "m.jsonl read as nemo: audio from Clip, start from von in ms, end from bis in ms, labels: Mood, age"
+    assert report.notes[0] == f"{tmp_path}/{line}"
+    assert report.notes[1] == f"{tmp_path}/a.wav read as audio"
+    meta = json.loads((tmp_path / "c.corpus" / "meta.json").read_text())
+    names = {"audio": ["Clip"], "start": ["von in ms"], "end": ["bis in ms"], "labels": ["Mood", "age"]}
+    assert meta["read_as"] == [
+        {"input": f"{tmp_path}/m.jsonl", "format": "nemo", "names": names},
+        {"input": f"{tmp_path}/a.wav", "format": "audio", "names": {}},
+    ]
+    assert line in (tmp_path / "c.corpus" / "report.html").read_text()

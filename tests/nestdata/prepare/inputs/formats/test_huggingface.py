@@ -118,7 +118,7 @@ def test_rows_without_audio_are_rejected_as_missing(tmp_path: Path) -> None:
     assert "neither bytes nor a path" in rejects[1]["detail"]
 
 
-def test_plain_columns_become_labels_and_classes_are_given_by_name(tmp_path: Path) -> None:
+def test_all_columns_but_those_of_bytes_are_labels_and_classes_are_given_by_name(tmp_path: Path) -> None:
     columns: dict[str, list[Any]] = {
         "audio": [embedded()] * 3,
         "sentence": ["grüße", None, ""],
@@ -134,14 +134,15 @@ def test_plain_columns_become_labels_and_classes_are_given_by_name(tmp_path: Pat
     kinds = {"locale": datasets.ClassLabel(names=["en", "de"]), "mood": datasets.ClassLabel(names=["happy", "sad"])}
     data_set(columns, "audio", **kinds).save_to_disk(tmp_path / "train")
     assert [entry.labels for entry in entries_of(tmp_path / "train", write_to=tmp_path / "out")] == [
-        {"sentence": "grüße", "locale": "de", "speaker_id": 17, "mood": "happy", "score": 0.5, "is_clean": True},
-        {"speaker_id": 18, "mood": "sad", "is_clean": False},
-        {"sentence": "", "locale": "en", "score": 1.5},
+        {"sentence": "grüße", "locale": "de", "speaker_id": 17, "mood": "happy", "score": 0.5, "is_clean": True}
+        | {"day": "2024-01-01", "tags": ["a"]},
+        {"speaker_id": 18, "mood": "sad", "is_clean": False, "day": "2024-01-01", "tags": []},
+        {"sentence": "", "locale": "en", "score": 1.5, "day": "2024-01-01"},
     ]
     cut = prepared(tmp_path / "train")[0]["train/0"]
     (label,) = cut["supervisions"]
     assert (label["text"], label["language"], label["speaker"]) == ("grüße", "de", "17")
-    assert cut["custom"] == {"mood": "happy", "score": 0.5, "is_clean": True}
+    assert cut["custom"] == {"mood": "happy", "score": 0.5, "is_clean": True, "day": "2024-01-01", "tags": ["a"]}
 
 
 @pytest.mark.parametrize(("columns", "chosen"), [(["clip"], 0), (["clip", "audio"], 1), (["b", "a"], 0)])
@@ -164,8 +165,8 @@ def test_a_folder_with_several_splits_is_an_error_that_names_them(tmp_path: Path
 
 
 def test_a_data_set_without_audio_is_an_error_that_names_its_columns(tmp_path: Path) -> None:
-    data_set({"file": ["a.wav"], "text": ["x"]}).save_to_disk(tmp_path / "train")
-    with pytest.raises(ManifestError, match=r"no column with audio, .* among file, text"):
+    data_set({"name": ["a.wav"], "text": ["x"]}).save_to_disk(tmp_path / "train")
+    with pytest.raises(ManifestError, match=r"no audio_filepath among name, text\. .* --columns audio=NAME"):
         prepared(tmp_path / "train")
 
 

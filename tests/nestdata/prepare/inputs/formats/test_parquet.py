@@ -123,7 +123,7 @@ def test_files_folders_and_patterns_are_detected(tmp_path: Path) -> None:
     [
         ("gone.parquet", r"gone\.parquet: no such Parquet file"),
         ("text.parquet", r"text\.parquet: not a file of a data set that can be read"),
-        ("numbers.parquet", r"numbers\.parquet: no column with audio, .* among x"),
+        ("numbers.parquet", r"numbers\.parquet: no audio_filepath among x"),
     ],
 )
 def test_files_that_cannot_be_read_are_errors(tmp_path: Path, name: str, message: str) -> None:

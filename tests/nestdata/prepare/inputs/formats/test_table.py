@@ -18,7 +18,7 @@ def table(path: Path, content: str) -> Path:
 
 def test_a_row_has_a_file_a_span_and_labels(tmp_path: Path) -> None:
     path = table(tmp_path / "m.csv", "text,audio_filepath,offset,duration,speaker,note\nhi,wavs/a.wav,0.5,1.5,tom,x\n")
-    assert entries_of(path) == [
+    assert [entry._replace(meaning=None) for entry in entries_of(path)] == [
         Entry(
             where=f"{path}:2", cut_id="wavs/a@0.500+1.500", audio=File(f"{tmp_path}/wavs/a.wav"),
             offset=0.5, duration=1.5, labels={"text": "hi", "speaker": "tom", "note": "x"}, number=2,

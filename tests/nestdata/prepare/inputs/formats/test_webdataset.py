@@ -67,7 +67,7 @@ def test_labels_are_the_values_of_json_and_the_text_of_txt(tmp_path: Path) -> No
         {"text": "�"},
     ]
     assert content_or_reason(entries[2]) == "unreadable"
-    assert (entries[0].offset, entries[0].duration) == (0.0, None)
+    assert [(entry.cut_id, entry.offset, entry.duration) for entry in entries[:2]] == [("a", 1, 7), ("b", 0, None)]
 
 
 def test_patterns_and_folders_of_tars_are_the_same_data_set(tmp_path: Path) -> None:

@@ -1,0 +1,74 @@
+"""The setting `columns` of `prepare_corpus`: which columns of a table, or keys of a line, have the roles of a row.
+
+The module imports no heavy package, so that `nestdata prepare --help` starts fast.
+"""
+
+import re
+from functools import lru_cache
+from typing import NamedTuple
+
+from nestdata.errors import ConfigError
+
+ROLES = ("audio", "start", "end", "duration", "channel", "text", "language", "speaker")
+"""What a column may be: the audio file, its span, its channel, and labels."""
+
+TIMES = ("start", "end", "duration")
+"""The roles that are times of the file."""
+
+UNITS = {
+    "s": 1.0, "sec": 1.0, "secs": 1.0, "seconds": 1.0, "ms": 1e-3, "msec": 1e-3, "milliseconds": 1e-3, "samples": None,
+}  # fmt: skip
+"""Units of times, as parts of a second; None for samples of the file."""
+
+_WORD_BOUNDARY = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|[ \-]")
+
+
+class Column(NamedTuple):
+    """A column or key that the caller names."""
+
+    role: str
+    name: str
+    """Empty if no column has the role."""
+
+    unit: float | None
+    """That of a time, as a part of a second; None for samples of the file."""
+
+
+def key_of(name: str) -> str:
+    """Returns a name as it is compared: in small letters, with underscores between its words."""
+    return _WORD_BOUNDARY.sub("_", name).lower()
+
+
+def unit_in(name: str) -> float | None:
+    """Returns the unit that the name of a time ends with, as `start_ms` does; seconds if it ends with none."""
+    return UNITS.get(key_of(name).rpartition("_")[2], 1.0)
+
+
+@lru_cache(maxsize=16)
+def parse_columns(text: str) -> tuple[Column, ...]:
+    """Returns the columns in a text such as `audio=path,start=begin:ms`; none for an empty text.
+
+    Raises:
+        ConfigError: The text names another role or a role twice, leaves out a name that is needed, or has times that
+            cannot give one span.
+    """
+    columns: dict[str, Column] = {}
+    for part in text.split(",") if text else ():
+        role, equals, name = (each.strip() for each in part.partition("="))
+        stem, _, suffix = name.rpartition(":")
+        if role in TIMES and stem and suffix in UNITS:
+            column = Column(role, stem, UNITS[suffix])
+        else:
+            column = Column(role, name, unit_in(name))
+        if role not in ROLES or not equals or not (name or role in (*TIMES, "channel")):
+            raise ConfigError(
+                f"columns ({text[:80]!r}): {part[:80]!r} is not ROLE=NAME with one of the roles {', '.join(ROLES)}, "
+                "such as --columns audio=path,start=begin:ms,end=end:ms,text=sentence."
+            )
+        if role in columns:
+            raise ConfigError(f"columns ({text[:80]!r}): names {role} twice. Name one column.")
+        columns[role] = column
+    times = [column for column in columns.values() if column.role in TIMES and column.name]
+    if len({time.unit is None for time in times}) > 1:
+        raise ConfigError(f"columns ({text[:80]!r}): seconds and samples for one span. Name times of one unit.")
+    return tuple(columns.values())
