@@ -58,6 +58,13 @@ class ByteRanges:
             self._error = error
         return found
 
+    def part(self, start: int, length: int) -> "ByteRanges":
+        """Returns a range of the bytes as bytes of their own; errors of its reads are those of the whole."""
+        if self.content is not None:
+            return ByteRanges.of_bytes(self.content[start : start + length])
+        length = max(0, min(length, self.size - start))
+        return ByteRanges(length, lambda begin, wanted: self.at(start + begin, min(wanted, length - begin)))
+
     def check(self) -> None:
         """Raises the first error of a read."""
         if self._error:

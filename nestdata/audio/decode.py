@@ -258,11 +258,21 @@ def _decode(
         raise ValueError("it holds no samples")
     if offset_s:
         file.seek(min(samples_in(offset_s, file_rate), file.frames))
-    if file_rate == rate and file.channels == 1 and not channel:
-        return int(file.buffer_read_into(out, "float32"))
     num_samples = len(out) if file_rate == rate else samples_in(seconds, file_rate)
+    if file_rate == rate and file.channels == 1 and not channel:
+        num_found = int(file.buffer_read_into(out, "float32"))
+        _check_damage(file, num_samples - num_found)
+        return num_found
     samples = _select(file.read(num_samples, dtype="float32", always_2d=True), channel)
+    _check_damage(file, num_samples - len(samples))
     return _fill(out, samples if file_rate == rate else _resample(samples, file_rate, rate, len(out)))
+
+
+def _check_damage(file: Any, num_missing: int) -> None:
+    """Raises the error for which an open file gave fewer samples than it was asked for, apart from rounding."""
+    damage: Exception | None = getattr(file, "damage", None)
+    if damage is not None and num_missing > (_LENGTH_TOLERANCE_S + _END_MARGIN_S) * file.samplerate:
+        raise damage
 
 
 def _select(samples: NDArray[Any], channel: int | None) -> NDArray[Any]:

@@ -6,6 +6,7 @@ MPEG, FLAC, WAV), it reads the streams one by one. What it does not know is left
 """
 
 import os
+import re
 from collections.abc import Callable, Sequence
 from functools import cache, partial
 from typing import Any, NamedTuple
@@ -21,6 +22,18 @@ from nestdata.errors import AudioReason
 # Holds the first frame of MPEG with a short ID3v2 tag before it.
 _HEAD_BYTES = 1 << 12
 _MPEG_STARTS = (b"ID3", b"\xff")
+# How other files of a format begin behind the samples of the first, and the bytes of a sample.
+_SIGNATURES = {
+    "CAF": re.compile(rb"caff\x00\x01\x00\x00"),
+    "W64": re.compile(rb"riff\x2e\x91\xcf\x11\xa5\xd6\x28\xdb"),
+    "RF64": re.compile(rb"RF64.{4}WAVEds64", re.DOTALL),
+    "NIST": re.compile(rb"NIST_1A\n"),
+}
+_AU_MAGIC = b".snd"
+_SAMPLE_BYTES = {
+    "PCM_S8": 1, "PCM_U8": 1, "PCM_16": 2, "PCM_24": 3, "PCM_32": 4, "FLOAT": 4, "DOUBLE": 8, "ULAW": 1, "ALAW": 1,
+}  # fmt: skip
+_BLOCK_BYTES, _SIGNATURE_BYTES = 1 << 20, 16
 # A cut that ends this much behind the length in a header, in seconds, is not one whose duration was rounded.
 _MIN_EXCESS_S = 0.01
 
@@ -192,19 +205,45 @@ def open_ranges(
             return open_whole()
         if (start := mpeg.find_start(ranges)) is not None:
             return _open_mpeg(ranges, open_whole, start)
-    if head.startswith(b"RIFF") and len(starts := wav.starts_of_files(ranges)) > 1:
-        return _files_at(ranges, starts)
+    if head.startswith(_AU_MAGIC):
+        # Its samples end with the file, as in FFmpeg: the length in the header is that of the first of joined files.
+        return JoinedAudio([_part_of(ranges, [head[:8] + b"\xff" * 4, (12, ranges.size - 12)])])
+    starts: list[int]
+    if head.startswith((b"RIFF", b"FORM")):
+        starts = wav.starts_of_files(ranges)
+        found = [wav.mpeg_data(ranges, start) for start in starts if head.startswith(b"RIFF")]
+        if streams := [stream for stream in found if stream]:
+            parts = [part for data, _ in streams for part in _mpeg_parts(data)]
+            return JoinedAudio(parts, ends_early=any(ends_early for _, ends_early in streams))
+        if len(starts) > 1:
+            return _files_at(ranges, starts)
     file = open_whole()
     is_longer = (min_seconds - _MIN_EXCESS_S) * file.samplerate > file.frames
     if file.format == "MP3" and (start := mpeg.find_start(ranges, searches=True)) is not None:
         file.close()
         return _open_mpeg(ranges, open_whole, start)
+    if len(starts := _starts_of_joined(file, ranges)) > 1:
+        file.close()
+        return _files_at(ranges, starts)
     if file.format == "FLAC" and (searches or file.frames == UNKNOWN_LENGTH or is_longer):
         starts = flac.starts_of_files(ranges)
         if len(starts) > 1:
             file.close()
             return _files_at(ranges, starts)
     return file
+
+
+def _starts_of_joined(file: Any, ranges: ByteRanges) -> list[int]:
+    """Returns where files of uncompressed samples begin in one that may be several, one after the other."""
+    signature, width = _SIGNATURES.get(file.format), _SAMPLE_BYTES.get(file.subtype)
+    starts = [0]
+    if signature is None or width is None:
+        return starts
+    position = file.frames * file.channels * width
+    while len(block := ranges.at(position, _BLOCK_BYTES)) > _SIGNATURE_BYTES:
+        starts += [position + match.start() for match in signature.finditer(block)]
+        position += len(block) - _SIGNATURE_BYTES
+    return [*dict.fromkeys(starts)]
 
 
 def _files_at(ranges: ByteRanges, starts: list[int]) -> JoinedAudio:
@@ -218,7 +257,20 @@ def _open_mpeg(ranges: ByteRanges, open_whole: Callable[[], Any], start: int) ->
         return open_whole()
     if layout.ends_early:
         return JoinedAudio([AudioPart(open_whole, is_clean=False)], ends_early=True)
-    return JoinedAudio([_part_of(ranges, part.pieces, part.num_samples, part.claimed_size) for part in layout.parts])
+    return JoinedAudio(_parts_of(ranges, layout))
+
+
+def _mpeg_parts(ranges: ByteRanges) -> list[AudioPart]:
+    """Returns the parts of MPEG audio in another file; one whose end is not known is decoded to find it."""
+    start = mpeg.find_start(ranges, searches=True)
+    layout = None if start is None else mpeg.layout_of(ranges, start)
+    if layout is None or layout.ends_early:
+        return [_part_of(ranges, [(0, ranges.size)], is_clean=False)]
+    return _parts_of(ranges, layout)
+
+
+def _parts_of(ranges: ByteRanges, layout: mpeg.MpegLayout) -> list[AudioPart]:
+    return [_part_of(ranges, part.pieces, part.num_samples, part.claimed_size) for part in layout.parts]
 
 
 def _part_of(
@@ -260,6 +312,11 @@ def _sound_file_class() -> Any:
     class SequentialSoundFile(soundfile.SoundFile):  # type: ignore[misc]  # soundfile has no annotations
         """A file that is read once; reported as not seekable, so that soundfile does not seek after each read."""
 
+        damage: Exception | None = None
+        """Why there are no more samples, if this is not the end of the file."""
+
+        _has_read = False
+
         def seekable(self) -> bool:
             return False
 
@@ -271,6 +328,24 @@ def _sound_file_class() -> Any:
             super().seek(start, whence)
             self.read(frames - start, dtype="float32", always_2d=True)
             return frames
+
+        def _cdata_io(self, action: str, data: Any, ctype: str, frames: int) -> int:
+            """Reads samples; in FLAC, up to damage or to what is behind the last frame.
+
+            libsndfile returns them with an error, for which soundfile drops them.
+            """
+            if action != "read" or self.format != "FLAC":
+                return int(super()._cdata_io(action, data, ctype, frames))
+            count = int(getattr(soundfile._snd, f"sf_readf_{ctype}")(self._file, data, frames))  # noqa: SLF001
+            if count < frames:
+                try:
+                    soundfile._error_check(self._errorcode)  # noqa: SLF001
+                except soundfile.LibsndfileError as error:
+                    if not (count or self._has_read):
+                        raise
+                    self.damage = error
+            self._has_read = True
+            return count
 
     return SequentialSoundFile
 

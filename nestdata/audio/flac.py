@@ -31,6 +31,8 @@ _BLOCK_BYTES = 1 << 20
 # Bytes before the end of a file in which its last frame is looked for, if STREAMINFO does not give the longest frame.
 _TAIL_BYTES = 1 << 14
 _MAX_FRAME_HEADER = 16
+# Size of a file as a part of that of its samples, above which it may be several files.
+_MANY_BYTES = 0.75
 
 
 class FlacHeader(NamedTuple):
@@ -137,45 +139,85 @@ def starts_of_files(ranges: ByteRanges) -> list[int]:
     return found
 
 
-def may_go_on(content: bytes, ranges: ByteRanges) -> bool:
-    """Returns whether the last frame of a file is another one than its header says, as in two files that are joined.
+def claimed_samples(content: bytes) -> int:
+    """Returns the number of samples that the header of a file gives, given its start; 0 if it gives none."""
+    return int.from_bytes(content[18:26], "big") & 0xFFFFFFFFF
 
-    Damage, and bytes behind the last frame, may give True for one file.
+
+def block_size(content: bytes) -> int:
+    """Returns the number of samples of the longest frame of a file, given its start."""
+    return int.from_bytes(content[10:12], "big")
+
+
+def goes_back(content: bytes, ranges: ByteRanges) -> bool:
+    """Returns whether the numbers of samples decrease in a file, as in one that is joined with others of its length.
+
+    Only files that are hardly smaller than their samples are looked at: speech is half as long as they are.
+
+    Args:
+        content: The start of the file.
+        ranges: The file.
+    """
+    header = parse_header(content)
+    if header is None or ranges.size < _MANY_BYTES * header.num_samples * header.num_channels * header.bits / 8:
+        return False
+    found = [_sample_at(content, ranges, part * ranges.size // 4) for part in (1, 3)]
+    return -1 < found[1] <= found[0]
+
+
+def _sample_at(content: bytes, ranges: ByteRanges, position: int) -> int:
+    """Returns the first sample of the first frame at or behind a byte; -1 if none is found."""
+    block = ranges.at(position, 2 * (int.from_bytes(content[15:18], "big") or _TAIL_BYTES))
+    code, at = _SYNC_CODES[content[8:10] != content[10:12]], -1
+    while (at := block.find(code, at + 1)) >= 0:
+        head = block[at : at + _MAX_FRAME_HEADER]
+        if (found := _frame(head, block_size(content))) and _crc8(head[: found[2]]) == head[found[2]]:
+            return found[0]
+    return -1
+
+
+def last_sample(content: bytes, ranges: ByteRanges) -> int | None:
+    """Returns the number of the sample behind the last frame of a file, which may be cut off.
+
+    A file that goes on behind the end that its header gives is several files that are joined; one that ends before is
+    cut off.
 
     Args:
         content: The start of the file, for which `parse_header` has found a header.
         ranges: The file.
+
+    Returns:
+        None if no frame is found, because other bytes are behind the last one.
     """
-    block_size, longest = int.from_bytes(content[10:12], "big"), int.from_bytes(content[15:18], "big")
-    num_samples = int.from_bytes(content[18:26], "big") & 0xFFFFFFFFF
+    longest = int.from_bytes(content[15:18], "big")
+    num_samples = claimed_samples(content)
     tail_bytes = min(ranges.size, (longest or _TAIL_BYTES) + _MAX_FRAME_HEADER)
     tail = ranges.at(ranges.size - tail_bytes, tail_bytes)
     # Blocks of different sizes have the other code.
     code, at = _SYNC_CODES[content[8:10] != content[10:12]], len(tail)
     while (at := tail.rfind(code, 0, at)) >= 0:
         head = tail[at : at + _MAX_FRAME_HEADER]
-        found = _frame_end(head, block_size)
+        found = _frame(head, block_size(content))
         if found is None:
             continue
-        end, checksum_at = found
-        if end == num_samples:  # of 36 bits, so that the checksum is not needed
-            return False
-        if _crc8(head[:checksum_at]) == head[checksum_at]:
-            return True
-    return True
+        _, end, checksum_at = found
+        # Of 36 bits, so that the checksum is not needed.
+        if end == num_samples or _crc8(head[:checksum_at]) == head[checksum_at]:
+            return end
+    return None
 
 
-def _frame_end(head: bytes, block_size: int) -> tuple[int, int] | None:
-    """Returns the number of the sample behind a frame, and where the checksum of the frame's header is.
+def _frame(head: bytes, samples_of_block: int) -> tuple[int, int, int] | None:
+    """Returns the numbers of the first sample of a frame and of the one behind it, and where its checksum is.
 
     The layout is that of RFC 9639, section 9.1.
 
     Args:
         head: The first bytes, which may be fewer than a header has.
-        block_size: Samples of all frames but the last, if their number is fixed.
+        samples_of_block: Samples of all frames but the last, if their number is fixed.
 
     Returns:
-        None if it is not a frame. The checksum is not compared.
+        None if it is not a frame. The checksum, which is that of the header of the frame, is not compared.
     """
     if len(head) < 6 or head[3] & 1:
         return None
@@ -201,7 +243,8 @@ def _frame_end(head: bytes, block_size: int) -> tuple[int, int] | None:
     end += {12: 1, 13: 2, 14: 2}.get(rate_code, 0)
     if end >= len(head):
         return None
-    return (number if head[1] & 1 else number * block_size) + num_samples, end
+    first = number if head[1] & 1 else number * samples_of_block
+    return first, first + num_samples, end
 
 
 def _crc8(content: bytes) -> int:

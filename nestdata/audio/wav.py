@@ -6,8 +6,8 @@ everything else is left to libsndfile, which decides whether it can be used.
 """
 
 import struct
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +15,14 @@ from numpy.typing import NDArray
 from nestdata.audio.byte_ranges import ByteRanges
 
 _PCM = 1
+# How files begin, with the byte order of their lengths.
+_BYTE_ORDERS: Mapping[tuple[bytes, bytes], Literal["little", "big"]] = {
+    (b"RIFF", b"WAVE"): "little", (b"FORM", b"AIFF"): "big", (b"FORM", b"AIFC"): "big",
+}  # fmt: skip
+# MPEG audio of layers 1 and 2, and of layer 3 (the registry of wave formats in RFC 2361).
+_MPEG_TAGS = (0x50, 0x55)
+# Programs that write to a pipe give such lengths, and cannot go back to correct them.
+_STREAMED_BYTES = 0x7FFF0000
 # Chunks that libsndfile skips or that say nothing about the samples, with the lowest length that it accepts.
 _SKIPPED = {b"fact": 4, b"JUNK": 0, b"bext": 0, b"PAD ": 0}
 # libsndfile refuses some files with longer texts.
@@ -133,14 +141,39 @@ def parse_header(content: bytes, size: int) -> WavHeader | None:
 
 
 def starts_of_files(ranges: ByteRanges) -> list[int]:
-    """Returns where WAV files begin in one that may be several, one after the other."""
+    """Returns where WAV or AIFF files begin in one that may be several, one after the other."""
     found: list[int] = []
     position = 0
-    while (head := ranges.at(position, 12))[:4] == b"RIFF" and head[8:] == b"WAVE":
+    while (head := ranges.at(position, 12)) and (order := _BYTE_ORDERS.get((head[:4], head[8:]))):
         found.append(position)
-        length = int.from_bytes(head[4:8], "little")
+        length = int.from_bytes(head[4:8], order)
         position += 8 + length + length % 2
     return found
+
+
+def mpeg_data(ranges: ByteRanges, start: int) -> tuple[ByteRanges, bool] | None:
+    """Returns the samples of a WAV file, if they are a stream of MPEG audio; None for other samples.
+
+    libsndfile takes the length of such a file from an estimate of its writer.
+
+    Args:
+        ranges: The bytes.
+        start: Where the file begins in them.
+
+    Returns:
+        The bytes of the stream, and whether they end before the length that the file gives.
+    """
+    position, tag = start + 12, 0
+    while len(head := ranges.at(position, 8)) == 8:
+        kind, length = head[:4], int.from_bytes(head[4:], "little")
+        position += 8
+        if kind == b"fmt ":
+            tag = int.from_bytes(ranges.at(position, 2), "little")
+        if kind == b"data":
+            ends_early = ranges.size < position + length and length < _STREAMED_BYTES
+            return (ranges.part(position, length), ends_early) if tag in _MPEG_TAGS else None
+        position += length + length % 2
+    return None
 
 
 def _has_plain_texts(block: bytes, length: int) -> bool:

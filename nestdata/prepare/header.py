@@ -53,6 +53,10 @@ class AudioInfo(NamedTuple):
     """The version of a local file; None for a member, and if no file was opened."""
 
 
+class _DamagedError(ValueError):
+    """A file is damaged, and goes on behind the damage."""
+
+
 def read_header(audio: File | Member, *, searches: bool = False) -> AudioInfo | Unusable:
     """Reads the header of an audio file or of a member.
 
@@ -72,7 +76,7 @@ def read_header(audio: File | Member, *, searches: bool = False) -> AudioInfo | 
         else:
             is_distant = is_url(audio.location) and not audio.is_loaded
             info, size = _header_in(audio.ranges(), None, searches, is_distant=is_distant), audio.length
-    except MixedStreamsError as error:
+    except (MixedStreamsError, _DamagedError) as error:
         return Unusable("unreadable", f"{audio}: {error}")
     except (soundfile.LibsndfileError, OSError, ValueError) as error:
         found = _header_after(error, audio)
@@ -119,16 +123,21 @@ def _header_in(
     Raises the errors of `_header_of_file`, and those of reading the bytes.
     """
     head = ranges.at(0, HEAD_BYTES)
+    info, is_joined = _plain_header(head, ranges.size), False
     if head.startswith(_FLAC_MAGIC) and not is_distant:
-        searches = (searches or flac.may_go_on(head, ranges)) and len(flac.starts_of_files(ranges)) > 1
-    else:
-        searches = False
-    info = None if searches else _plain_header(head, ranges.size)
+        claimed, last = flac.claimed_samples(head), flac.last_sample(head, ranges)
+        may_be_joined = searches or 0 < claimed != last or flac.goes_back(head, ranges)
+        is_joined = may_be_joined and len(flac.starts_of_files(ranges)) > 1
+        if is_joined:
+            info = None
+        elif claimed != last:
+            with open_ranges(ranges, open_whole) as file:
+                info = _counted_flac(file, claimed, (last or 0) - flac.block_size(head))
     if info is None:
         if is_distant:
             ranges.at(HEAD_BYTES, 1)  # not under the lock of the process that soundfile holds while it opens a stream
         try:
-            with open_ranges(ranges, open_whole, searches=searches) as file:
+            with open_ranges(ranges, open_whole, searches=is_joined) as file:
                 info = _info_of(file)
         finally:
             ranges.check()
@@ -140,6 +149,24 @@ def _plain_header(head: bytes, size: int) -> AudioInfo | None:
     """Parses the start of a file of `size` bytes; returns None if libsndfile has to read the header."""
     found = flac.parse_header(head) or wav.parse_header(head, size)
     return AudioInfo(found.rate, found.num_samples, found.num_channels) if found else None
+
+
+def _counted_flac(file: Any, claimed: int, last_block: int) -> AudioInfo:
+    """Returns the header of an open FLAC file with the number of samples that can be decoded.
+
+    Args:
+        file: The file.
+        claimed: Number of samples that its header gives; 0 if it gives none.
+        last_block: First sample of its last frame, which may be cut off; negative if none is found.
+
+    Raises:
+        _DamagedError: Its header gives no length, and frames follow behind damage.
+    """
+    num_samples = count_samples(file)
+    if not claimed and last_block > num_samples:
+        after, seconds = num_samples / file.samplerate, (last_block - num_samples) / file.samplerate
+        raise _DamagedError(f"damaged after {after:.2f} s, and {seconds:.2f} s follow")
+    return AudioInfo(file.samplerate, num_samples, file.channels, num_samples < claimed)
 
 
 def _info_of(file: Any) -> AudioInfo:

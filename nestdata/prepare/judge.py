@@ -12,15 +12,15 @@ from typing import Any
 
 from nestdata.audio import ogg
 from nestdata.audio.byte_ranges import ByteRanges
-from nestdata.audio.decode import SILENCE_DB, at_rate, energy, load_samples, samples_in
+from nestdata.audio.decode import SILENCE_DB, at_rate, energy, samples_in
 from nestdata.audio.lhotse_audio import file_rate, needs_whole_cut
 from nestdata.corpus.file_version import path_of
-from nestdata.errors import AudioError
 from nestdata.prepare.config import PrepareConfig
-from nestdata.prepare.found import Cut, Note, Reject
+from nestdata.prepare.found import Cut, Note, Outcome
 from nestdata.prepare.inputs.audio import File, LhotseCut, RejectReason
 from nestdata.prepare.inputs.entry import Entry, span_suffix
 from nestdata.prepare.read import ROUNDING_S, WholeEntry, source_rate
+from nestdata.prepare.speech import load_up_to_damage
 from nestdata.storage import FileVersion
 
 # Samples of all channels that are decoded at a time, in 256 MiB.
@@ -28,8 +28,11 @@ _MAX_DECODED = 1 << 26
 _DIGEST_BYTES = 8
 
 
-def judge(whole: WholeEntry, row: dict[str, Any], config: PrepareConfig, content: int) -> Cut | Reject:
+def judge(whole: WholeEntry, row: dict[str, Any], config: PrepareConfig, content: int) -> list[Outcome]:
     """Returns a part of an entry as a cut at the rate of the corpus, or why it is not taken; modifies `row`.
+
+    Of a part that is damaged, what is before the damage is a cut with a note, unless it has a text, which would be that
+    of more audio.
 
     Args:
         whole: The entry.
@@ -46,14 +49,23 @@ def judge(whole: WholeEntry, row: dict[str, Any], config: PrepareConfig, content
         recording = at_rate(recording, config.sampling_rate)
         recording["duration"] = recording["num_samples"] / config.sampling_rate
         row["recording"] = recording
-    if config.probe == "decode" and (problem := _decoding_problem(whole, row, num_samples)):
-        return whole.reject(row, *problem)
+    notes: list[Outcome] = []
+    if config.probe == "decode":
+        num_whole, problem = _decoded(whole, row, num_samples)
+        has_text = any("text" in label for label in row["supervisions"])
+        if problem and (has_text or num_whole < samples_in(max(config.min_seconds, 1 / rate), config.sampling_rate)):
+            return [whole.reject(row, *problem)]
+        if problem:
+            row["duration"], num_samples = num_whole / config.sampling_rate, num_whole
+            for label in row["supervisions"]:
+                label["duration"] = row["duration"]
+            notes = [_note("damaged", whole, f", used up to {row['start'] + row['duration']:.1f} s: {problem[1]}")]
     if isinstance(audio, File) and audio.stored_path:
         # A copy of audio in the corpus directory is moved and copied with it, which may change its time.
         sources = [{**recording["sources"][0], "source": audio.stored_path}]
         row["recording"] = {**recording, "sources": sources}
-        return Cut(row, num_samples, rate, entry_id=whole.row["id"])
-    return Cut(row, num_samples, rate, audio.member, whole.version, content, whole.row["id"])
+        return [Cut(row, num_samples, rate, entry_id=whole.row["id"]), *notes]
+    return [Cut(row, num_samples, rate, audio.member, whole.version, content, whole.row["id"]), *notes]
 
 
 def content_digest(whole: WholeEntry, config: PrepareConfig) -> int:
@@ -70,20 +82,22 @@ def content_digest(whole: WholeEntry, config: PrepareConfig) -> int:
     return _digest_of_file(path_of(whole.row), whole.version) if whole.version and not is_copy else 0
 
 
-def _decoding_problem(whole: WholeEntry, row: dict[str, Any], num_samples: int) -> tuple[RejectReason, str] | None:
-    """Decodes a cut from start to end; returns why its audio cannot be used."""
-    block, found = _samples_at_a_time(row), 0.0
-    try:
-        content = whole.audio.read()
-        for start in range(0, num_samples, block):
-            size = min(block, num_samples - start)
-            samples = load_samples(row, start=start, num_samples=size, content=content)
-            found += energy(samples)
-    except AudioError as error:
-        return error.reason, str(error)
-    if found < 10 ** (SILENCE_DB / 10) * num_samples:
-        return "silent", f"the level of the whole cut is below {SILENCE_DB:g} dB of full scale"
-    return None
+def _decoded(whole: WholeEntry, row: dict[str, Any], num_samples: int) -> tuple[int, tuple[RejectReason, str] | None]:
+    """Decodes a cut from start to end; returns how much of it can be used, and why not all of it can."""
+    block, found, num_whole = _samples_at_a_time(row), 0.0, 0
+    content, problem = whole.audio.read(), None
+    for start in range(0, num_samples, block):
+        samples, error = load_up_to_damage(row, start, min(block, num_samples - start), content)
+        found, num_whole = found + energy(samples), start + len(samples)
+        if error:
+            problem = error.reason, str(error)
+            if error.reason == "not_finite":  # a file of wrong samples, not a damaged one
+                return 0, problem
+            break
+    if found < 10 ** (SILENCE_DB / 10) * num_whole or not num_whole:
+        silent = "silent", f"the level of the whole cut is below {SILENCE_DB:g} dB of full scale"
+        return 0, problem or silent
+    return num_whole, problem
 
 
 def _samples_at_a_time(row: dict[str, Any]) -> int:
@@ -118,6 +132,8 @@ def notes_of(whole: WholeEntry, config: PrepareConfig) -> list[Note]:
             notes.append(_note("clip", whole))
         if row["duration"] < seconds - ROUNDING_S and _is_whole_utterance(entry, row):
             notes.append(_note("shortened", whole, f", {row['duration']:.3f} of {seconds:.3f} s"))
+    if whole.ends_early:
+        notes.append(_note("ends_early", whole, f", used up to {row['start'] + row['duration']:.1f} s"))
     if config.probe == "decode" and _lacks_end_mark(whole):
         notes.append(_note("no_end_mark", whole))
     return notes

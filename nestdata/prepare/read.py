@@ -18,7 +18,7 @@ from nestdata.prepare.found import Reject
 from nestdata.prepare.header import AudioInfo, read_header
 from nestdata.prepare.inputs.audio import Audio, File, LhotseCut, Member, RejectReason, Unusable, at_member
 from nestdata.prepare.inputs.entry import Entry
-from nestdata.prepare.inputs.labels import divide_labels
+from nestdata.prepare.inputs.labels import divide_labels, has_text
 from nestdata.storage import FileVersion
 
 ROUNDING_S = 0.05
@@ -37,6 +37,9 @@ class WholeEntry(NamedTuple):
 
     version: FileVersion | None
     """The version of its local file, if it was opened."""
+
+    ends_early: bool = False
+    """Whether its file ends before its own header says, and is used up to there."""
 
     def reject(self, row: dict[str, Any], reason: RejectReason, detail: str) -> Reject:
         """Returns why a part of the entry is not taken."""
@@ -106,14 +109,17 @@ def _cut_from_file(entry: Entry, audio: File | Member, config: PrepareConfig) ->
         duration = entry.duration if entry.num_frames is None else entry.num_frames / info.rate
         if _is_clip(info, entry.offset, duration):
             entry, duration = entry._replace(offset=0.0, first_frame=0), None
-        if problem := _problem_of_span(info, entry.offset, duration):
+        # What is left of a file is used, unless its text would be that of more audio.
+        is_part = info.ends_early and not has_text(entry.labels or {})
+        if problem := _problem_of_span(info, entry.offset, duration, may_end_early=is_part):
             return problem
     left = info.num_frames / info.rate - entry.offset
     row = _cut_row(entry, audio, info, left if duration is None else min(duration, left), channel)
     if given == "mix":
         row["custom"] = row.get("custom", {}) | {MIX_FIELD: "mix"}
     problem = _problem_of_layout(info.rate, channel, info.num_channels, config)
-    return problem or WholeEntry(named, audio, row, info.version)
+    ends_early = info.ends_early and entry.offset + (duration or info.num_frames) > info.num_frames / info.rate
+    return problem or WholeEntry(named, audio, row, info.version, ends_early)
 
 
 def _read_file(audio: File | Member, *, searches: bool) -> tuple[File | Member, AudioInfo | Unusable]:
@@ -195,8 +201,12 @@ def _source_at(audio: File | Member) -> tuple[str, str]:
     return found["type"], found["source"]
 
 
-def _problem_of_span(info: AudioInfo, start: float, duration: float | None) -> Unusable | None:
+def _problem_of_span(
+    info: AudioInfo, start: float, duration: float | None, *, may_end_early: bool = False
+) -> Unusable | None:
     length, end = info.num_frames / info.rate, start + (duration or 0.0)
+    if may_end_early and start < length:
+        return None
     if info.ends_early and (duration is None or end > length):
         return Unusable("truncated", f"the file ends after {length:.3f} s, before the length in its header")
     if start >= length:

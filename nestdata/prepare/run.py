@@ -230,9 +230,9 @@ def probe(entry: Entry, config: PrepareConfig) -> list[Outcome]:
         return [whole]
     content = content_digest(whole, config)
     notes = notes_of(whole, config)  # now, because judging modifies the cut
-    found: list[Outcome] = [
-        judge(whole, part, config, content) if isinstance(part, dict) else part for part in divide(whole, config)
-    ]
+    found: list[Outcome] = []
+    for part in divide(whole, config):
+        found += judge(whole, part, config, content) if isinstance(part, dict) else [part]
     return [*found, *notes] if notes and any(isinstance(outcome, Cut) for outcome in found) else found
 
 

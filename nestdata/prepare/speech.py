@@ -91,7 +91,7 @@ def find_speech(row: Mapping[str, Any], content: bytes | None, max_seconds: floa
     spans, unfinished, start = list[Span](), list[Span](), 0
     while start < num_samples:
         stop = min(start + block, num_samples)
-        samples, error = _load_up_to_damage(row, start, stop - start, content)
+        samples, error = load_up_to_damage(row, start, stop - start, content)
         found = [(start + each["start"], start + each["end"]) for each in _detector()(samples, max_seconds)]
         if error:
             # What was found with the part before stays, if less can be decoded now.
@@ -105,10 +105,17 @@ def find_speech(row: Mapping[str, Any], content: bytes | None, max_seconds: floa
     return Speech(spans, num_samples, None)
 
 
-def _load_up_to_damage(
+def load_up_to_damage(
     row: Mapping[str, Any], start: int, num_samples: int, content: bytes | None
 ) -> tuple[NDArray[np.float32], AudioError | None]:
-    """Returns the samples of a part of a cut, or those before its first damage and why the next ones are not there."""
+    """Returns the samples of a part of a cut, or those before its first damage and why the next ones are not there.
+
+    Args:
+        row: The cut as a dict.
+        start: First sample of the part.
+        num_samples: Number of samples of the part.
+        content: The bytes of the audio file, as for `load_samples`.
+    """
     try:
         return load_samples(row, start=start, num_samples=num_samples, content=content), None
     except AudioError as error:

@@ -55,6 +55,9 @@ def bad_files(directory: Path) -> dict[str, RejectReason]:
     names = [*sorted(path.name for path in directory.iterdir()), "missing.wav", "good-1.wav"]
     rows: list[dict[str, Any]] = [{"audio_filepath": name} for name in names]
     rows[names.index("wrong_duration.wav")]["duration"] = 2.0
+    for row in rows:
+        if row["audio_filepath"].startswith("truncated"):
+            row["text"] = "of all of the file"
     write_jsonl(directory / "speech.json", rows)
     reasons: dict[str, Any] = {Path(name).stem: name.split("-")[0].split(".")[0] for name in names}
     reasons["good-1"] = "duplicate_id"

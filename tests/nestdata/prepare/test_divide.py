@@ -153,12 +153,33 @@ def test_cuts_with_little_speech_are_left_out(tmp_path: Path) -> None:
 
 
 @needs_vad
-def test_audio_before_damage_is_used_and_the_rest_is_rejected(
+def test_audio_before_the_end_of_a_file_that_is_cut_off_is_used_with_a_note(
     talk: Recording, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = write_audio(tmp_path / "talks" / "a.flac", talk.samples)
     content = path.read_bytes()
     path.write_bytes(content[: len(content) * 3 // 4])
+    monkeypatch.setattr("nestdata.prepare.speech._BLOCK_SECONDS", 1.0)
+    config = PrepareConfig(segment=SegmentConfig(min_seconds=1.0, max_seconds=2.0))
+    prepare_corpus([path.parent], tmp_path / "a.corpus", config)
+    spans = spans_of(Corpus.open(tmp_path / "a.corpus"))
+    assert spans[0][0] == pytest.approx(talk.utterances[0][0], abs=0.6)
+    assert rejects_of(tmp_path / "a.corpus") == {}
+    (note,) = map(json.loads, (tmp_path / "a.corpus" / "notes.jsonl").read_text().splitlines())
+    assert note["kind"] == "ends_early"
+    end = float(note["detail"].removesuffix(" s").rpartition(" ")[2])
+    assert 0.3 * len(talk.samples) / RATE < spans[-1][1] <= end + 0.05
+
+
+@needs_vad
+def test_audio_before_damage_is_used_and_the_rest_is_rejected(
+    talk: Recording, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_audio(tmp_path / "talks" / "a.flac", talk.samples)
+    content = bytearray(path.read_bytes())
+    middle = len(content) * 3 // 4
+    content[middle : middle + 50] = bytes(50)
+    path.write_bytes(content)
     monkeypatch.setattr("nestdata.prepare.speech._BLOCK_SECONDS", 1.0)
     config = PrepareConfig(segment=SegmentConfig(min_seconds=1.0, max_seconds=2.0))
     prepare_corpus([path.parent], tmp_path / "a.corpus", config)

@@ -13,6 +13,7 @@ from lhotse import AudioSource, MonoCut, Recording, SupervisionSegment
 
 import nestdata.prepare.judge
 import nestdata.prepare.read
+import nestdata.prepare.speech
 from nestdata import PrepareConfig
 from nestdata.audio.decode import load_samples
 from nestdata.prepare.found import Cut, Note, Reject
@@ -313,7 +314,7 @@ def test_a_long_cut_is_decoded_in_parts(tmp_path: Path, monkeypatch: pytest.Monk
         lengths.append(options["num_samples"])
         return load_samples(*arguments, **options)
 
-    monkeypatch.setattr(nestdata.prepare.judge, "load_samples", noting)
+    monkeypatch.setattr(nestdata.prepare.speech, "load_samples", noting)
     stereo = np.stack([hiss(3 * rate, 1), hiss(3 * rate, 2)], axis=1)
     cut_of(entry_of(write_audio(tmp_path / name, stereo, rate)), DECODING)
     assert sum(lengths) == 48000

@@ -1,0 +1,146 @@
+"""Where audio ends: what can be decoded decides, whatever the header says and whatever follows."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from nestdata import Corpus, PrepareConfig, prepare_corpus
+from nestdata.prepare.header import AudioInfo, read_header
+from nestdata.prepare.inputs.audio import File, Unusable
+from tests.nestdata.bad_files import without_length
+from tests.synthesis import Samples, hiss, read_audio, write_audio, write_jsonl
+
+RATE = 16000
+SPEECH = hiss(5 * RATE, 1, level=0.1)
+ID3V1 = b"TAG" + b"title".ljust(125, b"\0")
+NOTHING: Callable[[bytes], bytes] = bytes
+
+
+def mpeg_in_wav(mpeg: bytes, claimed_samples: int, rate: int = RATE) -> bytes:
+    """Returns MPEG audio of layer 3 in a WAV file, whose `fact` gives a number of samples."""
+    form = b"\x55\0\1\0" + rate.to_bytes(4, "little") + (8000).to_bytes(4, "little") + b"\1\0\0\0\x0c\0" + bytes(12)
+    chunks = [(b"fmt ", form), (b"fact", claimed_samples.to_bytes(4, "little")), (b"data", mpeg)]
+    body = b"".join(
+        kind + len(content).to_bytes(4, "little") + content + bytes(len(content) % 2) for kind, content in chunks
+    )
+    return b"RIFF" + (4 + len(body)).to_bytes(4, "little") + b"WAVE" + body
+
+
+def check_that_all_of_it_loads(path: Path, seconds: float) -> Samples:
+    """Prepares a file with two kinds of probes; the cut has to have this length, within 10 ms, and has to load."""
+    for probe in ("all", "decode"):
+        output = path.with_suffix(f".{probe}.corpus")
+        report = prepare_corpus(path, output, PrepareConfig(probe=probe))  # type: ignore[arg-type]
+        assert report.rejected == {}
+        samples = Corpus.open(output).load(0)[1]
+        assert len(samples) / RATE == pytest.approx(seconds, abs=0.01)
+    return samples
+
+
+@pytest.mark.parametrize("has_length", [True, False])
+@pytest.mark.parametrize("behind", [b"", bytes(9000), ID3V1, b"junk" * 3000])
+def test_flac_ends_with_its_last_frame_whatever_follows(tmp_path: Path, behind: bytes, has_length: bool) -> None:
+    path = write_audio(tmp_path / "a.flac", SPEECH)
+    expected = read_audio(path)
+    content = path.read_bytes() if has_length else without_length(path.read_bytes())
+    path.write_bytes(content + behind)
+    np.testing.assert_array_equal(check_that_all_of_it_loads(path, 5.0), expected)
+
+
+@pytest.mark.parametrize("share", [0.2, 0.5, 0.777])
+@pytest.mark.parametrize(
+    ("name", "has_length"), [("a.flac", True), ("a.flac", False), ("a.wav", True), ("a.mp3", True)]
+)
+def test_what_is_left_of_a_file_that_is_cut_off_is_used_with_a_note(
+    tmp_path: Path, name: str, has_length: bool, share: float
+) -> None:
+    path = write_audio(tmp_path / name, SPEECH)
+    expected = read_audio(path)
+    content = path.read_bytes() if has_length else without_length(path.read_bytes())
+    path.write_bytes(content[: round(share * len(content))])
+    info = read_header(File(str(path)))
+    assert isinstance(info, AudioInfo)
+    assert info.ends_early == has_length
+    assert (share - 0.1) * len(SPEECH) < info.num_frames <= share * len(SPEECH) * 1.1
+    samples = check_that_all_of_it_loads(path, info.num_frames / RATE)
+    if name != "a.mp3":
+        np.testing.assert_array_equal(samples, expected[: len(samples)])
+    if has_length:
+        notes = (tmp_path / "a.all.corpus" / "notes.jsonl").read_text().splitlines()
+        assert [json.loads(note)["kind"] for note in notes] == ["ends_early"]
+
+
+def test_a_text_of_all_of_a_file_is_not_that_of_what_is_left_of_it(tmp_path: Path) -> None:
+    path = write_audio(tmp_path / "a.wav", SPEECH)
+    path.write_bytes(path.read_bytes()[:50_000])
+    rows = [
+        {"audio_filepath": "a.wav", "text": "all of it"},
+        {"audio_filepath": "a.wav", "offset": 0.5, "duration": 0.5},
+    ]
+    report = prepare_corpus(write_jsonl(tmp_path / "m.json", rows), tmp_path / "c.corpus")
+    assert (report.num_cuts, report.rejected) == (1, {"truncated": 1})
+
+
+@pytest.mark.parametrize("num_files", [2, 3])
+def test_files_of_one_length_that_are_joined_are_read_to_the_end(tmp_path: Path, num_files: int) -> None:
+    path = write_audio(tmp_path / "a.flac", SPEECH)
+    expected = np.tile(read_audio(path), num_files)
+    path.write_bytes(path.read_bytes() * num_files)
+    np.testing.assert_array_equal(check_that_all_of_it_loads(path, 5.0 * num_files), expected)
+
+
+def test_flac_without_a_length_that_goes_on_behind_damage_is_rejected(tmp_path: Path) -> None:
+    content = bytearray(without_length(write_audio(tmp_path / "a.flac", SPEECH).read_bytes()))
+    middle = len(content) // 2
+    content[middle : middle + 100] = bytes(100)
+    (tmp_path / "a.flac").write_bytes(content)
+    found = read_header(File(str(tmp_path / "a.flac")))
+    assert isinstance(found, Unusable)
+    assert found.detail.endswith("s follow")
+
+
+def test_damage_that_decoding_finds_is_the_end_of_a_cut_without_text(tmp_path: Path) -> None:
+    path = write_audio(tmp_path / "a.flac", SPEECH)
+    expected, content = read_audio(path), bytearray(path.read_bytes())
+    middle = len(content) // 2
+    content[middle : middle + 100] = bytes(100)
+    path.write_bytes(content)
+    rows = [{"audio_filepath": "a.flac"}, {"audio_filepath": "a.flac", "offset": 0.0, "text": "all"}]
+    report = prepare_corpus(
+        write_jsonl(tmp_path / "m.json", rows), tmp_path / "c.corpus", PrepareConfig(probe="decode")
+    )
+    assert (report.num_cuts, report.rejected) == (1, {"unreadable": 1})
+    samples = Corpus.open(tmp_path / "c.corpus").load(0)[1]
+    assert 1.5 * RATE < len(samples) < 2.6 * RATE
+    np.testing.assert_array_equal(samples, expected[: len(samples)])
+    (note,) = map(json.loads, (tmp_path / "c.corpus" / "notes.jsonl").read_text().splitlines())
+    assert note["kind"] == "damaged"
+
+
+@pytest.mark.parametrize("claimed", [1, 80_000, 10**7])
+@pytest.mark.parametrize("num_files", [1, 2])
+def test_mpeg_in_wav_is_as_long_as_its_frames(tmp_path: Path, claimed: int, num_files: int) -> None:
+    mp3 = write_audio(tmp_path / "b.mp3", SPEECH).read_bytes()
+    (tmp_path / "frames.mp3").write_bytes(mp3)
+    info = read_header(File(str(tmp_path / "frames.mp3")))
+    assert isinstance(info, AudioInfo)
+    (tmp_path / "a.wav").write_bytes(mpeg_in_wav(mp3, claimed) * num_files)
+    found = read_header(File(str(tmp_path / "a.wav")))
+    assert isinstance(found, AudioInfo)
+    assert found.num_frames == pytest.approx(info.num_frames * num_files, abs=2 * 1152 * num_files)
+    samples = check_that_all_of_it_loads(tmp_path / "a.wav", found.num_frames / RATE)
+    assert np.square(samples[-RATE:]).mean() == pytest.approx(np.square(SPEECH).mean(), rel=0.5)
+
+
+@pytest.mark.parametrize("suffix", ["aiff", "au", "caf", "w64", "rf64"])
+@pytest.mark.parametrize("subtype", ["PCM_16", "ULAW", "FLOAT"])
+def test_files_of_samples_that_are_joined_are_read_to_the_end(tmp_path: Path, suffix: str, subtype: str) -> None:
+    path = write_audio(tmp_path / f"a.{suffix}", SPEECH, subtype=subtype)
+    expected = read_audio(path)
+    path.write_bytes(path.read_bytes() * 2)
+    samples = check_that_all_of_it_loads(path, 10.0)
+    np.testing.assert_array_equal(samples[: len(expected)], expected)
+    np.testing.assert_array_equal(samples[-RATE:], expected[-RATE:])
