@@ -200,6 +200,8 @@ def open_ranges(
         if len(links) > 1 or any(link.is_flac or not link.is_clean for link in links):
             return JoinedAudio([_part_of(ranges, link.pieces, is_clean=link.is_clean) for link in links])
         return open_whole()
+    if head.startswith(b"ID3") and (stream := wav.mpeg_data(ranges, mpeg.tag_length(head))):
+        return JoinedAudio(_mpeg_parts(stream[0]), ends_early=stream[1])
     if head.startswith(_MPEG_STARTS):
         if mpeg.is_whole(head, ranges):
             return open_whole()

@@ -153,7 +153,7 @@ def find_start(ranges: ByteRanges, *, searches: bool = False) -> int | None:
         None if no frame is found, or if it is of a free bit rate.
     """
     start = 0
-    while skipped := _tag_length(ranges.at(start, _APE_BYTES)):
+    while skipped := tag_length(ranges.at(start, _APE_BYTES)):
         start += skipped
     header = parse_frame(ranges.at(start, 4))
     if header and (start + header.num_bytes == ranges.size or _frames_in_a_row(ranges, start, header) >= 2):
@@ -168,7 +168,7 @@ def is_whole(head: bytes, ranges: ByteRanges) -> bool:
         head: The first bytes.
         ranges: The file.
     """
-    start = _tag_length(head[:_APE_BYTES])
+    start = tag_length(head[:_APE_BYTES])
     header = parse_frame(head[start : start + 4])
     if header is None:
         return False
@@ -310,7 +310,7 @@ def _next_frame(window: _Window, position: int, header: FrameHeader | None) -> i
         at = window.start + match.start()
         position = at + len(match[0])
         head = window.at(at, _APE_BYTES)
-        if skipped := _tag_length(head):
+        if skipped := tag_length(head):
             position = at + skipped
         elif found := parse_frame(head):
             num_frames = _frames_in_a_row(window, at, found)
@@ -368,7 +368,7 @@ def _pieces_of(ranges: ByteRanges, runs: list[_Run], *, skipped: int = 0, limit:
     return pieces
 
 
-def _tag_length(head: bytes) -> int:
+def tag_length(head: bytes) -> int:
     """Returns the length of an ID3v2 or APE tag that begins with these bytes; 0 if none does."""
     if head[:3] == b"ID3" and len(head) >= 10 and head[3] < 0xFF and head[4] < 0xFF and max(head[6:10]) < 0x80:
         length = head[6] << 21 | head[7] << 14 | head[8] << 7 | head[9]

@@ -152,7 +152,7 @@ def starts_of_files(ranges: ByteRanges) -> list[int]:
 
 
 def mpeg_data(ranges: ByteRanges, start: int) -> tuple[ByteRanges, bool] | None:
-    """Returns the samples of a WAV file, if they are a stream of MPEG audio; None for other samples.
+    """Returns the samples of a WAV file, if they are a stream of MPEG audio; None for other samples and files.
 
     libsndfile takes the length of such a file from an estimate of its writer.
 
@@ -163,6 +163,8 @@ def mpeg_data(ranges: ByteRanges, start: int) -> tuple[ByteRanges, bool] | None:
     Returns:
         The bytes of the stream, and whether they end before the length that the file gives.
     """
+    if ranges.at(start, 4) != b"RIFF":
+        return None
     position, tag = start + 12, 0
     while len(head := ranges.at(position, 8)) == 8:
         kind, length = head[:4], int.from_bytes(head[4:], "little")

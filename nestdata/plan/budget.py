@@ -104,7 +104,7 @@ def leave_out_cuts(
                 f"{left_out.num_long} of {num_cuts} cuts, with {100 * share:.0f} % of the audio, are longer than "
                 f"plan.max_batch_seconds allows ({seconds} s{counted}); the longest lasts {longest / rate:.1f} s. At "
                 f"most {100 * _MAX_LEFT_OUT:.0f} % may be left out. Raise max_batch_seconds, or divide the recordings: "
-                f"prepare them with --window-seconds {seconds} or --segment vad."
+                f"prepare them with --window-seconds {seconds}, or --segment vad --max-segment-seconds {seconds}."
             )
     if left_out.num_short == num_cuts:
         raise PlanError(

@@ -178,7 +178,7 @@ def left_out_text(plan: BatchPlan) -> str | None:
         limit = f"{left_out.longest_allowed / rate:g}"
         texts.append(
             f"{what}, longer than the {limit} s that a microbatch holds. To keep {them}, raise max_batch_seconds, or "
-            f"prepare the corpus with --window-seconds {limit} or --segment vad"
+            f"prepare the corpus with --window-seconds {limit}, or --segment vad --max-segment-seconds {limit}"
         )
     if left_out.num_short:
         what, them = _counted(left_out.num_short, left_out.short_samples / rate)
