@@ -52,7 +52,8 @@ def read_entry(entry: Entry, config: PrepareConfig) -> WholeEntry | Reject:
     Raises:
         StorageError: Bytes cannot be read for a reason that says nothing about the audio.
     """
-    entry = _in_channel(entry, config.chosen_channel)
+    if entry.channel is not None and config.channel is not None:
+        entry = _in_channel(entry, config.chosen_channel)
     try:
         audio = entry.audio
         if audio.member and not isinstance(audio, Unusable):
@@ -151,9 +152,7 @@ def _is_clip(info: AudioInfo, start: float, duration: float | None) -> bool:
 
 
 def _in_channel(entry: Entry, channel: Channel | None) -> Entry:
-    """Returns an entry in the channel that the caller asks for, if the caller does."""
-    if channel is None or entry.channel is None:
-        return entry
+    """Returns an entry, whose row names a channel, in the one that the caller asks for."""
     stem = entry.cut_id.removesuffix(f"@ch{entry.channel}")
     suffix = "" if stem == entry.cut_id else "@mix" if channel == "mix" else f"@ch{channel}"
     return entry._replace(cut_id=stem + suffix, channel=None)
