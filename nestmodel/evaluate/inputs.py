@@ -1,6 +1,7 @@
 """What features are computed from: the corpus of the inputs, the labels of its cuts, and the rejected utterances."""
 
 import json
+import logging
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -11,6 +12,7 @@ from typing import Any, NamedTuple
 from nestdata import AudioInputs, Corpus, CorpusError, PrepareConfig, PrepareProgress, prepare_corpus
 from nestmodel.errors import ConfigError
 
+_log = logging.getLogger(__name__)
 _PREPARED = "corpus"
 
 OnProgress = Callable[[int, int | None], None]
@@ -92,7 +94,10 @@ def open_inputs(
         if on_progress:
             on_progress(found.entries, found.total_entries)
 
-    prepare_corpus(inputs, temporary, config, on_progress=show)
+    report = prepare_corpus(inputs, temporary, config, on_progress=show)
+    for note in report.notes:
+        if note.startswith("files that are cut off"):
+            _log.warning("%s", note.removesuffix("; see notes.jsonl"))
     try:
         for line in (temporary / "rejected.jsonl").read_text(encoding="utf-8").splitlines():
             fields = json.loads(line)

@@ -78,7 +78,7 @@ def test_a_summary_counts_what_is_left_out(tmp_path: Path) -> None:
     rows = summary(data, tmp_path, max_steps=1)
     for name in ("left out", "validation"):
         assert "1 cut, 3 s, longer than the 3 s that a microbatch holds" in rows[name]
-        assert "--window-seconds 3 " in rows[name]
+        assert "--window-seconds 3, " in rows[name]
         assert "1 cut, 1 s, shorter than min_seconds (0.9 s)" in rows[name]
     assert "few steps" not in rows
 
