@@ -20,7 +20,7 @@ UNITS = {
 }  # fmt: skip
 """Units of times, as parts of a second; None for samples of the file."""
 
-_WORD_BOUNDARY = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|[ \-]")
+_WORD_BOUNDARY = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|[ .\-]")
 
 
 class Column(NamedTuple):

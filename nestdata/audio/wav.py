@@ -169,6 +169,8 @@ def mpeg_data(ranges: ByteRanges, start: int) -> tuple[ByteRanges, bool] | None:
     while len(head := ranges.at(position, 8)) == 8:
         kind, length = head[:4], int.from_bytes(head[4:], "little")
         position += 8
+        if kind == bytes(4):
+            break
         if kind == b"fmt ":
             tag = int.from_bytes(ranges.at(position, 2), "little")
         if kind == b"data":

@@ -113,8 +113,9 @@ def renamed(cut: dict[str, Any], old: str, new: str) -> dict[str, Any]:
     """Returns a cut, its recording and its labels with another id, as far as theirs begin with the old one."""
     for part in (cut, cut["recording"], *cut["supervisions"]):
         for key in ("id", "recording_id"):
-            if str(part.get(key)).startswith(old):
-                part[key] = new + part[key].removeprefix(old)
+            value = part.get(key)
+            if isinstance(value, str) and (value == old or value.startswith(f"{old}@")):
+                part[key] = new + value.removeprefix(old)
     return cut
 
 
@@ -148,6 +149,7 @@ def _other_ids(old: str, audio: _Audio, known: _Known, source: str) -> Iterator[
 
 
 def _without_suffix(location: str) -> str:
-    """Returns the path or URL of a file or tar without its suffixes, and without a place in a tar."""
+    """Returns the path or URL of a file or tar without its suffix, and without a place in a tar."""
     folder, slash, name = location.partition("?o=")[0].rstrip("/").rpartition("/")
-    return folder + slash + (name.partition(".")[0] or name)
+    stem, dot, suffix = name.rpartition(".")
+    return folder + slash + (stem if dot and stem and not suffix.isdigit() else name)

@@ -154,7 +154,8 @@ def _meaning_of(names: tuple[str, ...], columns: tuple[Column, ...], is_embedded
     if channel is None and "channel" not in given:
         looks_like |= {name: "channel" for name, _ in labels if _CHANNEL_WORDS & _words(name)}
         looks_like = {name: role for name, role in looks_like.items() if not _COUNT_WORDS & _words(name)}
-    if given.keys().isdisjoint(TIMES) and not {"start", "end"} & {time.what for time in times}:
+    read_times = {time.what for time in times}
+    if given.keys().isdisjoint(TIMES) and not ("end" in read_times or {"start", "duration"} <= read_times):
         times_like = [name for name, _ in labels if _TIME_WORDS & _words(name)]
         looks_like |= {name: "end" if _END_WORDS & _words(name) else "start" for name in times_like}
     unread = tuple(name for name in names if name not in read and name not in dict(labels))
@@ -365,7 +366,9 @@ def _span(row: Mapping[str, Any], times: tuple[Time, ...], where: str) -> tuple[
             raise ManifestError(f"{where}: {names} differ. Fix or drop this line, or one of them.")
     start, end, duration = values.get("start"), values.get("end"), values.get("duration")
     if end is not None:
-        start = end - duration if start is None and duration is not None else start
+        if start is None and duration is not None:
+            start = end - duration
+            start = 0.0 if -_ROUNDING_S < start < 0 and times[0].unit is not None else start
         length = end - (start or 0)
         if length <= 0 or (start or 0) < 0:
             raise ManifestError(f"{where}: the end, {end:g}, is not after the start. Fix or drop this line.")

@@ -64,12 +64,12 @@ def test_keys_that_begin_again_in_each_tar_of_a_data_set_get_its_name(tmp_path: 
     for shard in range(3):
         members = [(f"{k:06d}.wav", (tmp_path / f"{2 * shard + k}.wav").read_bytes()) for k in range(2)]
         (tmp_path / "data").mkdir(exist_ok=True)
-        write_tar(tmp_path / "data" / f"train-{shard}.tar", members)
+        write_tar(tmp_path / "data" / f"train.{shard}.tar", members)
     report = prepare_corpus(tmp_path / "data", tmp_path / "c.corpus")
     assert report.rejected == {}
     check_that_every_recording_is_a_cut(Corpus.open(tmp_path / "c.corpus"), audio)
     assert ids_in(tmp_path / "c.corpus") == [
-        *("000000", "000001"), *(f"train-{shard}/00000{k}" for shard in (1, 2) for k in (0, 1)),
+        *("000000", "000001"), *(f"train.{shard}/00000{k}" for shard in (1, 2) for k in (0, 1)),
     ]  # fmt: skip
 
 

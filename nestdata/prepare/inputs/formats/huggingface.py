@@ -426,7 +426,10 @@ def _columns_of(schema: Any, location: str, given: tuple[Column, ...]) -> _Colum
     classes = {
         name: feature["names"]
         for name, feature in _features_of(schema).items()
-        if name in names and isinstance(feature, dict) and feature.get("_type") == "ClassLabel"
+        if name in names
+        and name not in meaning.unread
+        and isinstance(feature, dict)
+        and feature.get("_type") == "ClassLabel"
     }
     return _Columns(audio, meaning, classes)
 

@@ -168,6 +168,8 @@ def test_slices_of_a_file_take_the_channel_of_their_row(tmp_path: Path) -> None:
             r"clip_begin is 1, which looks like a time, .* --columns start=clip_begin",
         ),
         ({"path": "a.wav", "tEnd": "2.5"}, r"tEnd is 2\.5, which looks like a time, .* --columns end=tEnd"),
+        ({"path": "a.wav", "start": 5, "t_end": 1}, r"t_end is 1, which looks like a time, .* --columns end=t_end"),
+        ({"path": "a.wav", "clip.begin": 1}, r"clip\.begin is 1, which looks like a time"),
         ({"path": "a.wav", "rec-channel": 1}, r"which looks like a channel, .* --columns channel=rec-channel"),
         ({"path": "a.wav", "chan": "left"}, r"chan is 'left', which looks like a channel"),
         ({"wav": "a.wav", "noisy_path": "b/c.flac"}, r"looks like an audio file, .* --columns audio=wav\."),
