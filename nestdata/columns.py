@@ -39,9 +39,15 @@ def key_of(name: str) -> str:
     return _WORD_BOUNDARY.sub("_", name).lower()
 
 
-def unit_in(name: str) -> float | None:
-    """Returns the unit that the name of a time ends with, as `start_ms` does; seconds if it ends with none."""
-    return UNITS.get(key_of(name).rpartition("_")[2], 1.0)
+def stem_and_unit(key: str) -> tuple[str, float | None]:
+    """Returns a name, as `key_of` has it, without the unit that it ends with, and this unit: seconds if it has none."""
+    stem, _, unit = key.rpartition("_")
+    return (stem, UNITS[unit]) if stem and unit in UNITS else (key, 1.0)
+
+
+def given_name(role: str, columns: tuple[Column, ...]) -> str | None:
+    """Returns the name that the caller gives for a role; None if the caller gives none."""
+    return next((column.name for column in columns if column.role == role), None)
 
 
 @lru_cache(maxsize=16)
@@ -59,7 +65,7 @@ def parse_columns(text: str) -> tuple[Column, ...]:
         if role in TIMES and stem and suffix in UNITS:
             column = Column(role, stem, UNITS[suffix])
         else:
-            column = Column(role, name, unit_in(name))
+            column = Column(role, name, stem_and_unit(key_of(name))[1])
         if role not in ROLES or not equals or not (name or role in (*TIMES, "channel")):
             raise ConfigError(
                 f"columns ({text[:80]!r}): {part[:80]!r} is not ROLE=NAME with one of the roles {', '.join(ROLES)}, "

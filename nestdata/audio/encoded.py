@@ -200,8 +200,12 @@ def open_ranges(
         if len(links) > 1 or any(link.is_flac or not link.is_clean for link in links):
             return JoinedAudio([_part_of(ranges, link.pieces, is_clean=link.is_clean) for link in links])
         return open_whole()
-    if head.startswith(b"ID3") and (stream := wav.mpeg_data(ranges, mpeg.tag_length(head))):
-        return JoinedAudio(_mpeg_parts(stream[0]), ends_early=stream[1])
+    starts = wav.starts_of_files(ranges, mpeg.tag_length(head))
+    if streams := [stream for start in starts if (stream := wav.mpeg_data(ranges, start))]:
+        parts = [part for data, _ in streams for part in _mpeg_parts(data)]
+        return JoinedAudio(parts, ends_early=any(ends_early for _, ends_early in streams))
+    if len(starts) > 1:
+        return _files_at(ranges, starts)
     if head.startswith(_MPEG_STARTS):
         if mpeg.is_whole(head, ranges):
             return open_whole()
@@ -210,15 +214,6 @@ def open_ranges(
     if head.startswith(_AU_MAGIC):
         # Its samples end with the file, as in FFmpeg: the length in the header is that of the first of joined files.
         return JoinedAudio([_part_of(ranges, [head[:8] + b"\xff" * 4, (12, ranges.size - 12)])])
-    starts: list[int]
-    if head.startswith((b"RIFF", b"FORM")):
-        starts = wav.starts_of_files(ranges)
-        found = [wav.mpeg_data(ranges, start) for start in starts if head.startswith(b"RIFF")]
-        if streams := [stream for stream in found if stream]:
-            parts = [part for data, _ in streams for part in _mpeg_parts(data)]
-            return JoinedAudio(parts, ends_early=any(ends_early for _, ends_early in streams))
-        if len(starts) > 1:
-            return _files_at(ranges, starts)
     file = open_whole()
     is_longer = (min_seconds - _MIN_EXCESS_S) * file.samplerate > file.frames
     if file.format == "MP3" and (start := mpeg.find_start(ranges, searches=True)) is not None:

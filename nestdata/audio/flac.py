@@ -44,7 +44,7 @@ class FlacHeader(NamedTuple):
     """Bits per sample."""
 
     num_samples: int
-    """Number of samples of each channel, at least 1."""
+    """Number of samples of each channel."""
 
 
 class FlacFile(NamedTuple):
@@ -119,13 +119,8 @@ def parse_header(content: bytes) -> FlacHeader | None:
         return None
     if not _has_plain_metadata(content):
         return None
-    # 20 bits of sampling rate, 3 of channels less one, 5 of bits per sample less one, 36 of the number of samples.
-    packed = int.from_bytes(content[18:26], "big")
-    rate, num_channels, bits = packed >> 44, (packed >> 41 & 0x7) + 1, (packed >> 36 & 0x1F) + 1
-    num_samples = packed & 0xFFFFFFFFF
-    if not rate or not num_samples or bits not in _BITS:
-        return None
-    return FlacHeader(rate, num_channels, bits, num_samples)
+    header = stream_info(content)
+    return header if header.rate and header.num_samples and header.bits in _BITS else None
 
 
 def starts_of_files(ranges: ByteRanges) -> list[int]:
@@ -139,9 +134,11 @@ def starts_of_files(ranges: ByteRanges) -> list[int]:
     return found
 
 
-def claimed_samples(content: bytes) -> int:
-    """Returns the number of samples that the header of a file gives, given its start; 0 if it gives none."""
-    return int.from_bytes(content[18:26], "big") & 0xFFFFFFFFF
+def stream_info(content: bytes) -> FlacHeader:
+    """Returns what STREAMINFO says, given the start of a file; 0 samples if their number is not known."""
+    # 20 bits of sampling rate, 3 of channels less one, 5 of bits per sample less one, 36 of the number of samples.
+    packed = int.from_bytes(content[18:26], "big")
+    return FlacHeader(packed >> 44, (packed >> 41 & 0x7) + 1, (packed >> 36 & 0x1F) + 1, packed & 0xFFFFFFFFF)
 
 
 def block_size(content: bytes) -> int:
@@ -158,8 +155,8 @@ def goes_back(content: bytes, ranges: ByteRanges) -> bool:
         content: The start of the file.
         ranges: The file.
     """
-    header = parse_header(content)
-    if header is None or ranges.size < _MANY_BYTES * header.num_samples * header.num_channels * header.bits / 8:
+    header = stream_info(content)
+    if ranges.size < _MANY_BYTES * header.num_samples * header.num_channels * header.bits / 8:
         return False
     found = [_sample_at(content, ranges, part * ranges.size // 4) for part in (1, 3)]
     return -1 < found[1] <= found[0]
@@ -190,7 +187,7 @@ def last_sample(content: bytes, ranges: ByteRanges) -> int | None:
         None if no frame is found, because other bytes are behind the last one.
     """
     longest = int.from_bytes(content[15:18], "big")
-    num_samples = claimed_samples(content)
+    num_samples = stream_info(content).num_samples
     tail_bytes = min(ranges.size, (longest or _TAIL_BYTES) + _MAX_FRAME_HEADER)
     tail = ranges.at(ranges.size - tail_bytes, tail_bytes)
     # Blocks of different sizes have the other code.

@@ -140,10 +140,9 @@ def parse_header(content: bytes, size: int) -> WavHeader | None:
     return _checked(form, *data) if begin == size else None
 
 
-def starts_of_files(ranges: ByteRanges) -> list[int]:
-    """Returns where WAV or AIFF files begin in one that may be several, one after the other."""
+def starts_of_files(ranges: ByteRanges, position: int = 0) -> list[int]:
+    """Returns where WAV or AIFF files begin in one that may be several, one after the other, from a position."""
     found: list[int] = []
-    position = 0
     while (head := ranges.at(position, 12)) and (order := _BYTE_ORDERS.get((head[:4], head[8:]))):
         found.append(position)
         length = int.from_bytes(head[4:8], order)
@@ -152,13 +151,13 @@ def starts_of_files(ranges: ByteRanges) -> list[int]:
 
 
 def mpeg_data(ranges: ByteRanges, start: int) -> tuple[ByteRanges, bool] | None:
-    """Returns the samples of a WAV file, if they are a stream of MPEG audio; None for other samples and files.
+    """Returns the samples of a file, if it is WAV and they are a stream of MPEG audio; None for others.
 
     libsndfile takes the length of such a file from an estimate of its writer.
 
     Args:
         ranges: The bytes.
-        start: Where the file begins in them.
+        start: Where the file begins in them; see `starts_of_files`.
 
     Returns:
         The bytes of the stream, and whether they end before the length that the file gives.

@@ -46,12 +46,20 @@ class _Known:
     same: dict[tuple[Any, ...], int] = field(default_factory=dict)
     """The first cut of each, by what makes another entry the same audio."""
 
-    audio: list[_Audio] = field(default_factory=list)
+    starts: dict[str, set[float]] = field(default_factory=lambda: defaultdict(set))
+    """Starts by location."""
+
+    channels: dict[str, set[int]] = field(default_factory=lambda: defaultdict(set))
+    """Channels by location."""
+
+    sources: set[int] = field(default_factory=set)
 
     def add(self, audio: _Audio, index: int) -> None:
         """Adds an entry."""
         self.same |= dict.fromkeys(_identities(audio), index)
-        self.audio.append(audio)
+        self.starts[audio.location].add(audio.start)
+        self.channels[audio.location].add(audio.channel)
+        self.sources.add(audio.source)
 
 
 def tell_apart(
@@ -133,15 +141,12 @@ def _identities(audio: _Audio) -> list[tuple[Any, ...]]:
 
 def _other_ids(old: str, audio: _Audio, known: _Known, source: str) -> Iterator[str]:
     """Yields ids that say what distinguishes an entry from those that are known."""
-    same = [other for other in known.audio if other.location == audio.location]
-    span = span_suffix(audio.start, audio.duration) if any(other.start != audio.start for other in same) else ""
+    span = span_suffix(audio.start, audio.duration) if len(known.starts[audio.location]) > 1 else ""
     channel = ""
-    if any(other.channel != audio.channel for other in same):
+    if len(known.channels[audio.location]) > 1:
         channel = "@mix" if audio.channel == MIXED_CHANNEL else f"@ch{audio.channel}"
     yield from dict.fromkeys(old + suffix for suffix in (channel, span, span + channel) if suffix)
-    places = [audio.form]
-    if any(other.source != audio.source for other in known.audio):
-        places.insert(0, _without_suffix(source))
+    places = [_without_suffix(source), audio.form] if len(known.sources) > 1 else [audio.form]
     for place in places:
         parts = place.split("/")
         # As much of the path as is needed.

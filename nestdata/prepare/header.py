@@ -125,7 +125,7 @@ def _header_in(
     head = ranges.at(0, HEAD_BYTES)
     info, is_joined = _plain_header(head, ranges.size), False
     if head.startswith(_FLAC_MAGIC) and not is_distant:
-        claimed, last = flac.claimed_samples(head), flac.last_sample(head, ranges)
+        claimed, last = flac.stream_info(head).num_samples, flac.last_sample(head, ranges)
         may_be_joined = searches or 0 < claimed != last or flac.goes_back(head, ranges)
         is_joined = may_be_joined and len(flac.starts_of_files(ranges)) > 1
         if is_joined:

@@ -19,7 +19,7 @@ from nestdata.prepare.config import PrepareConfig
 from nestdata.prepare.found import Cut, Note, Outcome
 from nestdata.prepare.inputs.audio import File, LhotseCut, RejectReason
 from nestdata.prepare.inputs.entry import Entry, span_suffix
-from nestdata.prepare.read import ROUNDING_S, WholeEntry, source_rate
+from nestdata.prepare.read import ROUNDING_S, WholeEntry, has_text, source_rate
 from nestdata.prepare.speech import load_up_to_damage
 from nestdata.storage import FileVersion
 
@@ -52,13 +52,16 @@ def judge(whole: WholeEntry, row: dict[str, Any], config: PrepareConfig, content
     notes: list[Outcome] = []
     if config.probe == "decode":
         num_whole, problem = _decoded(whole, row, num_samples)
-        has_text = any("text" in label for label in row["supervisions"])
-        if problem and (has_text or num_whole < samples_in(max(config.min_seconds, 1 / rate), config.sampling_rate)):
+        if problem and (
+            has_text(row) or num_whole < samples_in(max(config.min_seconds, 1 / rate), config.sampling_rate)
+        ):
             return [whole.reject(row, *problem)]
         if problem:
             row["duration"], num_samples = num_whole / config.sampling_rate, num_whole
-            for label in row["supervisions"]:
-                label["duration"] = row["duration"]
+            labels = [label for label in row["supervisions"] if label["start"] < row["duration"]]
+            for label in labels:
+                label["duration"] = min(label["duration"], row["duration"] - label["start"])
+            row["supervisions"] = labels
             notes = [_note("damaged", whole, f", used up to {row['start'] + row['duration']:.1f} s: {problem[1]}")]
     if isinstance(audio, File) and audio.stored_path:
         # A copy of audio in the corpus directory is moved and copied with it, which may change its time.
@@ -145,8 +148,7 @@ def _note(kind: str, whole: WholeEntry, text: str = "") -> Note:
 
 def _is_whole_utterance(entry: Entry, row: Mapping[str, Any]) -> bool:
     """Returns whether an entry has text, and is not one of several spans of a file."""
-    has_text = any("text" in label for label in row["supervisions"])
-    return has_text and entry.offset == 0 and not entry.cut_id.endswith(span_suffix(0.0, entry.duration))
+    return has_text(row) and entry.offset == 0 and not entry.cut_id.endswith(span_suffix(0.0, entry.duration))
 
 
 def _lacks_end_mark(whole: WholeEntry) -> bool:

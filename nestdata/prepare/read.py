@@ -6,6 +6,7 @@ than everything else together.
 
 import os
 import unicodedata
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -18,7 +19,7 @@ from nestdata.prepare.found import Reject
 from nestdata.prepare.header import AudioInfo, read_header
 from nestdata.prepare.inputs.audio import Audio, File, LhotseCut, Member, RejectReason, Unusable, at_member
 from nestdata.prepare.inputs.entry import Entry
-from nestdata.prepare.inputs.labels import divide_labels, has_text
+from nestdata.prepare.inputs.labels import divide_labels
 from nestdata.storage import FileVersion
 
 ROUNDING_S = 0.05
@@ -75,6 +76,11 @@ def read_entry(entry: Entry, config: PrepareConfig) -> WholeEntry | Reject:
     return found
 
 
+def has_text(row: Mapping[str, Any]) -> bool:
+    """Returns whether a cut, as a dict, has a text."""
+    return any("text" in label for label in row["supervisions"])
+
+
 def reads_audio(entry: Entry, config: PrepareConfig) -> bool:
     """Returns whether the header or the samples of an entry are read."""
     if config.finds_speech:
@@ -110,11 +116,11 @@ def _cut_from_file(entry: Entry, audio: File | Member, config: PrepareConfig) ->
         duration = entry.duration if entry.num_frames is None else entry.num_frames / info.rate
         if _is_clip(info, entry.offset, duration):
             entry, duration = entry._replace(offset=0.0, first_frame=0), None
-        # What is left of a file is used, unless its text would be that of more audio.
-        is_part = info.ends_early and not has_text(entry.labels or {})
-        if problem := _problem_of_span(info, entry.offset, duration, may_end_early=is_part):
-            return problem
     left = info.num_frames / info.rate - entry.offset
+    # What is left of a file is used, unless its text would be that of more audio.
+    is_used = info.ends_early and left > 0 and "text" not in divide_labels(entry.labels or {})[0]
+    if not is_used and (problem := _problem_of_span(info, entry.offset, duration)):
+        return problem
     row = _cut_row(entry, audio, info, left if duration is None else min(duration, left), channel)
     if given == "mix":
         row["custom"] = row.get("custom", {}) | {MIX_FIELD: "mix"}
@@ -200,12 +206,8 @@ def _source_at(audio: File | Member) -> tuple[str, str]:
     return found["type"], found["source"]
 
 
-def _problem_of_span(
-    info: AudioInfo, start: float, duration: float | None, *, may_end_early: bool = False
-) -> Unusable | None:
+def _problem_of_span(info: AudioInfo, start: float, duration: float | None) -> Unusable | None:
     length, end = info.num_frames / info.rate, start + (duration or 0.0)
-    if may_end_early and start < length:
-        return None
     if info.ends_early and (duration is None or end > length):
         return Unusable("truncated", f"the file ends after {length:.3f} s, before the length in its header")
     if start >= length:

@@ -94,17 +94,21 @@ def open_inputs(
         if on_progress:
             on_progress(found.entries, found.total_entries)
 
-    report = prepare_corpus(inputs, temporary, config, on_progress=show)
-    for note in report.notes:
-        if note.startswith("files that are cut off"):
-            _log.warning("%s", note.removesuffix("; see notes.jsonl"))
+    prepare_corpus(inputs, temporary, config, on_progress=show)
     try:
-        for line in (temporary / "rejected.jsonl").read_text(encoding="utf-8").splitlines():
-            fields = json.loads(line)
+        cut_off = [note["detail"] for note in _lines(temporary / "notes.jsonl") if note["kind"] == "ends_early"]
+        if cut_off:
+            _log.warning("files that are cut off: %d, such as %s", len(cut_off), cut_off[0])
+        for fields in _lines(temporary / "rejected.jsonl"):
             on_reject(RejectedUtterance(*(fields[field] for field in RejectedUtterance._fields)))
         yield Corpus.open(temporary)
     finally:
         shutil.rmtree(temporary)
+
+
+def _lines(path: Path) -> list[dict[str, Any]]:
+    """Returns the objects in a file of JSON lines; none if there is no such file."""
+    return [*map(json.loads, path.read_text(encoding="utf-8").splitlines())] if path.exists() else []
 
 
 def as_corpus(inputs: AudioInputs, sampling_rate: int) -> AudioInputs:

@@ -62,7 +62,7 @@ def _listed(text: str) -> list[str]:
     if os.path.exists(text) or not (text.startswith("[") or _SEVERAL.search(text)):
         return [text]
     parts = [part.strip(" []'\"") for part in _SEVERAL.split(text)]
-    is_listed = text.startswith("[") and text.endswith("]")
+    is_listed = text.startswith("[") and text.endswith("]") and len(parts) > 1
     is_there = is_listed or all(has_scheme(part) or os.path.exists(part) for part in parts)
     return parts if all(parts) and is_there else [text]
 

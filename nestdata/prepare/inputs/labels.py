@@ -48,11 +48,6 @@ def label_text(value: Any) -> str | None:
     return str(value)
 
 
-def has_text(labels: Mapping[str, Any]) -> bool:
-    """Returns whether there is a text among the labels of an entry."""
-    return any(LABELS.get(key) == "text" and label_text(value) is not None for key, value in labels.items())
-
-
 def divide_labels(labels: Mapping[str, Any]) -> tuple[dict[str, str], dict[str, Any]]:
     """Returns the supervision fields among the labels of an entry, and its custom fields.
 

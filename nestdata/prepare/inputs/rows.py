@@ -6,12 +6,12 @@ of sound events. A number that looks like a time or a channel, and is not read a
 it would make wrong cuts without a word.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from functools import lru_cache
 from typing import Any, NamedTuple
 
 from nestdata.audio.channels import NAMED_CHANNELS
-from nestdata.columns import TIMES, UNITS, Column, key_of
+from nestdata.columns import TIMES, Column, given_name, key_of, stem_and_unit
 from nestdata.errors import ManifestError, shortened
 from nestdata.prepare.inputs.audio import Audio
 from nestdata.prepare.inputs.entry import AUDIO_KEYS, AUDIO_SUFFIXES, MAX_SECONDS, Entry, is_number, span_suffix
@@ -94,6 +94,12 @@ class Meaning(NamedTuple):
         return found | ({"unread": [*self.unread]} if self.unread else {})
 
 
+def names_audio(names: Iterable[str], columns: tuple[Column, ...], known: Collection[str] = AUDIO_NAMES) -> bool:
+    """Returns whether a column or key has one of the known names of an audio file, or that which the caller gives."""
+    given = given_name("audio", columns)
+    return any(name == given or key_of(name) in known for name in names)
+
+
 def meaning_in(names: Iterable[str], where: str, columns: tuple[Column, ...], *, is_embedded: bool = False) -> Meaning:
     """Returns what the names of a row mean.
 
@@ -112,7 +118,7 @@ def meaning_in(names: Iterable[str], where: str, columns: tuple[Column, ...], *,
     except ManifestError as error:
         raise ManifestError(f"{where}: {error}") from None
     if meaning is None:
-        given = next((column.name for column in columns if column.role == "audio"), "audio_filepath")
+        given = given_name("audio", columns) or AUDIO_KEYS[0]
         found = ", ".join(name[:40] for name in names[:8])
         raise ManifestError(
             f"{where}: no {given} among {found}. Add it, or say which of them names the audio file: "
@@ -201,10 +207,8 @@ def _times_by_name(named: Mapping[str, str]) -> tuple[Time, ...]:
 
 
 def _time(key: str, name: str) -> Time | None:
-    if key in _TIMES:
-        return Time(name, _TIMES[key], 1.0)
-    stem, _, unit = key.rpartition("_")
-    return Time(name, _TIMES[stem], UNITS[unit]) if stem in _TIMES and unit in UNITS else None
+    stem, unit = stem_and_unit(key)
+    return Time(name, _TIMES[stem], unit) if stem in _TIMES else None
 
 
 def _check_span(times: tuple[Time, ...]) -> None:

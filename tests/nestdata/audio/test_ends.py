@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from lhotse import Recording, SupervisionSegment
 
 from nestdata import Corpus, PrepareConfig, prepare_corpus
 from nestdata.prepare.header import AudioInfo, read_header
@@ -143,3 +144,21 @@ def test_files_of_samples_that_are_joined_are_read_to_the_end(tmp_path: Path, su
     samples = check_that_all_of_it_loads(path, 10.0)
     np.testing.assert_array_equal(samples[: len(expected)], expected)
     np.testing.assert_array_equal(samples[-RATE:], expected[-RATE:])
+
+
+def test_labels_behind_damage_go_and_those_across_it_end_there(tmp_path: Path) -> None:
+    path = write_audio(tmp_path / "a.flac", SPEECH)
+    recording = Recording.from_file(path)
+    spans = [SupervisionSegment(str(i), "a", start, 1.5, speaker="x") for i, start in enumerate((0.0, 1.0, 4.0))]
+    cut = recording.to_cut()
+    cut.supervisions = spans
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2 : len(content) // 2 + 100] = bytes(100)
+    path.write_bytes(content)
+    manifest = write_jsonl(tmp_path / "cuts.jsonl", [cut.to_dict()])
+    prepare_corpus(manifest, tmp_path / "c.corpus", PrepareConfig(probe="decode"))
+    row = Corpus.open(tmp_path / "c.corpus").line(0)
+    assert 1.5 < row["duration"] < 2.5
+    assert [(label["start"], label["duration"]) for label in row["supervisions"]] == [
+        (0.0, 1.5), (1.0, min(1.5, row["duration"] - 1.0)),
+    ]  # fmt: skip

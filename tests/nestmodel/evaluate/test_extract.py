@@ -175,7 +175,8 @@ def test_broken_files_are_listed_and_the_other_files_are_written(
     (folder / "cut.flac").write_bytes((folder / "good.flac").read_bytes()[:20000])
     with caplog.at_level("WARNING"):
         report = extract_features(model, [folder], tmp_path / "f", ExtractConfig(device="cpu"))
-    assert "cut off behind their headers, used up to there: 1, such as" in caplog.text
+    assert "files that are cut off: 1, such as" in caplog.text
+    assert "cut.flac, used up to" in caplog.text
     assert index_of(tmp_path / "f").keys() == {"good", "fine", "cut"}
     lines = map(json.loads, (tmp_path / "f" / "rejected.jsonl").read_text().splitlines())
     rejects = {row["cut_id"]: row for row in lines}

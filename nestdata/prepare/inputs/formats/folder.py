@@ -3,7 +3,7 @@
 import os
 import re
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
@@ -107,7 +107,7 @@ class AudioFolder(_AudioLocations):
             StorageError: The store cannot be listed.
         """
         if isinstance(self.path, str):
-            yield from sorted_as_files(info for info, kind in _objects(self.path) if kind == "audio")
+            yield from sorted_as_files(info for info, kind in _objects(self.path, self.outputs) if kind == "audio")
         else:
             yield from (path for path, kind in _files(os.path.abspath(self.path), set()) if kind == "audio")
 
@@ -183,11 +183,12 @@ def _outputs_below(url: str) -> list[str]:
     return [folder for folder, found in names.items() if _is_output(found) and folder != url.rstrip("/")]
 
 
-def _objects(url: str) -> Iterator[tuple[ObjectInfo, str]]:
-    outputs = tuple(f"{folder}/" for folder in _outputs_below(url))
+def _objects(url: str, outputs: Sequence[str]) -> Iterator[tuple[ObjectInfo, str]]:
+    """Yields the objects below a URL and their kinds, without those in the folders `outputs`."""
+    left_out = tuple(f"{folder}/" for folder in outputs)
     for info in objects_below(url):
         is_hidden = any(map(_is_hidden, info.location.removeprefix(url).split("/")))
-        if not (is_hidden or info.location.startswith(outputs)):
+        if not (is_hidden or info.location.startswith(left_out)):
             yield info, _kind(info.location.rpartition("/")[2])
 
 
@@ -236,8 +237,8 @@ def _open_folder(given: GivenInput) -> Opened:
     listed: Iterator[tuple[str, str]]
     outputs: list[str] = []
     if isinstance(given.path, str):
-        listed = ((info.location, kind) for info, kind in _objects(given.location))
         outputs = _outputs_below(given.location)
+        listed = ((info.location, kind) for info, kind in _objects(given.location, outputs))
     else:
         listed = _files(given.location, set())
     for location, kind in listed:

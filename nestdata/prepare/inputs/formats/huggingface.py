@@ -22,7 +22,7 @@ from types import NoneType
 from typing import Any, ClassVar, NamedTuple
 from zlib import crc32
 
-from nestdata.columns import Column, key_of
+from nestdata.columns import Column, given_name, key_of
 from nestdata.errors import ConfigError, ManifestError, StorageError, in_one_line
 from nestdata.input_format import InputFormat
 from nestdata.output import flush_to_disk
@@ -59,7 +59,7 @@ _SPLIT = re.compile(rf"(?<![a-z])({'|'.join(sorted(_SPLITS, key=len, reverse=Tru
 
 @dataclass(frozen=True, slots=True)
 class DataSetFiles:
-    """The rows of the files of a data set, with all other columns but those of bytes as labels.
+    """The rows of the files of a data set, with all other columns as labels but those of bytes and signals.
 
     A column `id` is a label: several rows may share the id of a sentence or a speaker.
     """
@@ -212,7 +212,7 @@ def may_hold_audio(name: str) -> bool:
         from pyarrow import parquet
 
         with _opened(name) as file:
-            return bool(_audio_columns(parquet.ParquetFile(file).schema_arrow))
+            return _audio_column(parquet.ParquetFile(file).schema_arrow, name, ()) is not None
     except Exception:  # the reader raises errors of many kinds
         return True
 
@@ -419,7 +419,7 @@ def _columns_of(schema: Any, location: str, given: tuple[Column, ...]) -> _Colum
     audio = _audio_column(schema, location, given)
     if audio is not None:
         _check_types(schema.field(audio), location)
-    names = tuple(name for name in schema.names if name != audio and not _holds_bytes(schema.field(name).type))
+    names = tuple(name for name in schema.names if name != audio and _is_read(schema.field(name).type))
     meaning = meaning_in(names, location, given, is_embedded=audio is not None)
     unread = (name for name in schema.names if name != audio and name not in names)
     meaning = meaning._replace(unread=(*meaning.unread, *unread))
@@ -440,9 +440,9 @@ def _audio_column(schema: Any, location: str, given: tuple[Column, ...]) -> str 
     Raises:
         ConfigError: It may be one of several.
     """
-    named = next((column.name for column in given if column.role == "audio"), None)
+    named = given_name("audio", given)
     structs = _audio_columns(schema)
-    held = [name for name in schema.names if name in structs or _holds_bytes(schema.field(name).type)]
+    held = [name for name in schema.names if name in structs or _is_bytes(schema.field(name).type)]
     if named is not None:
         return named if named in held else None
     features = _features_of(schema)
@@ -455,13 +455,21 @@ def _audio_column(schema: Any, location: str, given: tuple[Column, ...]) -> str 
     return "audio" if "audio" in found else found[0] if found else None
 
 
-def _holds_bytes(kind: Any) -> bool:
-    """Returns whether a type is bytes, or has them as a part."""
+def _is_bytes(kind: Any) -> bool:
     from pyarrow import types
 
     tests = (types.is_binary, types.is_large_binary, types.is_fixed_size_binary, types.is_binary_view)
+    return any(test(kind) for test in tests)
+
+
+def _is_read(kind: Any) -> bool:
+    """Returns whether values of a type are labels: not bytes, and not lists of numbers as long as a signal."""
+    from pyarrow import types
+
     parts = [kind.field(index).type for index in range(kind.num_fields)]
-    return any(test(kind) for test in tests) or any(map(_holds_bytes, parts))
+    is_list = types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)
+    is_signal = is_list and any(map(types.is_floating, parts))
+    return not (is_signal or _is_bytes(kind)) and all(map(_is_read, parts))
 
 
 def _check_types(field: Any, location: str) -> None:
@@ -470,7 +478,7 @@ def _check_types(field: Any, location: str) -> None:
 
     is_text = (types.is_string, types.is_large_string, types.is_string_view)
     for part in field.type if types.is_struct(field.type) else ():
-        is_right = part.name != "bytes" or types.is_null(part.type) or _holds_bytes(part.type)
+        is_right = part.name != "bytes" or types.is_null(part.type) or _is_bytes(part.type)
         if part.name == "path":
             is_right = types.is_null(part.type) or any(test(part.type) for test in is_text)
         if not is_right:

@@ -50,6 +50,7 @@ from nestdata.prepare.inputs.rows import (
     check_columns,
     entry_of_row,
     meaning_in,
+    names_audio,
     placed,
 )
 from nestdata.prepare.inputs.tar import (
@@ -219,10 +220,8 @@ class NemoTarred(ShardSource):
 def _detect(given: GivenInput) -> bool:
     if given.kind == "manifest":
         keys = {key_of(key) for key in given.row}
-        if any(column.role == "audio" and column.name in given.row for column in given.options.columns):
-            return True
         is_lhotse = not keys.isdisjoint(("recording", "sources", "tracks"))
-        return not keys.isdisjoint(AUDIO_KEYS if is_lhotse else AUDIO_NAMES)
+        return names_audio(given.row, given.options.columns, AUDIO_KEYS if is_lhotse else AUDIO_NAMES)
     return given.kind == "manifests"
 
 

@@ -19,12 +19,12 @@ from nestdata.prepare.inputs.labels import table_labels
 from nestdata.prepare.inputs.lines import LineSource, open_lines
 from nestdata.prepare.inputs.names import FileNames, entry_of_slice
 from nestdata.prepare.inputs.rows import (
-    AUDIO_NAMES,
     Meaning,
     audio_name,
     check_columns,
     entry_of_row,
     meaning_in,
+    names_audio,
     with_channel,
 )
 from nestdata.storage import join
@@ -121,8 +121,7 @@ def is_table(path: Path | str, first_line: bytes, columns: tuple[Column, ...] = 
     if str(path).lower().endswith(_SUFFIXES):
         return True
     names = _divided(first_line)[1]
-    given = {column.name for column in columns if column.role == "audio"}
-    return len(names) > 1 and any(name in given or key_of(name) in AUDIO_NAMES for name in names)
+    return len(names) > 1 and names_audio(names, columns)
 
 
 def _read_header(path: Path | str, columns: tuple[Column, ...]) -> Header:

@@ -23,6 +23,7 @@ from tests.synthesis import hiss, write_audio, write_jsonl
         ("[[{0}/a.json],[{0}/b.json]]", ["a.json", "b.json"]),
         ("['{0}/a.json', '{0}/b.json']", ["a.json", "b.json"]),
         ("{0}/a,b.json", ["a,b.json"]),
+        ("{0}/[0-9][0-9].json", ["[0-9][0-9].json"]),
         ("{0}/x_{{0,1}}.json", ["x_{{0,1}}.json"]),
         ("{0}/a.json,{0}/none.json", ["a.json,{0}/none.json"]),
     ],

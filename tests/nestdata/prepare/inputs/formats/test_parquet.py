@@ -183,3 +183,33 @@ def test_an_audio_column_of_other_types_is_an_error_that_names_them(
     with pytest.raises(ManifestError, match=message):
         prepare_corpus([tmp_path / "a.parquet"], tmp_path / "speech.corpus")
     assert not list(tmp_path.glob("speech.corpus*"))
+
+
+def test_signals_and_bytes_in_other_columns_are_not_read_and_named(tmp_path: Path) -> None:
+    row = {"audio": embedded(hiss(16000, 1)), "input_values": [0.5] * 16000, "tags": ["a", "b"], "picture": b"png"}
+    parts = {"parts": [embedded(hiss(800, 2))], "features": [[0.25] * 80] * 3, "words": [{"word": "so", "start": 0.5}]}
+    parquet.write_table(pyarrow.Table.from_pylist([row | parts]), tmp_path / "a.parquet")
+    report = prepare_corpus(tmp_path / "a.parquet", tmp_path / "c.corpus")
+    cut = Corpus.open(tmp_path / "c.corpus").line(0)
+    assert cut["custom"] == {"tags": ["a", "b"], "words": [{"word": "so", "start": 0.5}]}
+    assert report.notes[0].endswith("labels: tags, words, not read: input_values, picture, parts, features")
+
+
+def test_rows_of_plain_bytes_in_a_folder_of_audio_are_read(tmp_path: Path) -> None:
+    some_audio(tmp_path / "data" / "a.wav")
+    table = pyarrow.Table.from_pylist([{"audio": encoded(hiss(16000, 1)), "text": "so"}])
+    parquet.write_table(table, tmp_path / "data" / "b.parquet")
+    assert prepare_corpus(tmp_path / "data", tmp_path / "c.corpus").num_cuts == 2
+
+
+def test_a_class_column_that_gives_way_to_a_named_one_is_not_read(tmp_path: Path) -> None:
+    classes = datasets.Features(
+        audio=datasets.Audio(decode=False),
+        language=datasets.ClassLabel(names=["en", "de"]),
+        spoken=datasets.Value("string"),
+    )
+    rows = {"audio": [embedded(hiss(16000, 1))], "language": [1], "spoken": ["cs"]}
+    datasets.Dataset.from_dict(rows, features=classes).to_parquet(str(tmp_path / "a.parquet"))
+    prepare_corpus(tmp_path / "a.parquet", tmp_path / "c.corpus", PrepareConfig(columns="language=spoken"))
+    (label,) = Corpus.open(tmp_path / "c.corpus").line(0)["supervisions"]
+    assert label["language"] == "cs"
