@@ -326,6 +326,7 @@ def _message(box: str, help_of_all: str) -> str:
         option, accepted, words = refused.groups()
         # Several types are written {None}|{[FLOAT [FLOAT ...]]}.
         accepted = re.sub(r"^\{\[?|\]?\}$", "", accepted).replace("}|{[", " or ").replace("}|", " or ")
+        accepted = accepted.replace("|{", " or ").rstrip("}")
         first = "; arguments come before a list" if "..." in accepted else ""
         return f"{option} is {' '.join(ast.literal_eval(words))}: expected {accepted}{first}."
     unknown, found, words = message.partition("Unrecognized options: ")

@@ -47,8 +47,8 @@ NOTES = {
     "first_channel": "entries of which only the first channel is used (--channel takes another one, or mix)",
     "shortened": "entries with text that end with the duration in the manifest, before their file",
     "clip": "files that are as long as their span in a longer recording, and are used whole",
-    "ends_early": "files that are cut off behind their headers, used up to there",
-    "damaged": "files that are damaged, used up to there",
+    "ends_early": "files that are cut off behind their headers",
+    "damaged": "files that are damaged",
     "no_end_mark": "Ogg files without an end mark, cut off or recorded from a stream",
     "copy": "files byte-equal to another one",
 }
