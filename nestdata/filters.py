@@ -1,8 +1,8 @@
 """The filters of torchaudio that are used: for resampling, and for mel bins. No other module imports torchaudio.
 
-Its last release, 2.11, refuses to be imported beside a torch that was built for another CUDA version, as newer ones
-are, because of its compiled functions. None of those is used here, so it is imported as if torch had no CUDA. Lhotse,
-which imports it at the first use, then finds it imported.
+It refuses to be imported beside a torch that was built for another CUDA version, as newer ones are, because of its
+compiled functions. None of those is used here, so it is imported as if torch had no CUDA. Lhotse, which imports it at
+the first use, then finds it imported.
 """
 
 from collections.abc import Callable
