@@ -51,8 +51,8 @@ class EncodedAudio(NamedTuple):
         """Opens the audio for a `with` statement, as a `soundfile.SoundFile`, or with its interface as far as used.
 
         Args:
-            min_seconds: Length that the caller knows of. If the header gives less, other streams are looked for behind
-                the first one.
+            min_seconds: Position in seconds up to which the caller reads. If the header gives less, other streams are
+                looked for behind the first one.
 
         Raises:
             OSError: The file cannot be opened, or it is a directory, pipe, socket or device, which is never opened.
@@ -85,14 +85,15 @@ class EncodedAudio(NamedTuple):
         try:
             return open_ranges(ranges, open_whole, min_seconds)
         except soundfile.LibsndfileError as error:
-            return self._open_other(error)
+            return self._open_other(error, min_seconds)
 
-    def _open_other(self, error: Exception) -> TorchcodecAudio:
+    def _open_other(self, error: Exception, min_seconds: float) -> TorchcodecAudio:
         """Opens audio of a format that libsndfile does not know, or raises libsndfile's error, the clearest one."""
         if not_audio.may_name_files(self._head(not_audio.PLAYLIST_BYTES)) or torchcodec_audio.problem():
             raise error
         try:
-            return TorchcodecAudio(os.path.abspath(self.path) if self.content is None else self.content)
+            source = os.path.abspath(self.path) if self.content is None else self.content
+            return TorchcodecAudio(source, min_seconds)
         except Exception:  # FFmpeg finds no audio, and torchcodec raises errors of many types
             raise error from None
 

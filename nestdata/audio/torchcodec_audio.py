@@ -5,6 +5,10 @@ audio. It is what the program `ffmpeg` writes, with two exceptions: of WMA, torc
 up to 64 ms; and audio that is decoded in several blocks may lose up to 0.2 s where one ends, in containers whose time
 stamps are rounded.
 
+The time stamps of AAC, ALAC, FLAC, MP3 and PCM in MP4 and its relatives count samples. A window of such a file is
+decoded alone, to the samples that decoding from the start gives. Only noise differs that the decoder of AAC draws where
+the encoder has left some out, as FFmpeg's does.
+
 torchcodec, which imports torch, is imported when a file needs it.
 """
 
@@ -23,6 +27,12 @@ from nestdata.audio.parts import UNKNOWN_LENGTH, read_into, skip_samples
 _BLOCK_SAMPLES = 1 << 27
 # Before every time stamp in seconds: encoders give what precedes the audio negative ones.
 _BEFORE_START = -1e18
+# Bytes 4 to 8 of MP4, M4A, MOV and 3GP (ISO/IEC 14496-12).
+_MP4 = b"ftyp"
+# Codecs whose time stamps in MP4 count samples. Those of Opus skip samples at the start.
+_COUNTED_CODECS = ("aac", "alac", "flac", "mp3", "pcm_")
+# Seconds that are decoded before a window, for decoders that depend on what they have decoded, and behind it.
+_MARGIN_S = 0.5
 
 
 class TorchcodecAudio:
@@ -31,20 +41,27 @@ class TorchcodecAudio:
     frames = UNKNOWN_LENGTH
     subtype = format = "FFMPEG"
 
-    def __init__(self, source: str | bytes) -> None:
+    def __init__(self, source: str | bytes, min_seconds: float = 0.0) -> None:
         """Reads the header.
 
         Args:
             source: The absolute path of a file, or its bytes.
+            min_seconds: Position in seconds up to which the file will be read; 0 if it is not known.
 
         Raises:
             RuntimeError, ValueError: FFmpeg finds no audio in it.
         """
         self._source = source
+        self._min_seconds = min_seconds
         self._unused: Any = None
         decoder = self._unused = self._decoder()
         self.samplerate = int(decoder.metadata.sample_rate)
         self.channels = int(decoder.metadata.num_channels)
+        # The time stamp of the first sample in seconds, if those of all others follow from it.
+        self._first_stamp: float | None = None
+        if str(decoder.metadata.codec).startswith(_COUNTED_CODECS) and _is_mp4(source):
+            self._first_stamp = float(decoder.metadata.begin_stream_seconds_from_header or 0)
+        self._window_start = 0
         self._ahead: Iterator[NDArray[np.float32]] | None = None
         self._rest = np.empty((0, self.channels), np.float32)
 
@@ -60,7 +77,10 @@ class TorchcodecAudio:
 
     def seek(self, position: int) -> int:
         """Moves from the start to a position in samples, or to the end if that comes first."""
-        return skip_samples(self, position)
+        if self._first_stamp is None:
+            return skip_samples(self, position)
+        self._window_start = position
+        return position
 
     def read(self, num_samples: int, dtype: str = "float32", always_2d: bool = True) -> NDArray[Any]:
         """Returns the next samples, shape (num_samples, num_channels); fewer at the end.
@@ -99,9 +119,16 @@ class TorchcodecAudio:
 
     def _blocks(self) -> Iterator[NDArray[np.float32]]:
         seconds = max(1, _BLOCK_SAMPLES // (self.samplerate * self.channels))
-        start, stop = _BEFORE_START, float(seconds)
+        start, stop, num_ahead = _BEFORE_START, float(seconds), 0
+        if self._first_stamp is not None:
+            num_ahead = min(self._window_start, round(_MARGIN_S * self.samplerate))
+            before_s = (self._window_start - num_ahead) / self.samplerate
+            if before_s:
+                start = self._first_stamp + before_s
+            stop = self._first_stamp + (self._min_seconds or before_s + seconds) + _MARGIN_S
         while len(found := self._played(start, stop)):
-            yield found
+            yield found[num_ahead:]
+            num_ahead = 0
             start, stop = stop, stop + seconds
         # Time stamps may begin late, or jump.
         if len(found := self._played(start, None)):
@@ -118,6 +145,13 @@ class TorchcodecAudio:
                 raise
             return np.empty((0, self.channels), np.float32)
         return np.ascontiguousarray(samples.data.numpy().T)
+
+
+def _is_mp4(source: str | bytes) -> bool:
+    if isinstance(source, bytes):
+        return source[4:8] == _MP4
+    with open(source, "rb") as file:
+        return file.read(8)[4:] == _MP4
 
 
 def has_no_sound(source: str | bytes) -> bool:
