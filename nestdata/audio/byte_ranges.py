@@ -6,14 +6,17 @@ MPEG frames without what is between them, without a copy of the file.
 
 import io
 import os
+import re
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from nestdata.errors import StorageError
 
 # What libsndfile's decoder of MPEG looks for at the end of a file: an ID3v1 tag.
 _TAIL_BYTES = 128
+# Bytes that are searched at a time, and the longest pattern.
+_BLOCK_BYTES, _MAX_PATTERN_BYTES = 1 << 20, 32
 
 
 class ByteRanges:
@@ -57,6 +60,14 @@ class ByteRanges:
         except (OSError, StorageError) as error:
             self._error = error
         return found
+
+    def find_all(self, pattern: re.Pattern[bytes], start: int = 0) -> Iterator[int]:
+        """Yields where matches of a pattern of a fixed length of up to 32 bytes begin, from a position."""
+        while len(block := self.at(start, _BLOCK_BYTES + _MAX_PATTERN_BYTES)):
+            for match in pattern.finditer(block):
+                if match.start() < _BLOCK_BYTES:
+                    yield start + match.start()
+            start += _BLOCK_BYTES
 
     def part(self, start: int, length: int) -> "ByteRanges":
         """Returns a range of the bytes as bytes of their own; errors of its reads are those of the whole."""

@@ -172,14 +172,19 @@ def _read(
         if source["type"] != "file" and content is None:
             raise ValueError(f"an audio source of type {source['type']!r} is not supported here")
         channel = None if is_mixed(fields) else source["channels"].index(fields["channel"])
-        transforms = fields["recording"].get("transforms") or ()
+        recording = fields["recording"]
+        rate, transforms = recording["sampling_rate"], list[Any]()
         # Two resamplings in a row differ from a single one.
-        if transforms and not (len(transforms) == 1 and name_of(transforms[0]) == "Resample"):
-            return _read_transformed(fields, audio, channel, offset_s, seconds, out)
-        if num_found := _decode_flac(fields, audio, channel, offset_s, seconds, out):
+        if [name_of(transform) for transform in recording.get("transforms") or ()] not in ([], ["Resample"]):
+            transforms = parsed_transforms(recording)
+            for transform in reversed(transforms):
+                offset_s, seconds = transform.reverse_timestamps(offset=offset_s, duration=seconds, sampling_rate=rate)
+        elif num_found := _decode_flac(recording, audio, channel, offset_s, seconds, out):
             return num_found
         with audio.open(offset_s + seconds) as file:
-            return _decode(file, channel, fields["recording"]["sampling_rate"], offset_s, seconds, out)
+            if offset_s:
+                file.seek(min(samples_in(offset_s, file.samplerate), file.frames))
+            return _decode(file, channel, transforms, rate, seconds, out)
     except (AudioError, ConfigError):
         raise
     except Exception as error:  # decoders raise many types, all of which mean that the audio cannot be read
@@ -192,32 +197,8 @@ def _read(
         ) from error
 
 
-def _read_transformed(
-    fields: Mapping[str, Any],
-    audio: EncodedAudio,
-    channel: int | None,
-    offset_s: float,
-    seconds: float,
-    out: NDArray[np.float32],
-) -> int:
-    """Does the work of `_read` for a recording with any transforms of Lhotse.
-
-    `channel` is the index of the channel of the cut in the file, or None for the average of all channels.
-    """
-    rate = fields["recording"]["sampling_rate"]
-    transforms = parsed_transforms(fields["recording"])
-    for transform in reversed(transforms):
-        offset_s, seconds = transform.reverse_timestamps(offset=offset_s, duration=seconds, sampling_rate=rate)
-    with audio.open(offset_s + seconds) as file:
-        if offset_s:
-            file.seek(min(samples_in(offset_s, file.samplerate), file.frames))
-        num_samples = min(samples_in(seconds, file.samplerate), file.frames)
-        samples = _select(file.read(num_samples, dtype="float32", always_2d=True), channel)
-    return _fill(out, transformed(samples, transforms, rate))
-
-
 def _decode_flac(
-    fields: Mapping[str, Any],
+    recording: Mapping[str, Any],
     audio: EncodedAudio,
     channel: int | None,
     offset_s: float,
@@ -226,9 +207,9 @@ def _decode_flac(
 ) -> int:
     """Does the work of `_decode` with dr_flac; returns 0 if libsndfile has to do it."""
     # libsndfile seeks to a later start, which may fail in a file that can be decoded from its beginning.
-    if offset_s or seconds < _MIN_SHARE_OF_FLAC * fields["recording"]["duration"]:
+    if offset_s or seconds < _MIN_SHARE_OF_FLAC * recording["duration"]:
         return 0
-    flac, rate = audio.read_flac(), fields["recording"]["sampling_rate"]
+    flac, rate = audio.read_flac(), recording["sampling_rate"]
     if flac is None or (channel or 0) >= flac.header.num_channels:
         return 0
     file = flac.header
@@ -245,27 +226,26 @@ def _decode_flac(
 
 
 def _decode(
-    file: Any,
-    channel: int | None,
-    rate: int,
-    offset_s: float,
-    seconds: float,
-    out: NDArray[np.float32],
+    file: Any, channel: int | None, transforms: list[Any], rate: int, seconds: float, out: NDArray[np.float32]
 ) -> int:
-    """Fills `out` from its start and returns the number of samples found."""
+    """Fills `out` with the next samples of an open file, after transforms if there are any, and returns their number.
+
+    `channel` is the index of the channel in the file, or None for the average of all; `rate` that of `out`.
+    """
     file_rate: int = file.samplerate
     if not file.frames:
         raise ValueError("it holds no samples")
-    if offset_s:
-        file.seek(min(samples_in(offset_s, file_rate), file.frames))
-    num_samples = len(out) if file_rate == rate else samples_in(seconds, file_rate)
-    if file_rate == rate and file.channels == 1 and not channel:
+    has_rate = file_rate == rate and not transforms
+    if has_rate and file.channels == 1 and not channel:
         num_found = int(file.buffer_read_into(out, "float32"))
-        _check_damage(file, num_samples - num_found)
+        _check_damage(file, len(out) - num_found)
         return num_found
-    samples = _select(file.read(num_samples, dtype="float32", always_2d=True), channel)
+    num_samples = len(out) if has_rate else samples_in(seconds, file_rate)
+    samples = _select(file.read(min(num_samples, file.frames), dtype="float32", always_2d=True), channel)
     _check_damage(file, num_samples - len(samples))
-    return _fill(out, samples if file_rate == rate else _resample(samples, file_rate, rate, len(out)))
+    if transforms:
+        return _fill(out, transformed(samples, transforms, rate))
+    return _fill(out, samples if has_rate else _resample(samples, file_rate, rate, len(out)))
 
 
 def _check_damage(file: Any, num_missing: int) -> None:

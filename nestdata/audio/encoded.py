@@ -33,7 +33,6 @@ _AU_MAGIC = b".snd"
 _SAMPLE_BYTES = {
     "PCM_S8": 1, "PCM_U8": 1, "PCM_16": 2, "PCM_24": 3, "PCM_32": 4, "FLOAT": 4, "DOUBLE": 8, "ULAW": 1, "ALAW": 1,
 }  # fmt: skip
-_BLOCK_BYTES, _SIGNATURE_BYTES = 1 << 20, 16
 # A cut that ends this much behind the length in a header, in seconds, is not one whose duration was rounded.
 _MIN_EXCESS_S = 0.01
 
@@ -112,7 +111,9 @@ class EncodedAudio(NamedTuple):
     def kind_if_not_audio(self) -> str:
         """Returns what the file is if it is recognisable and not audio, and what to do about it; else an empty text."""
         head = self._head(not_audio.HEAD_BYTES)
-        return "" if _name_of(head) else self._kind(head)
+        begins_with_zeros = len(head) == not_audio.HEAD_BYTES and not head.strip(b"\0")
+        zeros_precede_audio = begins_with_zeros and self._head(not_audio.PLAYLIST_BYTES).strip(b"\0")
+        return "" if _name_of(head) or zeros_precede_audio else not_audio.kind_of(head)
 
     def has_no_sound(self) -> bool:
         """Returns whether FFmpeg knows the format, and finds pictures only; to be asked when no decoder reads it."""
@@ -122,21 +123,13 @@ class EncodedAudio(NamedTuple):
 
     def advice(self) -> str:
         """Returns what to do about a format that cannot be read, as the end of a message; empty if nothing is known."""
-        head = self._head(not_audio.HEAD_BYTES)
-        if not (name := _name_of(head)):
-            kind = self._kind(head)
+        if not (name := _name_of(self._head(not_audio.HEAD_BYTES))):
+            kind = self.kind_if_not_audio()
             return f"; it is {kind}" if kind else ""
         if name == "SPHERE":
             return "; SPHERE files are read if they are not compressed: convert this one, for example with sph2pipe"
         problem = torchcodec_audio.problem()
         return f"; {problem}, or convert the file to FLAC ({name})" if problem else "; FFmpeg cannot read it, either"
-
-    def _kind(self, head: bytes) -> str:
-        """Returns what a file with these first bytes is if it is not audio; zeros may precede audio."""
-        begins_with_zeros = len(head) == not_audio.HEAD_BYTES and not head.strip(b"\0")
-        if begins_with_zeros and self._head(not_audio.PLAYLIST_BYTES).strip(b"\0"):
-            return ""
-        return not_audio.kind_of(head)
 
     def _head(self, num_bytes: int) -> bytes:
         """Returns the first bytes; none if the file cannot be read."""
@@ -202,9 +195,10 @@ def open_ranges(
             return JoinedAudio([_part_of(ranges, link.pieces, is_clean=link.is_clean) for link in links])
         return open_whole()
     starts = wav.starts_of_files(ranges, mpeg.tag_length(head))
-    if streams := [stream for start in starts if (stream := wav.mpeg_data(ranges, start))]:
-        parts = [part for data, _ in streams for part in _mpeg_parts(data)]
-        return JoinedAudio(parts, ends_early=any(ends_early for _, ends_early in streams))
+    streams = [stream for start in starts if (stream := wav.find_samples(ranges, start))]
+    if mpeg_streams := [stream for stream in streams if stream.is_mpeg]:
+        parts = [part for each in mpeg_streams for part in _mpeg_parts(ranges.part(each.begin, each.length))]
+        return JoinedAudio(parts, ends_early=mpeg_streams[-1].ends_early)
     if len(starts) > 1:
         return _files_at(ranges, starts)
     if head.startswith(_MPEG_STARTS):
@@ -216,6 +210,7 @@ def open_ranges(
         # Its samples end with the file, as in FFmpeg: the length in the header is that of the first of joined files.
         return JoinedAudio([_part_of(ranges, [head[:8] + b"\xff" * 4, (12, ranges.size - 12)])])
     file = open_whole()
+    file.ends_early = bool(streams) and streams[0].ends_early
     is_longer = (min_seconds - _MIN_EXCESS_S) * file.samplerate > file.frames
     if file.format == "MP3" and (start := mpeg.find_start(ranges, searches=True)) is not None:
         file.close()
@@ -234,14 +229,9 @@ def open_ranges(
 def _starts_of_joined(file: Any, ranges: ByteRanges) -> list[int]:
     """Returns where files of uncompressed samples begin in one that may be several, one after the other."""
     signature, width = _SIGNATURES.get(file.format), _SAMPLE_BYTES.get(file.subtype)
-    starts = [0]
     if signature is None or width is None:
-        return starts
-    position = file.frames * file.channels * width
-    while len(block := ranges.at(position, _BLOCK_BYTES)) > _SIGNATURE_BYTES:
-        starts += [position + match.start() for match in signature.finditer(block)]
-        position += len(block) - _SIGNATURE_BYTES
-    return [*dict.fromkeys(starts)]
+        return [0]
+    return [0, *ranges.find_all(signature, max(1, file.frames * file.channels * width))]
 
 
 def _files_at(ranges: ByteRanges, starts: list[int]) -> JoinedAudio:
@@ -309,6 +299,9 @@ def _sound_file_class() -> Any:
 
     class SequentialSoundFile(soundfile.SoundFile):  # type: ignore[misc]  # soundfile has no annotations
         """A file that is read once; reported as not seekable, so that soundfile does not seek after each read."""
+
+        ends_early = False
+        """Whether the file is shorter than its own header says."""
 
         damage: Exception | None = None
         """Why there are no more samples, if this is not the end of the file."""

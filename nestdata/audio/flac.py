@@ -26,8 +26,6 @@ _MAX_COMMENTS = 1000
 _SYNC_CODES = (b"\xff\xf8", b"\xff\xf9")
 # Start of a FLAC file: its magic, and the head of STREAMINFO.
 _FILE_START = re.compile(rb"fLaC[\x00\x80]\x00\x00\x22")
-_FILE_START_BYTES = 8
-_BLOCK_BYTES = 1 << 20
 # Bytes before the end of a file in which its last frame is looked for, if STREAMINFO does not give the longest frame.
 _TAIL_BYTES = 1 << 14
 _MAX_FRAME_HEADER = 16
@@ -125,13 +123,7 @@ def parse_header(content: bytes) -> FlacHeader | None:
 
 def starts_of_files(ranges: ByteRanges) -> list[int]:
     """Returns where FLAC files begin in one that may be several, one after the other; reads all bytes."""
-    found: list[int] = []
-    position = 0
-    while position < ranges.size:
-        block = ranges.at(position, _BLOCK_BYTES + _FILE_START_BYTES - 1)
-        found += [position + match.start() for match in _FILE_START.finditer(block)]
-        position += _BLOCK_BYTES
-    return found
+    return [*ranges.find_all(_FILE_START)]
 
 
 def stream_info(content: bytes) -> FlacHeader:

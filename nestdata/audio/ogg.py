@@ -4,6 +4,7 @@ libsndfile decodes the first stream of a chain, and does not read FLAC in Ogg. S
 after the other, and FLAC as the file that its packets make up. Layout: RFC 3533; FLAC: RFC 9639, section 10.1.
 """
 
+import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -12,14 +13,13 @@ from nestdata.audio.parts import MixedStreamsError
 
 # The capture pattern and the version.
 _FIRST_BYTES = b"OggS\0"
+_PAGE_START = re.compile(_FIRST_BYTES)
 _HEAD_BYTES = 27
 _MAX_HEAD_BYTES = _HEAD_BYTES + 255
 _MAX_PAGE_BYTES = _MAX_HEAD_BYTES + 255 * 255
 _BEGINS_STREAM, _ENDS_STREAM = 2, 4
 # Links of a file; more are damage, and each takes memory.
 _MAX_LINKS = 10_000
-# Streams of a link whose page numbers are followed; more are damage.
-_MAX_SERIALS = 64
 # Files of up to this size are read at once; of longer ones, only the heads of the pages.
 _BLOCK_BYTES = 1 << 18
 # Before the bytes of a FLAC file in the first packet: a byte and "FLAC", version, number of header packets.
@@ -98,8 +98,7 @@ class _Link:
         """Adds the next page."""
         expected = self._numbers.get(page.serial, page.number - 1) + 1
         self._is_clean = self._is_clean and page.start == self._end and page.number == expected
-        if len(self._numbers) < _MAX_SERIALS:
-            self._numbers[page.serial] = page.number
+        self._numbers[page.serial] = page.number
         self._end = page.end
         self._has_end = page.ends_stream
         if page.serial == self._flac_serial:
@@ -118,33 +117,19 @@ class _Link:
 
 def _pages(ranges: ByteRanges) -> Iterator[_Page]:
     """Yields the pages of a file, without what is between them, and without one that is cut off."""
-    whole = ranges.at(0, _BLOCK_BYTES) if ranges.size <= _BLOCK_BYTES else b""
+    if ranges.size <= _BLOCK_BYTES:
+        ranges = ByteRanges.of_bytes(ranges.at(0, ranges.size))
     position = 0
     while position + _HEAD_BYTES <= ranges.size:
-        head = whole[position : position + _MAX_HEAD_BYTES] if whole else ranges.at(position, _MAX_HEAD_BYTES)
+        head = ranges.at(position, _MAX_HEAD_BYTES)
         if len(head) < _HEAD_BYTES:  # the file became shorter, or cannot be read
             return
         body = position + _HEAD_BYTES + head[26]
         end = body + sum(head[_HEAD_BYTES : body - position])
         if head[:5] == _FIRST_BYTES and end <= ranges.size:
+            begins_stream, ends_stream = bool(head[5] & _BEGINS_STREAM), bool(head[5] & _ENDS_STREAM)
             number = int.from_bytes(head[18:22], "little")
-            yield _Page(
-                position, body, end, bool(head[5] & _BEGINS_STREAM), bool(head[5] & _ENDS_STREAM), head[14:18], number
-            )
+            yield _Page(position, body, end, begins_stream, ends_stream, head[14:18], number)
             position = end
-        elif (found := _find(ranges, position + 1)) is not None:
-            position = found
         else:
-            return
-
-
-def _find(ranges: ByteRanges, position: int) -> int | None:
-    """Returns the position of the next bytes that look like a page, or None."""
-    while position < ranges.size:
-        block = ranges.at(position, _BLOCK_BYTES)
-        if (at := block.find(_FIRST_BYTES)) >= 0:
-            return position + at
-        if len(block) < len(_FIRST_BYTES):
-            return None
-        position += len(block) - len(_FIRST_BYTES) + 1
-    return None
+            position = next(ranges.find_all(_PAGE_START, position + 1), ranges.size)

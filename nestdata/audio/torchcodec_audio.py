@@ -39,6 +39,7 @@ class TorchcodecAudio:
     """An audio file, with the part of the interface of `soundfile.SoundFile` that decoding uses."""
 
     frames = UNKNOWN_LENGTH
+    ends_early = False
     subtype = format = "FFMPEG"
 
     def __init__(self, source: str | bytes, min_seconds: float = 0.0) -> None:

@@ -17,12 +17,15 @@ from nestdata.audio.byte_ranges import ByteRanges
 _PCM = 1
 # How files begin, with the byte order of their lengths.
 _BYTE_ORDERS: Mapping[tuple[bytes, bytes], Literal["little", "big"]] = {
-    (b"RIFF", b"WAVE"): "little", (b"FORM", b"AIFF"): "big", (b"FORM", b"AIFC"): "big",
+    (b"RIFF", b"WAVE"): "little", (b"RF64", b"WAVE"): "little", (b"FORM", b"AIFF"): "big", (b"FORM", b"AIFC"): "big",
 }  # fmt: skip
 # MPEG audio of layers 1 and 2, and of layer 3 (the registry of wave formats in RFC 2361).
 _MPEG_TAGS = (0x50, 0x55)
-# Programs that write to a pipe give such lengths, and cannot go back to correct them.
-_STREAMED_BYTES = 0x7FFF0000
+# What programs write as the number of bytes when they write to a pipe and cannot go back to the header:
+# FFmpeg (riffenc.c), LAME (lame_main.c), and arecord, now and before it had a limit of 2 GiB (aplay.c).
+_STREAMED_BYTES = (0xFFFFFFFF, 0x7FFFFFFF, 0x80000000, 0x7FFFFF00)
+# SoX (wav.c, MS_UNSPEC) and eSpeak: this number, rounded down to whole blocks.
+_STREAMED_BLOCKS = 0x7FFFF000
 # Chunks that libsndfile skips or that say nothing about the samples, with the lowest length that it accepts.
 _SKIPPED = {b"fact": 4, b"JUNK": 0, b"bext": 0, b"PAD ": 0}
 # libsndfile refuses some files with longer texts.
@@ -150,32 +153,37 @@ def starts_of_files(ranges: ByteRanges, position: int = 0) -> list[int]:
     return found
 
 
-def mpeg_data(ranges: ByteRanges, start: int) -> tuple[ByteRanges, bool] | None:
-    """Returns the samples of a file, if it is WAV and they are a stream of MPEG audio; None for others.
+class RiffSamples(NamedTuple):
+    """Where the samples of a WAV or AIFF file are."""
 
-    libsndfile takes the length of such a file from an estimate of its writer.
+    begin: int
+    length: int
+    """Number of bytes that the header gives."""
 
-    Args:
-        ranges: The bytes.
-        start: Where the file begins in them; see `starts_of_files`.
+    is_mpeg: bool
+    """Whether they are a stream of MPEG audio; libsndfile takes its length from an estimate of its writer."""
 
-    Returns:
-        The bytes of the stream, and whether they end before the length that the file gives.
-    """
-    if ranges.at(start, 4) != b"RIFF":
-        return None
-    position, tag = start + 12, 0
-    while len(head := ranges.at(position, 8)) == 8:
-        kind, length = head[:4], int.from_bytes(head[4:], "little")
-        position += 8
-        if kind == bytes(4):
-            break
-        if kind == b"fmt ":
-            tag = int.from_bytes(ranges.at(position, 2), "little")
-        if kind == b"data":
-            ends_early = ranges.size < position + length and length < _STREAMED_BYTES
-            return (ranges.part(position, length), ends_early) if tag in _MPEG_TAGS else None
-        position += length + length % 2
+    ends_early: bool
+    """Whether the file has fewer bytes, and was not written to a pipe."""
+
+
+def find_samples(ranges: ByteRanges, start: int) -> RiffSamples | None:
+    """Finds the samples of a WAV or AIFF file that begins at a position; returns None if there are none."""
+    head = ranges.at(start, 12)
+    order = _BYTE_ORDERS.get((head[:4], head[8:]))
+    position, long_length, tag, block_bytes = start + 12, 0, 0, 1
+    while order and len(head := ranges.at(position, 8)) == 8 and head[:4] != bytes(4):
+        kind, length, begin = head[:4], int.from_bytes(head[4:], order), position + 8
+        if kind == b"ds64":
+            long_length = int.from_bytes(ranges.at(begin + 8, 8), order)
+        elif kind == b"fmt ":
+            form = ranges.at(begin, 14)
+            tag, block_bytes = int.from_bytes(form[:2], order), max(1, int.from_bytes(form[12:], order))
+        elif kind in (b"data", b"SSND"):
+            length = long_length or length
+            is_streamed = length in (*_STREAMED_BYTES, _STREAMED_BLOCKS // block_bytes * block_bytes)
+            return RiffSamples(begin, length, tag in _MPEG_TAGS, begin + length > ranges.size and not is_streamed)
+        position = begin + length + length % 2
     return None
 
 

@@ -6,9 +6,8 @@ where that suffices, by decoding where it does not.
 """
 
 import os
-import re
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from nestdata.audio import flac, wav
 from nestdata.audio.byte_ranges import ByteRanges
@@ -18,23 +17,7 @@ from nestdata.audio.parts import UNKNOWN_LENGTH, JoinedAudio, MixedStreamsError,
 from nestdata.prepare.inputs.audio import HEAD_BYTES, File, Member, Unusable
 from nestdata.storage import FileVersion, is_url
 
-if TYPE_CHECKING:
-    import soundfile
-
 _FLAC_MAGIC = b"fLaC"
-# libsndfile's log entries for the number of bytes of samples in a header: of a WAV or AIFF file that has fewer, and of
-# any RF64 file.
-_ENDS_EARLY = re.compile(r"^ ?(?:data|SSND) : (\d+) \(should be (\d+)\)", re.MULTILINE)
-_RF64_BYTES = re.compile(r"^ *Data size +: (\d+)$", re.MULTILINE)
-_BLOCK_BYTES = re.compile(r"^ *Block Align +: (\d+)$", re.MULTILINE)
-_FORMATS_WITH_BYTE_COUNT = frozenset({"WAV", "WAVEX", "AIFF", "RF64"})
-# What programs write as the number of bytes when they write to a pipe and cannot go back to the header:
-# FFmpeg (riffenc.c), LAME (lame_main.c), and arecord, now and before it had a limit of 2 GiB (aplay.c).
-_STREAMED_BYTES = frozenset({0xFFFFFFFF, 0x7FFFFFFF, 0x80000000, 0x7FFFFF00})
-# SoX (wav.c, MS_UNSPEC) and eSpeak: this number, rounded down to whole blocks.
-_STREAMED_BLOCKS = 0x7FFFF000
-
-
 # Samples of a channel in each byte of a file: more is a mistake in its header. FLAC holds most, up to 65535 samples in
 # a frame of 12 bytes: 8 for the header, 2 for a constant of 4 bits, 2 for the checksum (RFC 9639, sections 9.1 to 9.3).
 _MAX_SAMPLES_PER_BYTE = 65535 / 12
@@ -171,26 +154,10 @@ def _counted_flac(file: Any, claimed: int, last_block: int) -> AudioInfo:
 
 def _info_of(file: Any) -> AudioInfo:
     """Returns the header of an open file; counts the samples if they are not known."""
-    if isinstance(file, JoinedAudio):
-        return AudioInfo(file.samplerate, file.count(), file.channels, file.ends_early)
-    num_samples = count_samples(file) if file.frames == UNKNOWN_LENGTH else file.frames
-    return AudioInfo(file.samplerate, num_samples, file.channels, _ends_early(file))
-
-
-def _ends_early(file: "soundfile.SoundFile") -> bool:
-    """Returns whether a file holds fewer bytes than its header says, and was not written to a pipe."""
-    if file.format not in _FORMATS_WITH_BYTE_COUNT:
-        return False
-    log = file.extra_info
-    blocks = _BLOCK_BYTES.search(log)
-    block_bytes = max(1, int(blocks[1])) if blocks else 1
-    if file.format == "RF64":
-        match = _RF64_BYTES.search(log)
-        return match is not None and file.frames < int(match[1]) // block_bytes
-    match = _ENDS_EARLY.search(log)
-    if match is None or int(match[1]) <= int(match[2]):
-        return False
-    return int(match[1]) not in {*_STREAMED_BYTES, _STREAMED_BLOCKS // block_bytes * block_bytes}
+    num_samples = file.frames
+    if num_samples == UNKNOWN_LENGTH:
+        num_samples = file.count() if isinstance(file, JoinedAudio) else count_samples(file)
+    return AudioInfo(file.samplerate, num_samples, file.channels, file.ends_early)
 
 
 def _header_after(error: Exception, audio: File | Member) -> tuple[AudioInfo, int] | Unusable:
