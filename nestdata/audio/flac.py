@@ -178,10 +178,9 @@ def last_sample(content: bytes, ranges: ByteRanges) -> int | None:
     Returns:
         None if no frame is found, because other bytes are behind the last one.
     """
-    longest = int.from_bytes(content[15:18], "big")
     num_samples = stream_info(content).num_samples
-    tail_bytes = min(ranges.size, (longest or _TAIL_BYTES) + _MAX_FRAME_HEADER)
-    tail = ranges.at(ranges.size - tail_bytes, tail_bytes)
+    tail_bytes = (int.from_bytes(content[15:18], "big") or _TAIL_BYTES) + _MAX_FRAME_HEADER
+    tail = ranges.at(max(0, ranges.size - tail_bytes), tail_bytes)
     # Blocks of different sizes have the other code.
     code, at = _SYNC_CODES[content[8:10] != content[10:12]], len(tail)
     while (at := tail.rfind(code, 0, at)) >= 0:

@@ -106,21 +106,20 @@ def _header_in(
     Raises the errors of `_header_of_file`, and those of reading the bytes.
     """
     head = ranges.at(0, HEAD_BYTES)
-    info, is_joined = _plain_header(head, ranges.size), False
+    info = _plain_header(head, ranges.size)
     if head.startswith(_FLAC_MAGIC) and not is_distant:
         claimed, last = flac.stream_info(head).num_samples, flac.last_sample(head, ranges)
-        may_be_joined = searches or 0 < claimed != last or flac.goes_back(head, ranges)
-        is_joined = may_be_joined and len(flac.starts_of_files(ranges)) > 1
-        if is_joined:
-            info = None
-        elif claimed != last:
-            with open_ranges(ranges, open_whole) as file:
-                info = _counted_flac(file, claimed, (last or 0) - flac.block_size(head))
+        if searches or claimed != last or flac.goes_back(head, ranges):
+            with open_ranges(ranges, open_whole, searches=True) as file:
+                if isinstance(file, JoinedAudio):
+                    info = _info_of(file)
+                elif claimed != last:
+                    info = _counted_flac(file, claimed, (last or 0) - flac.block_size(head))
     if info is None:
         if is_distant:
             ranges.at(HEAD_BYTES, 1)  # not under the lock of the process that soundfile holds while it opens a stream
         try:
-            with open_ranges(ranges, open_whole, searches=is_joined) as file:
+            with open_ranges(ranges, open_whole) as file:
                 info = _info_of(file)
         finally:
             ranges.check()
