@@ -16,7 +16,7 @@ from nestdata.errors import StorageError
 # What libsndfile's decoder of MPEG looks for at the end of a file: an ID3v1 tag.
 _TAIL_BYTES = 128
 # Bytes that are searched at a time, and the longest pattern.
-_BLOCK_BYTES, _MAX_PATTERN_BYTES = 1 << 20, 32
+_BLOCK_BYTES, _MAX_PATTERN_BYTES = 1 << 16, 32
 
 
 class ByteRanges:
@@ -62,7 +62,7 @@ class ByteRanges:
         return found
 
     def find_all(self, pattern: re.Pattern[bytes], start: int = 0) -> Iterator[int]:
-        """Yields where matches of a pattern of a fixed length of up to 32 bytes begin, from a position."""
+        """Yields where matches of a pattern, each of up to 32 bytes, begin, from a position."""
         while len(block := self.at(start, _BLOCK_BYTES + _MAX_PATTERN_BYTES)):
             for match in pattern.finditer(block):
                 if match.start() < _BLOCK_BYTES:

@@ -236,7 +236,7 @@ def _decode(
     if not file.frames:
         raise ValueError("it holds no samples")
     has_rate = file_rate == rate and not transforms
-    if has_rate and file.channels == 1 and not channel:
+    if has_rate and file.channels == 1 and not channel and hasattr(file, "buffer_read_into"):
         num_found = int(file.buffer_read_into(out, "float32"))
         _check_damage(file, len(out) - num_found)
         return num_found

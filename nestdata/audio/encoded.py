@@ -69,7 +69,7 @@ class EncodedAudio(NamedTuple):
             os.close(descriptor)
             raise
         if isinstance(file, PlainWav | JoinedAudio):
-            file.closes(partial(_close, descriptor, ranges))
+            file.close_source = partial(_close, descriptor, ranges)
         else:
             os.close(descriptor)
         return file
@@ -201,11 +201,8 @@ def open_ranges(
         return JoinedAudio(parts, ends_early=mpeg_streams[-1].ends_early)
     if len(starts) > 1:
         return _files_at(ranges, starts)
-    if head.startswith(_MPEG_STARTS):
-        if mpeg.is_whole(head, ranges):
-            return open_whole()
-        if (start := mpeg.find_start(ranges)) is not None:
-            return _open_mpeg(ranges, open_whole, start)
+    if head.startswith(_MPEG_STARTS) and (start := mpeg.find_start(ranges)) is not None:
+        return _open_mpeg(ranges, open_whole, start)
     if head.startswith(_AU_MAGIC):
         # Its samples end with the file, as in FFmpeg: the length in the header is that of the first of joined files.
         return JoinedAudio([_part_of(ranges, [head[:8] + b"\xff" * 4, (12, ranges.size - 12)])])

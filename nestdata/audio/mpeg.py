@@ -42,8 +42,6 @@ _BLOCK_BYTES = 1 << 20
 _MARGIN_BYTES = 1 << 16
 # 384 kbit/s at 32 kHz in layer 2, with padding.
 _MAX_FRAME_BYTES = 1729
-# Blocks overlap by the longest start of a tag, less one byte.
-_OVERLAP = 7
 # Consecutive frames of another rate, layer or number of channels that are a stream of their own, and no chance.
 _FRAMES_OF_STREAM = 4
 
@@ -158,22 +156,7 @@ def find_start(ranges: ByteRanges, *, searches: bool = False) -> int | None:
     header = parse_frame(ranges.at(start, 4))
     if header and (start + header.num_bytes == ranges.size or _frames_in_a_row(ranges, start, header) >= 2):
         return start
-    return _next_frame(_Window(ranges), start, None) if searches else None
-
-
-def is_whole(head: bytes, ranges: ByteRanges) -> bool:
-    """Returns whether a file begins with a frame whose tag accounts for every byte of it.
-
-    Args:
-        head: The first bytes.
-        ranges: The file.
-    """
-    start = tag_length(head[:_APE_BYTES])
-    header = parse_frame(head[start : start + 4])
-    if header is None:
-        return False
-    tag = parse_tag(head[start : start + header.num_bytes])
-    return tag is not None and _accounts_for(tag, ranges, start, header)
+    return _next_frame(ranges, start, None) if searches else None
 
 
 def _accounts_for(tag: Tag, ranges: ByteRanges, start: int, header: FrameHeader) -> bool:
@@ -221,30 +204,6 @@ def layout_of(ranges: ByteRanges, start: int) -> MpegLayout | None:
     return MpegLayout(parts, ends_early=False)
 
 
-class _Window:
-    """A block of a file, which is read again only for positions outside of it."""
-
-    def __init__(self, ranges: ByteRanges) -> None:
-        self._ranges = ranges
-        self.size = ranges.size
-        self.block = b""
-        self.start = 0
-
-    def load(self, position: int, num_bytes: int) -> int:
-        """Makes the block hold bytes from a position, as far as there are any, and returns where they are in it."""
-        at = position - self.start
-        if at < 0 or at + num_bytes > len(self.block):
-            self.block, self.start, at = self._ranges.at(position, _BLOCK_BYTES), position, 0
-        return at
-
-    def at(self, position: int, num_bytes: int) -> bytes:
-        """Returns the bytes of a range, fewer if the end comes first; the block stays."""
-        at = position - self.start
-        if at < 0 or at + num_bytes > len(self.block):
-            return self._ranges.at(position, num_bytes)
-        return self.block[at : at + num_bytes]
-
-
 class _Run(NamedTuple):
     """Frames that follow each other without a gap."""
 
@@ -259,24 +218,23 @@ def _runs(ranges: ByteRanges, start: int, header: FrameHeader) -> Iterator[_Run]
         MixedStreamsError: A stream of another rate, layer or number of channels follows.
     """
     lengths, is_mono = _lengths_by_bytes(header._replace(num_bytes=0)), header.is_mono
-    window, position = _Window(ranges), start
+    block, block_start = b"", 0
     found: int | None = start
     while found is not None:
         sizes: list[int] = []
-        begin = position = found
+        position = found
         while True:
-            at = window.load(position, 4)
-            block = window.block
-            if len(block) < at + 4:
-                break
-            length = lengths.get(block[at : at + 3])
-            if length is None or (block[at + 3] > 0xBF) is not is_mono or position + length > ranges.size:
+            at = position - block_start
+            if at + 4 > len(block):
+                block, block_start, at = ranges.at(position, _BLOCK_BYTES), position, 0
+            length = lengths.get(block[at : at + 3], 0)
+            if not length or position + length > ranges.size or (block[at + 3 : at + 4] > b"\xbf") is not is_mono:
                 break
             sizes.append(length)
             position += length
         if sizes:
-            yield _Run(begin, sizes)
-        found = _next_frame(window, position, header)
+            yield _Run(found, sizes)
+        found = _next_frame(ranges, position, header)
 
 
 @cache
@@ -291,7 +249,7 @@ def _lengths_by_bytes(header: FrameHeader) -> dict[bytes, int]:
     return found
 
 
-def _next_frame(window: _Window, position: int, header: FrameHeader | None) -> int | None:
+def _next_frame(ranges: ByteRanges, position: int, header: FrameHeader | None) -> int | None:
     """Returns the position of the next frame of the form of `header` at or after a position, or None.
 
     Without a header, it is the first frame of a stream of any form.
@@ -299,25 +257,18 @@ def _next_frame(window: _Window, position: int, header: FrameHeader | None) -> i
     Raises:
         MixedStreamsError: A stream of another form comes first.
     """
-    while position < window.size:
-        match = _SYNC_OR_TAG.search(window.block, window.load(position, _APE_BYTES))
-        if match is None:
-            end = window.start + len(window.block)
-            if end >= window.size or end - position <= _OVERLAP:  # or the file became shorter
-                return None
-            position = end - _OVERLAP
+    for at in ranges.find_all(_SYNC_OR_TAG, position):
+        if at < position:  # in a tag
             continue
-        at = window.start + match.start()
-        position = at + len(match[0])
-        head = window.at(at, _APE_BYTES)
+        head = ranges.at(at, _APE_BYTES)
         if skipped := tag_length(head):
             position = at + skipped
         elif found := parse_frame(head):
-            num_frames = _frames_in_a_row(window, at, found)
+            num_frames = _frames_in_a_row(ranges, at, found)
             if header is None:
                 if num_frames == _FRAMES_OF_STREAM:
                     return at
-            elif found.form == header.form and (num_frames >= 2 or at + found.num_bytes == window.size):
+            elif found.form == header.form and (num_frames >= 2 or at + found.num_bytes == ranges.size):
                 return at
             elif found.form != header.form and num_frames == _FRAMES_OF_STREAM:
                 raise MixedStreamsError(
@@ -326,7 +277,7 @@ def _next_frame(window: _Window, position: int, header: FrameHeader | None) -> i
     return None
 
 
-def _frames_in_a_row(ranges: ByteRanges | _Window, position: int, header: FrameHeader) -> int:
+def _frames_in_a_row(ranges: ByteRanges, position: int, header: FrameHeader) -> int:
     """Returns how many whole frames of one form follow each other, at most `_FRAMES_OF_STREAM`."""
     found, num_frames = header, 0
     while num_frames < _FRAMES_OF_STREAM and position + found.num_bytes <= ranges.size:

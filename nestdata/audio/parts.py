@@ -34,6 +34,8 @@ class JoinedAudio:
     """The streams of a file, with the part of the interface of `soundfile.SoundFile` that decoding uses."""
 
     frames = UNKNOWN_LENGTH
+    close_source: Callable[[], None] | None = None
+    """Closes the file that the streams are in; called once at the end."""
 
     def __init__(self, parts: Sequence[AudioPart], *, ends_early: bool = False) -> None:
         """Opens the first stream.
@@ -49,7 +51,6 @@ class JoinedAudio:
         self._parts = parts
         self._index = 0
         self._left: int | None = None
-        self._close_source: Callable[[], None] | None = None
         self._file = self._open(0)
         self.samplerate: int = self._file.samplerate
         self.channels: int = self._file.channels
@@ -62,16 +63,12 @@ class JoinedAudio:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def closes(self, close_source: Callable[[], None]) -> None:
-        """Takes over the file that the streams are in, to close it at the end."""
-        self._close_source = close_source
-
     def close(self) -> None:
         """Closes the stream that is open, and the file."""
         self._file.close()
-        if self._close_source:
-            self._close_source()
-            self._close_source = None
+        if self.close_source:
+            self.close_source()
+            self.close_source = None
 
     def count(self) -> int:
         """Returns the number of samples of each channel from the start, and decodes those that nothing else gives.
@@ -124,10 +121,6 @@ class JoinedAudio:
             return found[0]
         return np.concatenate(found) if found else np.empty((0, self.channels), dtype)
 
-    def buffer_read_into(self, out: NDArray[Any], dtype: str) -> int:
-        """Fills `out`, shape (num_samples,), from its start, and returns the number of samples found."""
-        return read_into(self, out, dtype)
-
     def _open_next(self) -> bool:
         """Opens the next stream; returns False, and keeps the last one open, if there is none."""
         if self._index + 1 >= len(self._parts):
@@ -161,10 +154,3 @@ def skip_samples(file: Any, num_samples: int) -> int:
     while num_ahead and (num_found := len(file.read(min(num_ahead, block), dtype="float32", always_2d=True))):
         num_ahead -= num_found
     return num_samples - num_ahead
-
-
-def read_into(file: Any, out: NDArray[Any], dtype: str) -> int:
-    """Fills `out`, shape (num_samples,), with the first channel of an open file, and returns the number of samples."""
-    samples = file.read(len(out), dtype, always_2d=True)
-    out[: len(samples)] = samples[:, 0]
-    return len(samples)

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nestdata.audio.parts import UNKNOWN_LENGTH, read_into, skip_samples
+from nestdata.audio.parts import UNKNOWN_LENGTH, skip_samples
 
 # Samples of all channels that are decoded at a time, in 512 MiB. torchcodec decodes a file from its start again for
 # each block, because it can only go on behind a time stamp, which is rounded in some formats.
@@ -91,9 +91,7 @@ class TorchcodecAudio:
             dtype: "float32".
             always_2d: Without effect.
         """
-        del always_2d
-        if dtype != "float32":
-            raise ValueError(f"samples of the type {dtype} are not decoded here")
+        del dtype, always_2d
         if self._ahead is None:
             self._ahead = self._blocks()
         found = []
@@ -106,10 +104,6 @@ class TorchcodecAudio:
             self._rest = self._rest[num_samples:]
             num_samples -= len(found[-1])
         return found[0] if len(found) == 1 else np.concatenate(found) if found else self._rest
-
-    def buffer_read_into(self, out: NDArray[Any], dtype: str) -> int:
-        """Fills `out`, shape (num_samples,), from its start, and returns the number of samples found."""
-        return read_into(self, out, dtype)
 
     def _decoder(self) -> Any:
         """Returns a decoder that has decoded nothing yet; the first one is that which has read the header."""

@@ -43,24 +43,21 @@ class PlainWav:
 
     subtype = "PCM_16"
     format = "WAV"
+    close_source: Callable[[], None] | None = None
+    """Closes the file that the bytes are in; called at the end."""
 
     def __init__(self, header: "WavHeader", ranges: ByteRanges) -> None:
         self.samplerate, self.channels, self.frames = header.rate, header.num_channels, header.num_samples
         self._begin = header.begin
         self._ranges = ranges
-        self._close_source: Callable[[], None] | None = None
         self._position = 0
 
     def __enter__(self) -> "PlainWav":
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._close_source:
-            self._close_source()
-
-    def closes(self, close_source: Callable[[], None]) -> None:
-        """Takes over the file that the bytes are in, to close it at the end."""
-        self._close_source = close_source
+        if self.close_source:
+            self.close_source()
 
     def seek(self, position: int) -> int:
         """Sets the position of the next read, in samples.

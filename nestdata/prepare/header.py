@@ -14,6 +14,7 @@ from nestdata.audio.byte_ranges import ByteRanges
 from nestdata.audio.encoded import EncodedAudio, open_copy, open_ranges
 from nestdata.audio.file_kind import check_regular_file, special_file_kind
 from nestdata.audio.parts import UNKNOWN_LENGTH, JoinedAudio, MixedStreamsError, count_samples
+from nestdata.errors import AudioError
 from nestdata.prepare.inputs.audio import HEAD_BYTES, File, Member, Unusable
 from nestdata.storage import FileVersion, is_url
 
@@ -36,10 +37,6 @@ class AudioInfo(NamedTuple):
     """The version of a local file; None for a member, and if no file was opened."""
 
 
-class _DamagedError(ValueError):
-    """A file is damaged, and goes on behind the damage."""
-
-
 def read_header(audio: File | Member, *, searches: bool = False) -> AudioInfo | Unusable:
     """Reads the header of an audio file or of a member.
 
@@ -59,7 +56,7 @@ def read_header(audio: File | Member, *, searches: bool = False) -> AudioInfo | 
         else:
             is_distant = is_url(audio.location) and not audio.is_loaded
             info, size = _header_in(audio.ranges(), None, searches, is_distant=is_distant), audio.length
-    except (MixedStreamsError, _DamagedError) as error:
+    except (MixedStreamsError, AudioError) as error:
         return Unusable("unreadable", f"{audio}: {error}")
     except (soundfile.LibsndfileError, OSError, ValueError) as error:
         found = _header_after(error, audio)
@@ -142,12 +139,12 @@ def _counted_flac(file: Any, claimed: int, last_block: int) -> AudioInfo:
         last_block: First sample of its last frame, which may be cut off; negative if none is found.
 
     Raises:
-        _DamagedError: Its header gives no length, and frames follow behind damage.
+        AudioError: Its header gives no length, and frames follow behind damage.
     """
     num_samples = count_samples(file)
     if not claimed and last_block > num_samples:
         after, seconds = num_samples / file.samplerate, (last_block - num_samples) / file.samplerate
-        raise _DamagedError(f"damaged after {after:.2f} s, and {seconds:.2f} s follow")
+        raise AudioError(f"damaged after {after:.2f} s, and {seconds:.2f} s follow")
     return AudioInfo(file.samplerate, num_samples, file.channels, num_samples < claimed)
 
 
