@@ -7,14 +7,14 @@ MPEG, FLAC, WAV), it reads the streams one by one. What it does not know is left
 
 import os
 import re
-from collections.abc import Callable, Sequence
-from functools import cache, partial
+from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 from nestdata.audio import flac, mpeg, not_audio, ogg, torchcodec_audio, wav
-from nestdata.audio.byte_ranges import ByteRanges, Piece, SplicedStream
+from nestdata.audio.byte_ranges import ByteRanges, SplicedStream
 from nestdata.audio.file_kind import check_regular_file, special_file_kind
-from nestdata.audio.parts import UNKNOWN_LENGTH, AudioPart, JoinedAudio
+from nestdata.audio.parts import UNKNOWN_LENGTH, AudioPart, JoinedAudio, open_stream
 from nestdata.audio.torchcodec_audio import TorchcodecAudio
 from nestdata.audio.wav import PlainWav
 from nestdata.errors import AudioReason
@@ -192,7 +192,7 @@ def open_ranges(
     if head.startswith(b"OggS"):
         links = ogg.links_of(ranges)
         if len(links) > 1 or any(link.is_flac or not link.is_clean for link in links):
-            return JoinedAudio([_part_of(ranges, link.pieces, is_clean=link.is_clean) for link in links])
+            return JoinedAudio([AudioPart(ranges, link.pieces, is_clean=link.is_clean) for link in links])
         return open_whole()
     starts = wav.starts_of_files(ranges, mpeg.tag_length(head))
     streams = [stream for start in starts if (stream := wav.find_samples(ranges, start))]
@@ -205,21 +205,19 @@ def open_ranges(
         return _open_mpeg(ranges, open_whole, start)
     if head.startswith(_AU_MAGIC):
         # Its samples end with the file, as in FFmpeg: the length in the header is that of the first of joined files.
-        return JoinedAudio([_part_of(ranges, [head[:8] + b"\xff" * 4, (12, ranges.size - 12)])])
+        return JoinedAudio([AudioPart(ranges, [head[:8] + b"\xff" * 4, (12, ranges.size - 12)])])
     file = open_whole()
     file.ends_early = bool(streams) and streams[0].ends_early
     is_longer = (min_seconds - _MIN_EXCESS_S) * file.samplerate > file.frames
     if file.format == "MP3" and (start := mpeg.find_start(ranges, searches=True)) is not None:
         file.close()
         return _open_mpeg(ranges, open_whole, start)
-    if len(starts := _starts_of_joined(file, ranges)) > 1:
-        file.close()
-        return _files_at(ranges, starts)
+    starts = _starts_of_joined(file, ranges)
     if file.format == "FLAC" and (searches or file.frames == UNKNOWN_LENGTH or is_longer):
         starts = flac.starts_of_files(ranges)
-        if len(starts) > 1:
-            file.close()
-            return _files_at(ranges, starts)
+    if len(starts) > 1:
+        file.close()
+        return _files_at(ranges, starts)
     return file
 
 
@@ -233,40 +231,19 @@ def _starts_of_joined(file: Any, ranges: ByteRanges) -> list[int]:
 
 def _files_at(ranges: ByteRanges, starts: list[int]) -> JoinedAudio:
     ends = [*starts[1:], ranges.size]
-    return JoinedAudio([_part_of(ranges, [(start, end - start)]) for start, end in zip(starts, ends, strict=True)])
+    return JoinedAudio([AudioPart(ranges, [(start, end - start)]) for start, end in zip(starts, ends, strict=True)])
 
 
 def _open_mpeg(ranges: ByteRanges, open_whole: Callable[[], Any], start: int) -> Any:
     layout = mpeg.layout_of(ranges, start)
-    if layout is None:
-        return open_whole()
-    if layout.ends_early:
-        return JoinedAudio([AudioPart(open_whole, is_clean=False)], ends_early=True)
-    return JoinedAudio(_parts_of(ranges, layout))
+    return JoinedAudio(layout.parts, ends_early=layout.ends_early) if layout else open_whole()
 
 
 def _mpeg_parts(ranges: ByteRanges) -> list[AudioPart]:
     """Returns the parts of MPEG audio in another file; one whose end is not known is decoded to find it."""
     start = mpeg.find_start(ranges, searches=True)
     layout = None if start is None else mpeg.layout_of(ranges, start)
-    if layout is None or layout.ends_early:
-        return [_part_of(ranges, [(0, ranges.size)], is_clean=False)]
-    return _parts_of(ranges, layout)
-
-
-def _parts_of(ranges: ByteRanges, layout: mpeg.MpegLayout) -> list[AudioPart]:
-    return [_part_of(ranges, part.pieces, part.num_samples, part.claimed_size) for part in layout.parts]
-
-
-def _part_of(
-    ranges: ByteRanges,
-    pieces: Sequence[Piece],
-    num_samples: int | None = None,
-    claimed_size: int = 0,
-    *,
-    is_clean: bool = True,
-) -> AudioPart:
-    return AudioPart(lambda: open_stream(SplicedStream(ranges, pieces, claimed_size)), num_samples, is_clean)
+    return layout.parts if layout else [AudioPart(ranges, [(0, ranges.size)], is_clean=False)]
 
 
 def _close(descriptor: int, ranges: ByteRanges) -> None:
@@ -279,63 +256,6 @@ def open_copy(descriptor: int) -> Any:
     os.lseek(descriptor, 0, os.SEEK_SET)
     # libsndfile closes the copy, even if it does not know the format.
     return open_stream(os.dup(descriptor))
-
-
-def open_stream(stream: Any) -> Any:
-    """Opens a seekable stream or a descriptor as a `soundfile.SoundFile`, for one sequential read from any position.
-
-    Raises:
-        soundfile.LibsndfileError: The stream has no audio format that libsndfile reads.
-    """
-    return _sound_file_class()(stream)
-
-
-@cache
-def _sound_file_class() -> Any:
-    import soundfile
-
-    class SequentialSoundFile(soundfile.SoundFile):  # type: ignore[misc]  # soundfile has no annotations
-        """A file that is read once; reported as not seekable, so that soundfile does not seek after each read."""
-
-        ends_early = False
-        """Whether the file is shorter than its own header says."""
-
-        damage: Exception | None = None
-        """Why there are no more samples, if this is not the end of the file."""
-
-        _has_read = False
-
-        def seekable(self) -> bool:
-            return False
-
-        def seek(self, frames: int, whence: int = 0) -> int:
-            """Moves from the start; in MPEG, as far as needed before the position, and decodes up to it."""
-            if self.format != "MP3":
-                return int(super().seek(frames, whence))
-            start = max(0, frames - mpeg.PREROLL)
-            super().seek(start, whence)
-            self.read(frames - start, dtype="float32", always_2d=True)
-            return frames
-
-        def _cdata_io(self, action: str, data: Any, ctype: str, frames: int) -> int:
-            """Reads samples; in FLAC, up to damage or to what is behind the last frame.
-
-            libsndfile returns them with an error, for which soundfile drops them.
-            """
-            if action != "read" or self.format != "FLAC":
-                return int(super()._cdata_io(action, data, ctype, frames))
-            count = int(getattr(soundfile._snd, f"sf_readf_{ctype}")(self._file, data, frames))  # noqa: SLF001
-            if count < frames:
-                try:
-                    soundfile._error_check(self._errorcode)  # noqa: SLF001
-                except soundfile.LibsndfileError as error:
-                    if not (count or self._has_read):
-                        raise
-                    self.damage = error
-            self._has_read = True
-            return count
-
-    return SequentialSoundFile
 
 
 def _name_of(head: bytes) -> str:

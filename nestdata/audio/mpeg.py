@@ -14,11 +14,7 @@ from functools import cache
 from typing import NamedTuple
 
 from nestdata.audio.byte_ranges import ByteRanges, Piece
-from nestdata.audio.parts import MixedStreamsError
-
-PREROLL = 18432
-"""Samples to decode before a start inside a stream, so that all bits that the frame there borrows from earlier ones are
-known: 16 frames of MPEG-1 and 32 of MPEG-2, of which the shortest need 9 and 24."""
+from nestdata.audio.parts import AudioPart, MixedStreamsError
 
 # kbit/s by index, for (is MPEG-1, layer).
 _BITRATES = {
@@ -81,24 +77,10 @@ class Tag(NamedTuple):
     """Number of bytes of the stream, with or without those of the tag's own frame; 0 if it is not given."""
 
 
-class MpegPart(NamedTuple):
-    """A part of a file that libsndfile decodes as one stream."""
-
-    pieces: list[Piece]
-    """The frames."""
-
-    num_samples: int | None
-    """Samples of each channel; None if the stream has a tag that gives it."""
-
-    claimed_size: int
-    """Size that makes the estimate of libsndfile longer than the stream."""
-
-
 class MpegLayout(NamedTuple):
     """How an MPEG file whose tag does not account for it is decoded."""
 
-    parts: list[MpegPart]
-    """Empty if the file is decoded as a whole."""
+    parts: list[AudioPart]
 
     ends_early: bool
     """Whether the file has fewer frames than its tag says."""
@@ -191,16 +173,17 @@ def layout_of(ranges: ByteRanges, start: int) -> MpegLayout | None:
     if tag and 0 < tag.num_frames == num_frames:
         return None
     if tag and num_frames + 1 < tag.num_frames:
-        return MpegLayout([], ends_early=True)
+        return MpegLayout([AudioPart(ranges, [(0, ranges.size)], is_clean=False)], ends_early=True)
     parts = []
     num_before = 0
     # libsndfile opens no stream of a single frame: such a file is decoded as if it had no tag.
     if tag and 0 < tag.num_frames < num_frames - 1:
         num_before = tag.num_frames
-        parts.append(MpegPart(_pieces_of(ranges, runs, limit=1 + num_before), None, 0))
+        parts.append(AudioPart(ranges, _pieces_of(ranges, runs, limit=1 + num_before)))
     rest = _pieces_of(ranges, runs, skipped=bool(tag) + num_before)
     num_left = num_frames - num_before
-    parts.append(MpegPart(rest, num_left * header.num_samples, num_left * _MAX_FRAME_BYTES + _MARGIN_BYTES))
+    claimed_size = num_left * _MAX_FRAME_BYTES + _MARGIN_BYTES
+    parts.append(AudioPart(ranges, rest, num_left * header.num_samples, claimed_size))
     return MpegLayout(parts, ends_early=False)
 
 

@@ -1,14 +1,20 @@
-"""Audio of one or more streams in a file, decoded one after the other as if it were one stream."""
+"""Streams that libsndfile decodes, and several of them in a file, one after the other as if they were one stream."""
 
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from nestdata.audio.byte_ranges import ByteRanges, Piece, SplicedStream
+
 UNKNOWN_LENGTH = (1 << 63) - 1
 """Number of samples that libsndfile reports, and `JoinedAudio`, if it is not known without decoding."""
 
+# Samples of MPEG to decode before a start inside a stream, so that all bits that the frame there borrows from earlier
+# ones are known: 16 frames of MPEG-1 and 32 of MPEG-2, of which the shortest need 9 and 24.
+_PREROLL = 18432
 # Samples of all channels that are decoded at a time to count or skip them, in 4 MiB.
 _BLOCK_SAMPLES = 1 << 20
 
@@ -20,11 +26,17 @@ class MixedStreamsError(ValueError):
 class AudioPart(NamedTuple):
     """One stream of a file."""
 
-    open: Callable[[], Any]
-    """Opens it as a `soundfile.SoundFile`."""
+    ranges: ByteRanges
+    """The bytes of the file."""
+
+    pieces: Sequence[Piece]
+    """Those of the stream."""
 
     num_samples: int | None = None
     """Samples of each channel, if they were counted; None if the decoder knows the number."""
+
+    claimed_size: int = 0
+    """Size that makes an estimate of libsndfile longer than the stream; see `SplicedStream`."""
 
     is_clean: bool = True
     """Whether the decoder knows the length and seeks; if not, the part is decoded from its start."""
@@ -136,7 +148,7 @@ class JoinedAudio:
 
     def _open(self, index: int) -> Any:
         part = self._parts[index]
-        file = part.open()
+        file = open_stream(SplicedStream(part.ranges, part.pieces, part.claimed_size))
         num_samples = file.frames if part.num_samples is None else part.num_samples
         self._index = index
         self._left = num_samples if part.is_clean and num_samples != UNKNOWN_LENGTH else None
@@ -154,3 +166,60 @@ def skip_samples(file: Any, num_samples: int) -> int:
     while num_ahead and (num_found := len(file.read(min(num_ahead, block), dtype="float32", always_2d=True))):
         num_ahead -= num_found
     return num_samples - num_ahead
+
+
+def open_stream(stream: Any) -> Any:
+    """Opens a seekable stream or a descriptor as a `soundfile.SoundFile`, for one sequential read from any position.
+
+    Raises:
+        soundfile.LibsndfileError: The stream has no audio format that libsndfile reads.
+    """
+    return _sound_file_class()(stream)
+
+
+@cache
+def _sound_file_class() -> Any:
+    import soundfile
+
+    class SequentialSoundFile(soundfile.SoundFile):  # type: ignore[misc]  # soundfile has no annotations
+        """A file that is read once; reported as not seekable, so that soundfile does not seek after each read."""
+
+        ends_early = False
+        """Whether the file is shorter than its own header says."""
+
+        damage: Exception | None = None
+        """Why there are no more samples, if this is not the end of the file."""
+
+        _has_read = False
+
+        def seekable(self) -> bool:
+            return False
+
+        def seek(self, frames: int, whence: int = 0) -> int:
+            """Moves from the start; in MPEG, as far as needed before the position, and decodes up to it."""
+            if self.format != "MP3":
+                return int(super().seek(frames, whence))
+            start = max(0, frames - _PREROLL)
+            super().seek(start, whence)
+            self.read(frames - start, dtype="float32", always_2d=True)
+            return frames
+
+        def _cdata_io(self, action: str, data: Any, ctype: str, frames: int) -> int:
+            """Reads samples; in FLAC, up to damage or to what is behind the last frame.
+
+            libsndfile returns them with an error, for which soundfile drops them.
+            """
+            if action != "read" or self.format != "FLAC":
+                return int(super()._cdata_io(action, data, ctype, frames))
+            count = int(getattr(soundfile._snd, f"sf_readf_{ctype}")(self._file, data, frames))  # noqa: SLF001
+            if count < frames:
+                try:
+                    soundfile._error_check(self._errorcode)  # noqa: SLF001
+                except soundfile.LibsndfileError as error:
+                    if not (count or self._has_read):
+                        raise
+                    self.damage = error
+            self._has_read = True
+            return count
+
+    return SequentialSoundFile
