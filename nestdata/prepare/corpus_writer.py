@@ -32,8 +32,6 @@ _MAX_NAMES = 100_000
 _MAX_ID, _MAX_ID_IN_TEXT = 2000, 200
 # Records whose columns are hashed at a time, which is part of the fingerprint.
 _BLOCK = 1 << 20
-_LOW_BITS = np.uint64(0xFFFFFFFF)
-_SHIFT = np.uint64(32)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -102,21 +100,14 @@ class CorpusWriter:
         self._read_as: dict[int, dict[str, list[str]]] = {}
 
     def add(self, found: Found, source_index: int) -> None:
-        """Appends the cuts and rejects of the next items of a source; does not modify `found`.
-
-        Raises:
-            ManifestError: There are more shards than addresses can number.
-        """
+        """Appends the cuts and rejects of the next items of a source; does not modify `found`."""
         records = found.records.copy()
         records["offset"] += self._num_bytes
         records["source"] = source_index
         if found.shards:
             numbers = [self._shards.setdefault(shard, len(self._shards)) for shard in found.shards]
-            if len(self._shards) >= NO_SHARD:
-                raise ManifestError(f"more than {NO_SHARD} files and objects. Divide the input into several corpora.")
-            has_shard = records["extent"] >> _SHIFT != NO_SHARD
-            own = records["extent"][has_shard]
-            records["extent"][has_shard] = np.array(numbers, np.uint64)[own >> _SHIFT] << _SHIFT | own & _LOW_BITS
+            has_shard = records["shard"] != NO_SHARD
+            records["shard"][has_shard] = np.array(numbers)[records["shard"][has_shard]]
         self._cuts.write(found.lines)
         self._records += records.tobytes()
         self._num_bytes += len(found.lines)
@@ -253,10 +244,9 @@ class CorpusWriter:
 
     def _file_of(self, record: np.void) -> str:
         """Returns the path or URL of the audio of a cut, with the first byte of a member of a tar."""
-        number = int(record["extent"]) >> 32
-        if number == NO_SHARD:
+        if record["shard"] == NO_SHARD:
             return audio_of(self._cut_at(record["offset"]))
-        location, begin = [*self._shards][number].location, int(record["begin"])
+        location, begin = [*self._shards][record["shard"]].location, int(record["begin"])
         return f"{location} (byte {begin})" if begin else location
 
     def _write_index(self, records: NDArray[Any]) -> tuple[NDArray[np.int64], dict[str, Any] | None]:
@@ -271,21 +261,22 @@ class CorpusWriter:
             values: NDArray[Any] = records[name][order]
             return values
 
-        lengths, has_checksums = column("num_samples"), bool(records["has_crc32"].all())
+        lengths, has_checksums = column("num_samples"), bool((records["crc32"] >= 0).all())
         self._write_array("index.npy", np.stack([lengths, column("offset")]))
-        if self._shards or (records["extent"] != NO_SHARD << 32).any():
-            self._write_array("addresses.npy", np.stack([column("begin"), column("extent").view("<i8")]))
+        if self._shards or records["size"].any():
+            extent = column("shard").astype(np.int64) << 32 | column("size")
+            self._write_array("addresses.npy", np.stack([column("begin"), extent]))
         if not self._shards:
             return lengths, None
         if has_checksums:
-            self._write_array("checksums.npy", column("crc32"))
-        return lengths, self._write_shards(records["extent"] >> _SHIFT, has_checksums)
+            self._write_array("checksums.npy", column("crc32").astype(np.uint32))
+        return lengths, self._write_shards(records["shard"], has_checksums)
 
-    def _write_shards(self, numbers: NDArray[np.uint64], has_checksums: bool) -> dict[str, Any]:
+    def _write_shards(self, numbers: NDArray[np.uint32], has_checksums: bool) -> dict[str, Any]:
         root = parent(next(iter(self._shards)).location)
         for shard in self._shards:
             root = common_folder(root, parent(shard.location))
-        counts = np.bincount(numbers[numbers != NO_SHARD].astype(np.int64), minlength=len(self._shards)).tolist()
+        counts = np.bincount(numbers[numbers != NO_SHARD], minlength=len(self._shards)).tolist()
         starts = [0]
         with (self._directory / "shards.jsonl").open("wb") as file:
             for (location, size, etag), count in zip(self._shards, counts, strict=True):

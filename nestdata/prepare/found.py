@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from nestdata.audio.channels import is_mixed
 from nestdata.corpus.addresses import NO_SHARD
-from nestdata.corpus.file_version import path_of, row_of
+from nestdata.corpus.file_version import path_of
 from nestdata.errors import shortened
 from nestdata.prepare.inputs.audio import Member, RejectReason
 from nestdata.prepare.inputs.entry import Entry
@@ -33,10 +33,10 @@ RECORD = np.dtype(
         ("file_rate", "<i4"),  # sampling rate of the file in Hz
         ("source", "<i4"),  # index of the source
         ("number", "<i8"),  # of the item in its source, counted from 1
+        ("shard", "<u4"),  # `NO_SHARD` without an address
         ("begin", "<i8"),  # first byte of the audio in its shard; without an address, the time of its file in ns
-        ("extent", "<u8"),  # shard << 32 | bytes of the audio or its file; `NO_SHARD` is the shard without an address
-        ("crc32", "<u4"),
-        ("has_crc32", "?"),
+        ("size", "<u4"),  # bytes of the audio or, without an address, the lower 32 bits of those of its file
+        ("crc32", "<i8"),  # -1 if it is not known; 0 without an address
         ("content", "<u8"),  # a digest of the bytes of the file; 0 if it is not known
         ("place", "<u8"),  # a digest of where these bytes are
     ]
@@ -221,8 +221,7 @@ class Collector:
 
     def __init__(self) -> None:
         self._num_entries = 0
-        self._meanings: dict[Meaning, None] = {}
-        self._last: Meaning | None = None
+        self._meanings: dict[int, Meaning] = {}
         self._found: dict[int, list[_Row | Reject | Searched | Note]] = {}
 
     def add(self, outcomes: Iterable[Outcome], number: int, entry: Entry) -> None:
@@ -235,9 +234,8 @@ class Collector:
             entry: The entry.
         """
         replaces, where = entry.number is not None, entry.where
-        if entry.meaning is not self._last:
-            self._last = entry.meaning
-            self._meanings |= {entry.meaning: None} if entry.meaning else {}
+        if entry.meaning:
+            self._meanings[id(entry.meaning)] = entry.meaning
         found = self._found.get(number)
         self._num_entries += found is None or not replaces
         if found is None or replaces:
@@ -259,7 +257,7 @@ class Collector:
         samples_by_language: Counter[str] = Counter()
         for index, row in enumerate(rows):
             if row.shard:
-                records["extent"][index] |= np.uint64(shards.setdefault(row.shard, len(shards)) << 32)
+                records["shard"][index] = shards.setdefault(row.shard, len(shards))
             if row.language:
                 samples_by_language[row.language] += row.record[0]
         return Found(
@@ -273,7 +271,7 @@ class Collector:
             searched=Searched(
                 sum((each.seconds for each in searched), 0.0), sum((each.speech for each in searched), 0.0)
             ),
-            read_as=merged_names(meaning.read_as() for meaning in self._meanings),
+            read_as=merged_names(meaning.read_as() for meaning in self._meanings.values()),
         )
 
 
@@ -291,11 +289,8 @@ def _row_of(cut: Cut, number: int, where: str) -> _Row | Reject:
         return Reject(where, row["id"], "unreadable", detail).shown()
     label = row["supervisions"][0] if row["supervisions"] else {}
     id_digest = digest(row["id"])
-    if member:
-        begin, extent, crc32 = member.offset, member.length, member.crc32
-    else:
-        begin, extent = row_of(version) if version else (0, NO_SHARD << 32)
-        crc32 = 0
+    begin, size = (member.offset, member.length) if member else version or (0, 0)
+    crc32 = member.crc32 if member else 0
     record = (
         num_samples,
         0,
@@ -306,10 +301,10 @@ def _row_of(cut: Cut, number: int, where: str) -> _Row | Reject:
         file_rate,
         0,
         number,
+        NO_SHARD,
         begin,
-        extent,
-        crc32 or 0,
-        crc32 is not None,
+        size,
+        -1 if crc32 is None else crc32,
         content,
         digest(f"{member.location}\0{begin}" if member else path_of(row)) if content else 0,
     )
