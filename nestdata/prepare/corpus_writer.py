@@ -10,7 +10,7 @@ import shutil
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -34,46 +34,46 @@ _MAX_ID, _MAX_ID_IN_TEXT = 2000, 200
 _BLOCK = 1 << 20
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(kw_only=True, slots=True)
 class CorpusStats:
-    """Size and content of a corpus that was written."""
+    """Content of a corpus while it is written, and its size, which `CorpusWriter.finish` knows."""
 
-    num_cuts: int
-    num_bytes: int
-    """Size of `cuts.jsonl`."""
+    rejected: Counter[str] = field(default_factory=Counter)
+    """Number of rejects by reason."""
 
-    lengths: NDArray[np.int64]
-    """Lengths in samples, ascending, shape (num_cuts,)."""
+    notes: Counter[str] = field(default_factory=Counter)
+    """Number of notes by kind."""
 
-    fingerprint: str
-    num_resampled: int
-    """Number of cuts that are resampled when they are loaded."""
+    first_notes: dict[str, Note] = field(default_factory=dict)
+    """The first note of each kind."""
 
-    rejected: dict[str, int]
-    """Number of rejects by reason, most frequent first."""
+    read_as: dict[int, dict[str, list[str]]] = field(default_factory=dict)
+    """By the index of a source, the names of columns and keys by what they were read as."""
 
-    samples_by_rate: Counter[str]
-    """Number of samples by the sampling rate of the file, such as `16000 Hz`."""
+    searched: Searched = field(default_factory=Searched)
+    """Speech in all recordings, if it was looked for."""
 
-    samples_by_language: Counter[str]
+    samples_by_language: Counter[str] = field(default_factory=Counter)
     """Empty without names, or with more than a hundred thousand."""
 
-    shards: dict[str, Any] | None
+    num_cuts: int = 0
+    num_bytes: int = 0
+    """Size of `cuts.jsonl`."""
+
+    lengths: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
+    """Lengths in samples, ascending, shape (num_cuts,)."""
+
+    fingerprint: str = ""
+    num_resampled: int = 0
+    """Number of cuts that are resampled when they are loaded."""
+
+    samples_by_rate: Counter[str] = field(default_factory=Counter)
+    """Number of samples by the sampling rate of the file, such as `16000 Hz`."""
+
+    shards: dict[str, Any] | None = None
     """What `meta.json` says of the shards; None if no cut has an address.
 
     The root is the deepest folder that holds all shards, which their names are relative to; empty if there is none."""
-
-    searched: Searched
-    """Speech in all recordings, if it was looked for."""
-
-    notes: dict[str, int]
-    """Number of notes by kind."""
-
-    first_notes: dict[str, Note]
-    """The first note of each kind."""
-
-    read_as: dict[int, dict[str, list[str]]]
-    """By the index of a source, the names of columns and keys by what they were read as."""
 
 
 class CorpusWriter:
@@ -81,10 +81,8 @@ class CorpusWriter:
 
     def __init__(self, directory: Path) -> None:
         self.num_entries = 0
-        self.rejected: Counter[str] = Counter()
         self.first_reject: Reject | None = None
-        self._notes: Counter[str] = Counter()
-        self._first_notes: dict[str, Note] = {}
+        self.stats = CorpusStats()
         self._directory = directory
         self._files = ExitStack()
         self._cuts = self._files.enter_context((directory / "cuts.jsonl").open("w+b"))
@@ -94,15 +92,11 @@ class CorpusWriter:
         )
         self._records = bytearray()
         self._shards: dict[ObjectInfo, int] = {}
-        self._num_bytes = 0
-        self._searched = Searched(0.0, 0.0)
-        self._samples_by_language: Counter[str] = Counter()
-        self._read_as: dict[int, dict[str, list[str]]] = {}
 
     def add(self, found: Found, source_index: int) -> None:
         """Appends the cuts and rejects of the next items of a source; does not modify `found`."""
-        records = found.records.copy()
-        records["offset"] += self._num_bytes
+        stats, records = self.stats, found.records.copy()
+        records["offset"] += stats.num_bytes
         records["source"] = source_index
         if found.shards:
             numbers = [self._shards.setdefault(shard, len(self._shards)) for shard in found.shards]
@@ -110,19 +104,19 @@ class CorpusWriter:
             records["shard"][has_shard] = np.array(numbers)[records["shard"][has_shard]]
         self._cuts.write(found.lines)
         self._records += records.tobytes()
-        self._num_bytes += len(found.lines)
         self.num_entries += found.num_entries
-        self._searched = Searched(*map(sum, zip(self._searched, found.searched, strict=True)))
-        if len(self._samples_by_language) <= _MAX_NAMES:
-            self._samples_by_language.update(found.samples_by_language)
+        stats.num_bytes += len(found.lines)
+        stats.searched = Searched(*map(sum, zip(stats.searched, found.searched, strict=True)))
+        if len(stats.samples_by_language) <= _MAX_NAMES:
+            stats.samples_by_language.update(found.samples_by_language)
         if found.read_as:
-            self._read_as[source_index] = merged_names([self._read_as.get(source_index, {}), found.read_as])
+            stats.read_as[source_index] = merged_names([stats.read_as.get(source_index, {}), found.read_as])
         self._reject(found.rejects)
         self._note(found.notes)
 
     def check_names(self, columns: Iterable[Column]) -> None:
         """Raises ManifestError if no row has a column that the caller names."""
-        roles = {role for read_as in self._read_as.values() for role in read_as}
+        roles = {role for read_as in self.stats.read_as.values() for role in read_as}
         missing = next((column for column in columns if column.name and column.role not in roles), None)
         if missing:
             raise ManifestError(
@@ -140,8 +134,9 @@ class CorpusWriter:
         Returns:
             The statistics of the corpus, or None if there is no cut and thus no index.
         """
+        stats = self.stats
         self._cuts.flush()
-        if not self._num_bytes:
+        if not stats.num_bytes:
             return None
         records = np.frombuffer(self._records, RECORD)
         if repeated := _repeated(records):
@@ -150,23 +145,14 @@ class CorpusWriter:
                 self._reject_repeated(records[index], records[earlier], sources)
             records = self._rewritten(records, found)
         self._note(self._copies(records))
-        lengths, shards = self._write_index(records)
-        languages = +self._samples_by_language
-        return CorpusStats(
-            num_cuts=len(records),
-            num_bytes=self._num_bytes,
-            lengths=lengths,
-            fingerprint=_fingerprint(records, sampling_rate),
-            num_resampled=int((records["file_rate"] != sampling_rate).sum()),
-            rejected=dict(self.rejected.most_common()),
-            samples_by_rate=_samples_by_rate(records),
-            samples_by_language=Counter() if len(languages) > _MAX_NAMES else languages,
-            shards=shards,
-            searched=self._searched,
-            notes=dict(self._notes),
-            first_notes=self._first_notes,
-            read_as=self._read_as,
-        )
+        stats.num_cuts = len(records)
+        stats.lengths, stats.shards = self._write_index(records)
+        stats.fingerprint = _fingerprint(records, sampling_rate)
+        stats.num_resampled = int((records["file_rate"] != sampling_rate).sum())
+        stats.samples_by_rate = _samples_by_rate(records)
+        languages = +stats.samples_by_language
+        stats.samples_by_language = Counter() if len(languages) > _MAX_NAMES else languages
+        return stats
 
     def copy_rejects(self, path: Path) -> None:
         """Copies `rejected.jsonl`, for a corpus that is not written."""
@@ -180,7 +166,7 @@ class CorpusWriter:
     def _reject(self, rejects: Iterable[Reject]) -> None:
         for reject in rejects:
             self.first_reject = self.first_reject or reject
-            self.rejected[reject.reason] += 1
+            self.stats.rejected[reject.reason] += 1
             self._rejected.write(json.dumps(reject._asdict(), ensure_ascii=False) + "\n")
 
     def _note(self, notes: Sequence[Note]) -> None:
@@ -188,8 +174,8 @@ class CorpusWriter:
             return
         with (self._directory / "notes.jsonl").open("a", encoding="utf-8", errors="backslashreplace") as file:
             for note in notes:
-                self._notes[note.kind] += 1
-                self._first_notes.setdefault(note.kind, note)
+                self.stats.notes[note.kind] += 1
+                self.stats.first_notes.setdefault(note.kind, note)
                 file.write(json.dumps(note._asdict(), ensure_ascii=False) + "\n")
 
     def _reject_repeated(self, record: np.void, first: np.void, sources: Sequence[Source]) -> None:
@@ -200,13 +186,13 @@ class CorpusWriter:
         detail = f"{audio}: the id {repeated!r} is taken by {earlier_audio}{earlier and f' ({earlier})'}"
         self._reject([Reject(where or audio, cut_id, "duplicate_id", detail).shown()])
         if language := (cut["supervisions"] or [{}])[0].get("language"):
-            self._samples_by_language[language] -= int(record["num_samples"])
+            self.stats.samples_by_language[language] -= int(record["num_samples"])
 
     def _rewritten(self, records: NDArray[Any], found: ToldApart) -> NDArray[Any]:
         """Removes cuts from `cuts.jsonl` and gives others new ids; returns the records of those that are there."""
         records, is_kept = records.copy(), np.ones(len(records), np.bool_)
         is_kept[[*found.same_as]] = False
-        sizes = np.diff(records["offset"], append=self._num_bytes)
+        sizes = np.diff(records["offset"], append=self.stats.num_bytes)
         self._cuts.seek(0)
         kept = self._files.enter_context((self._directory / "kept.tmp").open("w+b"))
         for index, (line, is_in) in enumerate(zip(self._cuts, is_kept.tolist(), strict=True)):
@@ -222,7 +208,7 @@ class CorpusWriter:
         kept.flush()
         (self._directory / "kept.tmp").replace(self._directory / "cuts.jsonl")
         records, sizes = records[is_kept], sizes[is_kept]
-        self._cuts, self._num_bytes = kept, int(sizes.sum())
+        self._cuts, self.stats.num_bytes = kept, int(sizes.sum())
         records["offset"] = np.cumsum(sizes) - sizes
         return records
 

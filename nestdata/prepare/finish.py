@@ -74,7 +74,7 @@ def _report(stats: CorpusStats, sources: Sequence[Source], output: Path, config:
         num_resampled=stats.num_resampled,
         other_files=others,
         notes=[*_read_as(stats, sources), *_notes(stats, config, others)],
-        rejected=stats.rejected,
+        rejected=dict(stats.rejected.most_common()),
         hours_by_rate={name: number / rate / 3600 for name, number in stats.samples_by_rate.most_common()},
         hours_by_language={name: number / rate / 3600 for name, number in stats.samples_by_language.most_common()},
         searched_hours=stats.searched.seconds / 3600 if config.finds_speech else None,
@@ -159,7 +159,7 @@ def _meta(
         "num_bytes": stats.num_bytes,
         "hours": report.hours,
         "fingerprint": stats.fingerprint,
-        "rejected": stats.rejected,
+        "rejected": report.rejected,
         **found,
         "manifests": list(dict.fromkeys(str(source.path) for source in sources)),
         "read_as": [

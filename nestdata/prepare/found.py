@@ -125,8 +125,8 @@ class Cut(NamedTuple):
 class Searched(NamedTuple):
     """How much of a recording was searched for speech, in seconds."""
 
-    seconds: float
-    speech: float
+    seconds: float = 0.0
+    speech: float = 0.0
 
 
 Outcome = Cut | Reject | Searched | Note

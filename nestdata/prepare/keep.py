@@ -14,7 +14,6 @@ import json
 import os
 import zlib
 from dataclasses import dataclass, replace
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +26,9 @@ from nestdata.prepare.inputs.entry import ReadsFiles, Source
 from nestdata.prepare.inputs.remote import in_parallel
 from nestdata.prepare.speech import detector_name
 from nestdata.storage import ObjectInfo, is_url, storage
+
+KEPT_RESULTS = "tasks"
+"""Subfolder of the corpus directory while it is being written."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,9 +45,6 @@ class Task:
 
     items: list[Any]
     config: PrepareConfig
-    kept_in: str
-    """Directory of kept results."""
-
     moved: tuple[str, str]
     """Paths of the corpus directory once it is in place, and now."""
 
@@ -55,7 +54,7 @@ class KeptResult:
 
     def __init__(self, task: Task) -> None:
         self._task, source = task, task.source
-        self._path = Path(task.kept_in, str(task.number))
+        self._path = Path(task.moved[1], KEPT_RESULTS, str(task.number))
         self._infos = {item.location: item for item in task.items if isinstance(item, ObjectInfo)}
         files = [file for item in task.items for file in source.files(item)] if isinstance(source, ReadsFiles) else []
         self._files = self._versions(files)
@@ -90,25 +89,18 @@ class KeptResult:
         self._infos |= {location: info for location, info in audio.items() if info}
         named = sorted(location for location in audio if location)
         header = json.dumps({"digest": self._digest(named), "locations": named}).encode()
-        temporary = self._path.with_suffix(f".{os.getpid()}.tmp")
-        try:
-            temporary.write_bytes(header + b"\n" + found.to_bytes())
-            temporary.replace(self._path)
-        finally:
-            temporary.unlink(missing_ok=True)
+        temporary = self._path.with_suffix(f".{os.getpid()}.tmp")  # the caller of all tasks removes what is left
+        temporary.write_bytes(header + b"\n" + found.to_bytes())
+        temporary.replace(self._path)
 
     def _digest(self, locations: list[str]) -> str:
-        depends_on = (self._input, self._versions(locations))
-        return hashlib.blake2b(repr(depends_on).encode(errors="surrogateescape"), digest_size=20).hexdigest()
-
-    @cached_property
-    def _input(self) -> tuple[Any, ...]:
         task = self._task
         # Another version of the package may find something else in the same audio.
         versions = [package_version(), FORMAT_VERSION, detector_name() if task.config.finds_speech else ""]
         # These settings change no result of a task.
         config = replace(task.config, format=None, tars=(), strict=False, pcm=False, report_samples=0)
-        return versions, config, task.source, task.first, task.items, self._files
+        depends_on = (versions, config, task.source, task.first, task.items, self._files, self._versions(locations))
+        return hashlib.blake2b(repr(depends_on).encode(errors="surrogateescape"), digest_size=20).hexdigest()
 
     def _versions(self, locations: list[str]) -> list[tuple[str, int, Any] | None]:
         """Returns what distinguishes the content of each location from others; None if there is none."""

@@ -48,32 +48,14 @@ def load_audio(
     if isinstance(audio, (str, Path)):
         if source_rate is not None:
             raise ConfigError(f"{audio}: the rate of a file is in its header. Leave the sampling rate out.")
-        return _load_file(str(audio), config)
-    _check_array(audio)
-    if isinstance(source_rate, bool) or not isinstance(source_rate, (int, np.integer)):
-        raise ConfigError(f"the sampling rate of the array is {source_rate!r}: give it in Hz, such as 16000.")
-    if source_rate < config.min_rate:
-        raise ConfigError(f"the sampling rate of the array is {source_rate} Hz: the minimum is {config.min_rate} Hz.")
-    return _load_array(audio, int(source_rate), config)
-
-
-def _load_file(location: str, config: PrepareConfig) -> NDArray[np.float32]:
-    path = location if is_url(location) else os.path.abspath(location)
-    ((_, entry),) = with_members([(1, Entry(path, path, File(path)))], lambda _: True)
-    return _load(entry, location, config, advice=" Give an audio file, such as WAV or FLAC.")
-
-
-def _load_array(samples: NDArray[Any], rate: int, config: PrepareConfig) -> NDArray[np.float32]:
-    import soundfile
-
-    file = BytesIO()
-    soundfile.write(file, samples, rate, format="WAV", subtype=_SUBTYPES[samples.dtype.name])
-    content, name = file.getvalue(), "the array"
-    shard = ObjectInfo(name, len(content), None)
-    return _load(Entry(name, name, Member(shard, 0, len(content), start=content)), name, config)
-
-
-def _load(entry: Entry, name: str, config: PrepareConfig, advice: str = "") -> NDArray[np.float32]:
+        name, advice = str(audio), " Give an audio file, such as WAV or FLAC."
+        path = name if is_url(name) else os.path.abspath(name)
+        ((_, entry),) = with_members([(1, Entry(path, path, File(path)))], lambda _: True)
+    else:
+        content = _as_file(audio, source_rate, config.min_rate)
+        name, advice = "the array", ""
+        shard = ObjectInfo(name, len(content), None)
+        entry = Entry(name, name, Member(shard, 0, len(content), start=content))
     found = probe(entry, config)[0]  # notes follow
     if isinstance(found, Reject):
         detail = found.detail if name in found.detail else f"{name}: {found.reason}, {found.detail}"
@@ -82,13 +64,15 @@ def _load(entry: Entry, name: str, config: PrepareConfig, advice: str = "") -> N
     return load_samples(found.row, content=entry.audio.read())
 
 
-def _check_array(samples: Any) -> None:
-    """Checks that an array holds audio.
+def _as_file(samples: Any, rate: Any, min_rate: int) -> bytes:
+    """Returns a WAV file of an array.
 
     Raises:
-        ConfigError: It has another type or shape.
-        AudioError: It has NaN or infinite samples.
+        ConfigError: The array has another type or shape, or the rate is none in Hz.
+        AudioError: The array has NaN or infinite samples.
     """
+    import soundfile
+
     if not isinstance(samples, np.ndarray) or samples.dtype.name not in _SUBTYPES:
         found = samples.dtype.name if isinstance(samples, np.ndarray) else type(samples).__name__
         raise ConfigError(
@@ -102,3 +86,10 @@ def _check_array(samples: Any) -> None:
     if not np.isfinite(samples).all():
         number = int(np.flatnonzero(~np.isfinite(samples))[0])
         raise AudioError.because("not_finite", f"sample {number} of the array is {samples[number]}. Remove it.")
+    if not isinstance(rate, (int, np.integer)):
+        raise ConfigError(f"the sampling rate of the array is {rate!r}: give it in Hz, such as 16000.")
+    if rate < min_rate:
+        raise ConfigError(f"the sampling rate of the array is {rate} Hz: the minimum is {min_rate} Hz.")
+    file = BytesIO()
+    soundfile.write(file, samples, int(rate), format="WAV", subtype=_SUBTYPES[samples.dtype.name])
+    return file.getvalue()

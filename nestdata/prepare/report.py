@@ -7,7 +7,6 @@ the audio of the samples. These are drawn by a key that depends only on the numb
 import json
 import logging
 from collections.abc import Iterable, Mapping, Sequence
-from html import escape
 from io import BytesIO
 from itertools import pairwise
 from pathlib import Path
@@ -44,7 +43,7 @@ def write_report(
 ) -> None:
     """Writes `report.html` and the audio of its samples into a corpus directory.
 
-    If anything goes wrong, the page only says so: the corpus does not need it.
+    If anything goes wrong, a warning says so: the corpus does not need the page.
 
     Args:
         cuts: The cuts of the corpus.
@@ -80,12 +79,7 @@ def write_report(
     except Exception as error:
         if isinstance(error, OSError) and is_full_disk(error):
             raise
-        failure = f"{name}: the report cannot be written ({in_one_line(error)}). The corpus is complete."
-        _log.warning("%s", failure)
-        page = (
-            f'<!doctype html><html lang="en"><meta charset="utf-8"><title>Report</title><p>{escape(failure)}</p></html>'
-        )
-        (directory / "report.html").write_text(page, encoding="utf-8", errors="backslashreplace")
+        _log.warning("%s: the report cannot be written (%s). The corpus is complete.", name, in_one_line(error))
 
 
 def _bars(values: Iterable[tuple[str, float]]) -> list[dict[str, Any]]:

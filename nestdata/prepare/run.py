@@ -34,7 +34,7 @@ from nestdata.prepare.inputs.formats.detect import open_sources
 from nestdata.prepare.inputs.formats.lhotse import CorpusCuts, LhotseManifest, LhotseObjects
 from nestdata.prepare.inputs.remote import located_entries
 from nestdata.prepare.judge import content_digest, judge, notes_of
-from nestdata.prepare.keep import KeptResult, Task
+from nestdata.prepare.keep import KEPT_RESULTS, KeptResult, Task
 from nestdata.prepare.pool import open_pool
 from nestdata.prepare.progress import PrepareProgress, PrepareReport
 from nestdata.prepare.read import read_entry, reads_audio
@@ -43,8 +43,8 @@ from nestdata.redaction import redacted_url
 from nestdata.storage import ObjectInfo, has_scheme, is_url, storage
 
 _log = logging.getLogger(__name__)
-# Subfolders of the corpus directory: the results of tasks, while it is being written, and tars of audio.
-_KEPT_RESULTS, _SHARDS = "tasks", "shards"
+# Subfolder of the corpus directory: tars of audio.
+_SHARDS = "shards"
 # The files and folders of a corpus.
 _NAMES = re.compile(
     r"(?:cuts|rejected|notes|shards)\.jsonl|(?:index|addresses|checksums|shards|bank)\.npy|bank\.pcm|meta\.json"
@@ -104,7 +104,7 @@ def prepare_corpus(
         detector_name()  # raises an error now if the detector is not installed
     output = _local_path(output)
     checked = audio_inputs([*config.tars, *audio_inputs(inputs)])[len(config.tars) :]
-    resumable = (_KEPT_RESULTS, _SHARDS)
+    resumable = (KEPT_RESULTS, _SHARDS)
     with ExitStack() as stack:
         partial = stack.enter_context(
             output_directory(
@@ -129,7 +129,7 @@ def prepare_corpus(
         )
         _remove_list_of_rejects(output.with_name(output.name + _REJECTS))
         sources = open_sources(checked, options)
-        (partial / _KEPT_RESULTS).mkdir(exist_ok=True)
+        (partial / KEPT_RESULTS).mkdir(exist_ok=True)
         pool = stack.enter_context(open_pool(jobs, dask, preload=_worker_modules(sources, config)))
         with closing(CorpusWriter(partial)) as writer:
             total_entries, total_shards = _totals(sources) if on_progress else (None, 0)
@@ -174,7 +174,6 @@ def _tasks(sources: list[Source], config: PrepareConfig, partial: Path, output: 
                 first=first,
                 items=batch,
                 config=config,
-                kept_in=str(partial / _KEPT_RESULTS),
                 moved=(str(output), str(partial)),
             )
             number, num_items, first = number + 1, num_items + len(batch), first + len(batch)
@@ -276,13 +275,13 @@ def _check_rejects(
     if stats is not None and not (config.strict and example):
         return
     why = f"; the first: {example.where}: {example.reason}, {example.detail.rstrip('.')}" if example else ""
-    if writer.rejected.total() > 1 and not os.path.lexists(list_in):
+    if writer.stats.rejected.total() > 1 and not os.path.lexists(list_in):
         writer.copy_rejects(list_in)
         why += f"; all: {list_in}"
-    reasons = ", ".join(f"{number} {reason}" for reason, number in writer.rejected.most_common())
+    reasons = ", ".join(f"{number} {reason}" for reason, number in writer.stats.rejected.most_common())
     if stats is not None:
         raise ManifestError(
-            f"{writer.rejected.total()} of {writer.num_entries} entries cannot be used ({reasons}), and --strict "
+            f"{writer.stats.rejected.total()} of {writer.num_entries} entries cannot be used ({reasons}), and --strict "
             f"allows none{why}. Without --strict they are skipped."
         )
     advice = ADVICE[example.reason] if example else "Check the command that wrote it."
@@ -330,8 +329,6 @@ def _worker_modules(sources: list[Source], config: PrepareConfig) -> list[str]:
     own manifests.
     """
     modules = ["nestdata.prepare.run"]
-    if config.finds_speech:
-        modules.append("torch")
     if config.probe != "missing" or config.pcm:
         return [*modules, "soundfile", "lhotse", "nestdata.filters"]
     parses_lhotse = any(isinstance(source, (CorpusCuts, LhotseManifest, LhotseObjects)) for source in sources)
@@ -344,10 +341,10 @@ def _keeps_finished_work(partial: Path) -> Iterator[None]:
     try:
         yield
     except BaseException:
-        for folder in (_KEPT_RESULTS, _SHARDS):
+        for folder in (KEPT_RESULTS, _SHARDS):
             for path in (partial / folder).rglob("*.tmp"):
                 path.unlink(missing_ok=True)
-        num_kept = sum(1 for _ in (partial / _KEPT_RESULTS).glob("*"))
+        num_kept = sum(1 for _ in (partial / KEPT_RESULTS).glob("*"))
         if not num_kept:  # tars without a result would be written again
             shutil.rmtree(partial / _SHARDS, ignore_errors=True)
         else:
@@ -362,18 +359,13 @@ def _keeps_finished_work(partial: Path) -> Iterator[None]:
 
 def _remove_work(partial: Path) -> None:
     """Removes the results of tasks, and tars of audio that no cut refers to."""
-    shutil.rmtree(partial / _KEPT_RESULTS, ignore_errors=True)
-    shards = partial / _SHARDS
-    if not shards.is_dir():
-        return
-    listed = partial / "shards.jsonl"  # missing if no cut has an address
+    shutil.rmtree(partial / KEPT_RESULTS, ignore_errors=True)
+    shards, listed = partial / _SHARDS, partial / "shards.jsonl"  # missing if no cut has an address
     lines = listed.read_bytes().splitlines() if listed.exists() else []
     used = {os.path.basename(json.loads(line)["name"]) for line in lines}
-    for folder in [*shards.iterdir()]:
-        if not used.intersection(os.listdir(folder)):
-            shutil.rmtree(folder)
-    for path in shards.rglob("*.tar"):
+    for path in [*shards.rglob("*.tar")]:
         if path.name not in used:
             path.unlink()
-    if not os.listdir(shards):
-        shards.rmdir()
+    for folder in (*shards.glob("*"), shards):
+        if not any(folder.rglob("*.tar")):
+            shutil.rmtree(folder, ignore_errors=True)

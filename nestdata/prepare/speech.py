@@ -52,13 +52,9 @@ class Speech(NamedTuple):
 
     def within(self, start: int, stop: int) -> int:
         """Returns the number of samples of speech in a span."""
-        found = 0
-        for index in range(max(0, bisect_right(self.spans, (start, 0)) - 1), len(self.spans)):
-            begin, end = self.spans[index]
-            if begin >= stop:
-                break
-            found += max(0, min(stop, end) - max(start, begin))
-        return found
+        first = max(0, bisect_right(self.spans, (start, 0)) - 1)
+        spans = self.spans[first : bisect_right(self.spans, (stop, 0))]
+        return sum(max(0, min(stop, end) - max(start, begin)) for begin, end in spans)
 
 
 def detector_name() -> str:

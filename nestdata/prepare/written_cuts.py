@@ -5,8 +5,9 @@ The bank holds the samples of all cuts (see `nestdata.corpus.bank`); one or more
 
 import logging
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import orjson
@@ -74,18 +75,6 @@ class WrittenCuts:
         return path_before_move(location, self._stored_in, self._directory)
 
 
-class _Task(NamedTuple):
-    """Consecutive cuts of the index, to be decoded by any process."""
-
-    directory: Path
-    stored_in: Path
-    meta: Mapping[str, Any]
-    first: int
-    stop: int
-    start: int
-    """Position of the first cut's first sample in the bank."""
-
-
 def write_bank(directory: Path, stored_in: Path, meta: Mapping[str, Any], pool: Pool) -> None:
     """Writes the sample bank of a corpus. A cut that cannot be decoded gets a gain of NaN, which marks it as unusable.
 
@@ -104,33 +93,37 @@ def write_bank(directory: Path, stored_in: Path, meta: Mapping[str, Any], pool: 
     records["start"] = np.cumsum(lengths) - lengths
     with (directory / "bank.pcm").open("wb") as file:
         file.truncate(2 * int(lengths.sum()))
-    tasks = (
-        _Task(directory, stored_in, meta, first, min(first + _CUTS_PER_TASK, len(lengths)), start)
-        for first, start in zip(
-            range(0, len(lengths), _CUTS_PER_TASK), records["start"][::_CUTS_PER_TASK].tolist(), strict=True
-        )
-    )
-    records["gain"] = np.concatenate(list(pool.map(_write_samples, tasks)))
+    firsts = range(0, len(lengths), _CUTS_PER_TASK)
+    spans = zip(firsts, records["start"][::_CUTS_PER_TASK].tolist(), strict=True)
+    records["gain"] = np.concatenate([*pool.map(partial(_write_samples, directory, stored_in, meta), spans)])
     np.save(directory / "bank.npy", records)
     if num_bad := int(np.isnan(records["gain"]).sum()):
         _log.warning("%s: %d of %d cuts could not be decoded and will not be used", stored_in, num_bad, len(lengths))
 
 
-def _write_samples(task: _Task) -> NDArray[np.float32]:
-    """Writes the samples of the cuts of a task.
+def _write_samples(
+    directory: Path, stored_in: Path, meta: Mapping[str, Any], span: tuple[int, int]
+) -> NDArray[np.float32]:
+    """Writes the samples of consecutive cuts; runs in any process.
+
+    Args:
+        directory: As for `write_bank`.
+        stored_in: As for `write_bank`.
+        meta: As for `write_bank`.
+        span: Index of the first cut, and position of its first sample in the bank.
 
     Returns:
         The gain of each cut, by which its samples are multiplied when they are read, shape (num_cuts,); NaN if it
         cannot be decoded.
     """
-    gains = np.full(task.stop - task.first, np.nan, np.float32)
-    cuts = WrittenCuts(task.directory, task.stored_in, task.meta)
-    with (task.directory / "bank.pcm").open("r+b") as file:
-        file.seek(2 * task.start)
-        for i, index in enumerate(range(task.first, task.stop)):
-            num_samples = int(cuts.lengths[index])
+    cuts, (first, start) = WrittenCuts(directory, stored_in, meta), span
+    lengths = cuts.lengths[first : first + _CUTS_PER_TASK].tolist()
+    gains = np.full(len(lengths), np.nan, np.float32)
+    with (directory / "bank.pcm").open("r+b") as file:
+        file.seek(2 * start)
+        for i, num_samples in enumerate(lengths):
             try:
-                samples = cuts.load(index, num_samples)
+                samples = cuts.load(first + i, num_samples)
             except AudioError:
                 file.seek(2 * num_samples, 1)
                 continue
