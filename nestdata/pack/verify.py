@@ -278,10 +278,10 @@ def _accepted_version(line: dict[str, Any]) -> FileVersion:
     Raises:
         AudioError: "changed": it has another length, sampling rate or number of channels, or no audio.
     """
+    from nestdata.audio.lhotse_audio import file_rate
     from nestdata.corpus.file_version import path_of
     from nestdata.prepare.header import read_header
     from nestdata.prepare.inputs.audio import File, Unusable
-    from nestdata.prepare.read import source_rate
 
     recording, path = line["recording"], path_of(line)
     found = read_header(File(path))
@@ -289,7 +289,7 @@ def _accepted_version(line: dict[str, Any]) -> FileVersion:
         difference = f"{path}: {found.reason}, {found.detail}"
     else:
         channels = next(len(source["channels"]) for source in recording["sources"] if source["source"] == path)
-        before = (source_rate(recording), channels, recording["duration"])
+        before = (file_rate(recording), channels, recording["duration"])
         now = (found.rate, found.num_channels, found.num_frames / found.rate)
         if now[:2] == before[:2] and abs(now[2] - before[2]) <= _TOLERANCE_S:
             assert found.version is not None

@@ -268,9 +268,7 @@ class Collector:
             notes=[outcome for outcome in ordered if isinstance(outcome, Note)],
             samples_by_language=samples_by_language,
             shards=[*shards],
-            searched=Searched(
-                sum((each.seconds for each in searched), 0.0), sum((each.speech for each in searched), 0.0)
-            ),
+            searched=Searched(*map(sum, zip(*searched, strict=True))),
             read_as=merged_names(meaning.read_as() for meaning in self._meanings.values()),
         )
 

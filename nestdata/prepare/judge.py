@@ -19,7 +19,7 @@ from nestdata.prepare.config import PrepareConfig
 from nestdata.prepare.found import Cut, Note, Outcome
 from nestdata.prepare.inputs.audio import File, LhotseCut, RejectReason
 from nestdata.prepare.inputs.entry import Entry, span_suffix
-from nestdata.prepare.read import ROUNDING_S, WholeEntry, has_text, source_rate
+from nestdata.prepare.read import ROUNDING_S, WholeEntry, has_text
 from nestdata.prepare.speech import load_up_to_damage
 from nestdata.storage import FileVersion
 
@@ -108,7 +108,7 @@ def _samples_at_a_time(row: dict[str, Any]) -> int:
     recording = row["recording"]
     if needs_whole_cut(recording):
         return sys.maxsize
-    ratio = max(1.0, source_rate(recording) / recording["sampling_rate"])
+    ratio = max(1.0, file_rate(recording) / recording["sampling_rate"])
     return max(1, int(_MAX_DECODED / ratio / max(len(source["channels"]) for source in recording["sources"])))
 
 

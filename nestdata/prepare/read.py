@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from nestdata.audio.channels import MIX_FIELD, Channel, is_mixed
 from nestdata.audio.decode import samples_in
+from nestdata.audio.lhotse_audio import file_rate
 from nestdata.corpus import members
 from nestdata.errors import StorageError
 from nestdata.prepare.config import PrepareConfig
@@ -57,16 +58,15 @@ def read_entry(entry: Entry, config: PrepareConfig) -> WholeEntry | Reject:
         entry = _in_channel(entry, config.chosen_channel)
     try:
         audio = entry.audio
-        if audio.member and not isinstance(audio, Unusable):
+        if audio.member:
             member = audio.member.loaded(is_decoded=config.probe == "decode" or config.finds_speech)
             audio = member if isinstance(member, Unusable) else at_member(audio, member)
-        match audio:
-            case Unusable():
-                found: WholeEntry | Unusable = audio
-            case LhotseCut():
-                found = _cut_from_lhotse(entry, audio, config)
-            case _:
-                found = _cut_from_file(entry, audio, config)
+        if isinstance(audio, Unusable):
+            found: WholeEntry | Unusable = audio
+        elif isinstance(audio, LhotseCut):
+            found = _cut_from_lhotse(entry, audio, config)
+        else:
+            found = _cut_from_file(entry, audio, config)
     except StorageError as error:
         if error.kind not in ("missing", "changed"):
             raise
@@ -90,43 +90,39 @@ def reads_audio(entry: Entry, config: PrepareConfig) -> bool:
     return True
 
 
-def source_rate(recording: dict[str, Any]) -> int:
-    """Returns the rate in Hz of the file of a Lhotse recording, as given by the recording itself."""
-    rate: int = recording["sampling_rate"]
-    for transform in recording.get("transforms") or ():
-        if transform["name"] == "Resample":
-            rate = transform["kwargs"]["source_sampling_rate"]
-            break
-    return rate
-
-
 def _cut_from_file(entry: Entry, audio: File | Member, config: PrepareConfig) -> WholeEntry | Unusable:
     """Returns the cut of a span of a file or member."""
-    given, named = config.chosen_channel if entry.channel is None else entry.channel, entry
-    rate, channel = config.sampling_rate, given if isinstance(given, int) else 0
-    duration = entry.duration if entry.num_frames is None else entry.num_frames / rate
+    given = config.chosen_channel if entry.channel is None else entry.channel
+    channel = given if isinstance(given, int) else 0
+    offset, duration = _span_of(entry, config.sampling_rate)
     if config.probe == "missing" and duration is not None:
-        entry = _at_rate(entry, rate)
-        info = AudioInfo(rate, samples_in(entry.offset + duration, rate), channel + 1)
+        info = AudioInfo(config.sampling_rate, samples_in(offset + duration, config.sampling_rate), channel + 1)
     else:
         audio, found = _read_file(audio, searches=config.probe == "decode")
         if isinstance(found, Unusable):
             return found
-        info, entry = found, _at_rate(entry, found.rate)
-        duration = entry.duration if entry.num_frames is None else entry.num_frames / info.rate
-        if _is_clip(info, entry.offset, duration):
-            entry, duration = entry._replace(offset=0.0, first_frame=0), None
-    left = info.num_frames / info.rate - entry.offset
+        info, (offset, duration) = found, _span_of(entry, found.rate)
+        length = info.num_frames / info.rate
+        # A span that ends after a file of its own length is that of the clip in a recording.
+        if duration is not None and offset + duration > length + ROUNDING_S and abs(duration - length) <= ROUNDING_S:
+            offset, duration = 0.0, None
+    left = info.num_frames / info.rate - offset
     # What is left of a file is used, unless its text would be that of more audio.
     is_used = info.ends_early and left > 0 and "text" not in divide_labels(entry.labels or {})[0]
-    if not is_used and (problem := _problem_of_span(info, entry.offset, duration)):
+    if not is_used and (problem := _problem_of_span(info, offset, duration)):
         return problem
-    row = _cut_row(entry, audio, info, left if duration is None else min(duration, left), channel)
+    row = _cut_row(entry, audio, info, (offset, left if duration is None else min(duration, left)), channel)
     if given == "mix":
         row["custom"] = row.get("custom", {}) | {MIX_FIELD: "mix"}
     problem = _problem_of_layout(info.rate, channel, info.num_channels, config)
-    ends_early = info.ends_early and entry.offset + (duration or info.num_frames) > info.num_frames / info.rate
-    return problem or WholeEntry(named, audio, row, info.version, ends_early)
+    ends_early = info.ends_early and offset + (duration or info.num_frames) > info.num_frames / info.rate
+    return problem or WholeEntry(entry, audio, row, info.version, ends_early)
+
+
+def _span_of(entry: Entry, rate: int) -> tuple[float, float | None]:
+    """Returns start and duration of an entry in seconds, given the rate of its file."""
+    offset = entry.offset if entry.first_frame is None else entry.first_frame / rate
+    return offset, entry.duration if entry.num_frames is None else entry.num_frames / rate
 
 
 def _read_file(audio: File | Member, *, searches: bool) -> tuple[File | Member, AudioInfo | Unusable]:
@@ -151,12 +147,6 @@ def _in_other_form(path: str) -> str:
     return found
 
 
-def _is_clip(info: AudioInfo, start: float, duration: float | None) -> bool:
-    """Returns whether a file is as long as a span that ends after it: the span is that of the clip in a recording."""
-    length = info.num_frames / info.rate
-    return duration is not None and start + duration > length + ROUNDING_S and abs(duration - length) <= ROUNDING_S
-
-
 def _in_channel(entry: Entry, channel: Channel | None) -> Entry:
     """Returns an entry, whose row names a channel, in the one that the caller asks for."""
     stem = entry.cut_id.removesuffix(f"@ch{entry.channel}")
@@ -164,18 +154,15 @@ def _in_channel(entry: Entry, channel: Channel | None) -> Entry:
     return entry._replace(cut_id=stem + suffix, channel=None)
 
 
-def _at_rate(entry: Entry, rate: int) -> Entry:
-    """Returns an entry whose start is in seconds, given the rate of its file."""
-    return entry if entry.first_frame is None else entry._replace(offset=entry.first_frame / rate)
-
-
-def _cut_row(entry: Entry, audio: File | Member, info: AudioInfo, duration: float, channel: int) -> dict[str, Any]:
-    """Returns the cut of an entry that is not a Lhotse cut."""
-    cut_id, channels = entry.cut_id, list(range(info.num_channels))
+def _cut_row(
+    entry: Entry, audio: File | Member, info: AudioInfo, span: tuple[float, float], channel: int
+) -> dict[str, Any]:
+    """Returns the cut of an entry that is not a Lhotse cut, given its start and duration in seconds."""
+    cut_id, channels, (start, duration) = entry.cut_id, list(range(info.num_channels)), span
     kind, source = _source_at(audio)
     row: dict[str, Any] = {
         "id": cut_id,
-        "start": entry.offset,
+        "start": start,
         "duration": duration,
         "channel": channel,
         "supervisions": [],
@@ -191,8 +178,8 @@ def _cut_row(entry: Entry, audio: File | Member, info: AudioInfo, duration: floa
     }
     labels, custom = divide_labels(entry.labels or {})
     if labels:
-        span = {"id": cut_id, "recording_id": cut_id, "start": 0.0, "duration": duration, "channel": channel}
-        row["supervisions"].append(span | labels)
+        whole = {"id": cut_id, "recording_id": cut_id, "start": 0.0, "duration": duration, "channel": channel}
+        row["supervisions"].append(whole | labels)
     if custom:
         row["custom"] = custom
     return row
@@ -231,7 +218,7 @@ def _problem_of_layout(rate: int, channel: int, num_channels: int, config: Prepa
 def _cut_from_lhotse(entry: Entry, audio: LhotseCut, config: PrepareConfig) -> WholeEntry | Unusable:
     """Returns a Lhotse cut, checked against the header of its file; modifies `audio.row`."""
     row, recording, version = audio.row, audio.row["recording"], None
-    channel, length, rate = row["channel"], recording["duration"], source_rate(recording)
+    channel, length, rate = row["channel"], recording["duration"], file_rate(recording)
     for source in recording["sources"]:
         if source["type"] == "file":
             source["source"] = os.path.abspath(source["source"])
