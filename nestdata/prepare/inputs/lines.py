@@ -6,13 +6,12 @@ as `json.dump` of a list, `json.dump(..., indent=2)` and `jq` write them.
 
 import codecs
 import gzip
-import io
 import json
 import re
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
-from io import BufferedIOBase, BufferedReader
+from io import BufferedReader
 from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar
@@ -30,13 +29,11 @@ MAX_LINE_BYTES = 1 << 24
 ONE_PER_LINE = "Write one object per line, for instance with `jq -c '.[]'`."
 """What to do about a JSON array where it is not read."""
 
-# A manifest may be this many times as long as its gzip stream, which is ten times what lines of a manifest reach, and
-# somewhat more if it is short. Gzip can expand a thousandfold.
-_MAX_RATIO, _MAX_EXPANDED = 200, 1 << 24
 # Length of the longest manifest whose objects are not one per line, which is held in memory.
 _MAX_SPREAD_BYTES = 1 << 28
 _BUFFER_BYTES = 1 << 16
-_BETWEEN = re.compile(r"[\s,]*")
+# Between objects, and around those of an array.
+_BETWEEN = re.compile(r"[\s,\[\]]*")
 
 
 class LineSource:
@@ -108,14 +105,17 @@ def open_lines(path: Path | str) -> Iterator[LineReader]:
         path: A local path, or a URL as a `str`.
 
     Raises:
-        ManifestError: It is not a regular file, or a read fails. Reads raise it, too, if a line is too long, or if
-            gzip expands without bound.
+        ManifestError: It is not a regular file, or a read fails. Reads raise it, too, if a line is too long.
         StorageError: The store cannot be read.
     """
     if isinstance(path, Path):
         check_manifest(path)
     try:
-        with _opened(path) as file:
+        stream = path.open("rb") if isinstance(path, Path) else storage().open_stream(path)
+        lines: BufferedReader = stream
+        if str(path).endswith(".gz"):
+            lines = BufferedReader(gzip.GzipFile(fileobj=stream), _BUFFER_BYTES)
+        with stream, lines as file:
             if file.peek(len(codecs.BOM_UTF8)).startswith(codecs.BOM_UTF8):
                 file.read(len(codecs.BOM_UTF8))
             yield LineReader(str(path), file)
@@ -201,14 +201,9 @@ def spread_objects(path: Path | str) -> Iterator[bytes]:
         content = lines.file.read(_MAX_SPREAD_BYTES + 1)
     if len(content) > _MAX_SPREAD_BYTES:
         raise ManifestError(f"{path}: more than {_MAX_SPREAD_BYTES >> 20} MiB in one JSON value. {ONE_PER_LINE}")
-    text, scan = content.decode(errors="surrogateescape"), json.JSONDecoder().raw_decode
-    start, number = _after_blanks(text, 0), 1
-    is_array = text.startswith("[", start)
-    start += is_array
-    while (start := _after_blanks(text, start)) < len(text):
-        if is_array and text[start] == "]":
-            is_array, start = False, start + 1
-            continue
+    text, scan = content.decode(errors="surrogateescape").strip(), json.JSONDecoder().raw_decode
+    number, end = 1, 0
+    while (start := _BETWEEN.match(text, end).end()) < len(text):  # type: ignore[union-attr]  # it may match nothing
         try:
             value, end = scan(text, start)
         except (ValueError, RecursionError) as error:
@@ -221,50 +216,9 @@ def spread_objects(path: Path | str) -> Iterator[bytes]:
                 "objects with a key audio_filepath, or a list of paths, one per line and without JSON."
             )
         yield text[start:end].encode(errors="surrogateescape")
-        start, number = end, number + 1
-    if is_array:
+        number += 1
+    if text.startswith("[") and not text.endswith("]"):
         raise ManifestError(f"{path}, object {number}: ends here, before the end of its JSON. Copy it again.")
-
-
-def _after_blanks(text: str, start: int) -> int:
-    match = _BETWEEN.match(text, start)
-    return match.end() if match else start
-
-
-def _opened(path: Path | str) -> BufferedReader:
-    stream = path.open("rb") if isinstance(path, Path) else storage().open_stream(path)
-    if not str(path).endswith(".gz"):
-        return stream
-    return BufferedReader(_Expanded(str(path), stream), _BUFFER_BYTES)
-
-
-class _Expanded(io.RawIOBase):
-    """The content of a gzip stream. Reads raise ManifestError if it expands more than any manifest does."""
-
-    def __init__(self, name: str, stream: BufferedIOBase) -> None:
-        self._name = name
-        self._stream = stream
-        self._file = gzip.GzipFile(fileobj=stream, mode="rb")
-        self._num_bytes = 0
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]  # the standard library says WriteableBuffer
-        count = self._file.readinto(buffer)
-        self._num_bytes += count
-        if self._num_bytes > _MAX_EXPANDED + _MAX_RATIO * self._stream.tell():
-            raise ManifestError(
-                f"{self._name}: {self._stream.tell()} bytes of gzip expand to more than {self._num_bytes} bytes, which "
-                "no manifest does. Check where the file comes from; if it is right, decompress it first."
-            )
-        return count
-
-    def close(self) -> None:
-        if not self.closed:
-            self._file.close()
-            self._stream.close()
-        super().close()
 
 
 def _why_no_manifest(path: Path) -> str:
