@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from nestdata.audio.channels import Channel
 from nestdata.columns import Column
@@ -29,9 +29,9 @@ AudioInput = str | os.PathLike[str] | Any
 """Audio: the path or URL of whatever `nestdata prepare` reads, such as `talk.wav`, `speech.csv`, a folder or a corpus
 directory; a `Corpus`; or Lhotse's `CutSet` or `RecordingSet`."""
 
-# First bytes of a file that are looked at, and bytes that no text has.
+# First bytes of a file that are looked at.
 _HEAD_BYTES = 1024
-_CONTROL = re.compile(rb"[\x00-\x08\x0e-\x1a\x1c-\x1f]")
+_UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 # Commas between inputs, without those in braces of a pattern.
 _SEVERAL = re.compile(r",(?![^{}]*\})")
 
@@ -144,6 +144,20 @@ class Format:
     """Opens an input of this format; raises ManifestError if it cannot be of this format."""
 
 
+class FirstLines(NamedTuple):
+    """The lines of a manifest that tell its format."""
+
+    first: bytes
+    text: bytes
+    """The first line that is not blank; empty if there is none."""
+
+    number: int
+    """The number of `text`, counted from 1."""
+
+    second: bytes
+    """The line behind `text`; empty if this is the start of a JSON array."""
+
+
 @dataclass(frozen=True)
 class GivenInput:
     """One input, and what its detection reads of it, each at most once."""
@@ -215,8 +229,8 @@ class GivenInput:
             return False
         with self.path.open("rb") as file:
             head = file.read(_HEAD_BYTES)
-        # Text in another encoding than UTF-8 has no control characters.
-        is_text = head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) or not _CONTROL.search(head)
+        # Text in another encoding than UTF-8 has no NUL characters, apart from UTF-16.
+        is_text = head.startswith(_UTF16) or b"\0" not in head
         return not is_text and "\ufffd" in head[: _HEAD_BYTES - 3].decode(errors="replace")
 
     @cached_property
@@ -249,50 +263,40 @@ class GivenInput:
         path = join(self.location, name)
         return path in self.children and (is_url(path) or os.path.isfile(path))
 
-    @property
-    def first_line(self) -> bytes:
-        """The first line of a manifest."""
-        return self._lines[0]
-
-    @property
-    def second_line(self) -> bytes:
-        """The line behind `line`."""
-        return self._lines[3]
-
     @cached_property
-    def line(self) -> bytes:
-        """The first line of a manifest that is not blank; empty if there is none and the format is known.
+    def lines(self) -> FirstLines:
+        """The first lines of a manifest.
 
         Raises:
-            ManifestError: The format is not known, and the manifest is empty or not in UTF-8.
+            ManifestError: The format is not known, and the manifest is empty or not in UTF-8; or it cannot be read.
         """
-        line = self._lines[1]
-        if self.format is None and not line:
+        with open_lines(self.path) as lines:
+            first = text = _first_part(lines)
+            number = 1
+            while text and not text.strip():
+                text, number = _first_part(lines), number + 1
+            found = FirstLines(first, text, number, b"" if text.startswith(b"[") else lines.readline())
+        if self.format is None and not text:
             raise ManifestError(f"{self.path}: the manifest is empty. Check the command that wrote it.")
-        if self.format is None and line.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        if self.format is None and text.startswith(_UTF16):
             raise ManifestError(
                 f"{self.path}: text in UTF-16. Save it as UTF-8, for instance with `iconv -f UTF-16 -t UTF-8`."
             )
-        return line
-
-    @property
-    def line_number(self) -> int:
-        """Number of `line`, counted from 1."""
-        return self._lines[2]
+        return found
 
     @property
     def is_spread(self) -> bool:
         """Whether the manifest is JSON, and its objects are not one per line."""
-        return is_spread(self.line)
+        return is_spread(self.lines.text)
 
     @cached_property
     def first_object(self) -> bytes:
-        """The text of the first JSON object, which is `line` in most manifests; empty if there is none.
+        """The text of the first JSON object, which is a line in most manifests; empty if there is none.
 
         Raises:
             ManifestError: The objects are not one per line, and the first is not a JSON object.
         """
-        return next(spread_objects(self.path), b"") if self.is_spread else self.line
+        return next(spread_objects(self.path), b"") if self.is_spread else self.lines.text
 
     @cached_property
     def row(self) -> dict[str, Any]:
@@ -302,22 +306,12 @@ class GivenInput:
             ManifestError: It is not one.
         """
         try:
-            return parse_object(self.first_object, f"{self.path}:{self.line_number}") or {}
+            return parse_object(self.first_object, f"{self.path}:{self.lines.number}") or {}
         except ManifestError as error:
             raise ManifestError(
                 f"{error} Other kinds of input: an audio file, a folder of audio, a CSV with a column audio_filepath, "
                 "a list of paths, a fairseq manifest, a Kaldi directory, a Hugging Face data set; see docs/formats.md."
             ) from error
-
-    @cached_property
-    def _lines(self) -> tuple[bytes, bytes, int, bytes]:
-        with open_lines(self.path) as lines:
-            first = line = _first_part(lines)
-            number = 1
-            while line and not line.strip():
-                line, number = _first_part(lines), number + 1
-            second = b"" if line.startswith(b"[") else lines.readline()
-        return first, line, number, second
 
 
 def _first_part(lines: LineReader) -> bytes:

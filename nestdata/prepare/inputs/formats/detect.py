@@ -67,9 +67,9 @@ def detect_format(given: GivenInput) -> Format:
         if form.name == given.format or (given.format is None and form.detect(given)):
             return form
     raise ManifestError(
-        f"{given.path}:{given.line_number}: neither a NeMo line (no audio_filepath) nor a Lhotse cut or recording; its "
-        f"keys are: {', '.join(list(given.row)[:6])}. Say which one names the audio file, by --columns audio=KEY, or "
-        f"force a format with --format: {', '.join(get_args(InputFormat))}."
+        f"{given.path}:{given.lines.number}: neither a NeMo line (no audio_filepath) nor a Lhotse cut or recording; "
+        f"its keys are: {', '.join(list(given.row)[:6])}. Say which one names the audio file, by --columns audio=KEY, "
+        f"or force a format with --format: {', '.join(get_args(InputFormat))}."
     )
 
 

@@ -9,10 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from nestdata.columns import Column
 from nestdata.errors import ManifestError
 from nestdata.input_format import InputFormat
-from nestdata.prepare.inputs.entry import AUDIO_SUFFIXES, Entry, cut_id_of, resolve
+from nestdata.prepare.inputs.entry import Entry, cut_id_of, resolve
 from nestdata.prepare.inputs.format import Format, GivenInput, Opened
 from nestdata.prepare.inputs.formats.table import is_table
 from nestdata.prepare.inputs.lines import LineSource
@@ -57,41 +56,11 @@ class FairseqManifest(LineSource):
         yield Entry(where, cut_id_of(file.location, self.root), file, num_frames=int(count))
 
 
-def is_fairseq(path: Path | str, first_line: bytes, columns: tuple[Column, ...] = ()) -> bool:
-    """Returns whether a manifest is fairseq's.
-
-    Its name ends in `.tsv` and its first line is not the header of a table, or its first line is a URL or an existing
-    folder.
-    """
-    if first_line.lstrip().startswith((b"{", b"[")):
-        return False
-    if str(path).endswith((".tsv", ".tsv.gz")):
-        return not is_table(path, first_line, columns)
-    if not first_line.strip() or b"\0" in first_line:
-        return False
-    folder = _folder(path, first_line)
-    if is_url(folder):
-        return is_url(_text(first_line)) and not folder.lower().endswith(AUDIO_SUFFIXES)
-    return os.path.isdir(folder)
-
-
-def fairseq_folder(path: Path | str, first_line: bytes) -> str:
+def _folder(path: Path | str, line: bytes) -> str:
     """Returns the absolute location of the folder on the first line.
 
     It may be relative to the folder of the manifest or to the current directory, and begin with `~`.
-
-    Raises:
-        ManifestError: The first line is blank or a table row.
     """
-    if not first_line.strip() or b"\t" in first_line.strip():
-        raise ManifestError(
-            f"{path}:1: a fairseq manifest begins with the folder of its files, but this one begins with "
-            f"{first_line[:80]!r}. Add the folder; other tables need a header with a column audio_filepath or path."
-        )
-    return _folder(path, first_line)
-
-
-def _folder(path: Path | str, line: bytes) -> str:
     name = _text(line)
     if isinstance(path, str) or has_scheme(name):
         return resolve(parent(str(path)), name).rstrip("/")
@@ -105,14 +74,27 @@ def _text(line: bytes) -> str:
 
 
 def _detect(given: GivenInput) -> bool:
-    if given.kind != "manifest" or not is_fairseq(given.path, given.first_line, given.options.columns):
+    """Returns whether a manifest begins with a folder, or its name ends in `.tsv` and it is not a table."""
+    if given.kind != "manifest":
         return False
-    # A list of URLs begins with a URL as well.
-    return not is_url(_text(given.first_line)) or b"\t" in given.second_line
+    path, line = given.path, given.lines.first
+    if line.lstrip().startswith((b"{", b"[")):
+        return False
+    if is_url(_text(line)):  # a list of URLs begins with a URL as well
+        return b"\t" in given.lines.second
+    if str(path).endswith((".tsv", ".tsv.gz")):
+        return not is_table(path, line, given.options.columns)
+    return bool(line.strip()) and b"\0" not in line and os.path.isdir(_folder(path, line))
 
 
 def _open(given: GivenInput) -> Opened:
-    folder = fairseq_folder(given.path, given.first_line)
+    first = given.lines.first
+    if not first.strip() or b"\t" in first.strip():
+        raise ManifestError(
+            f"{given.path}:1: a fairseq manifest begins with the folder of its files, but this one begins with "
+            f"{first[:80]!r}. Add the folder; other tables need a header with a column audio_filepath or path."
+        )
+    folder = _folder(given.path, first)
     is_there = is_url(folder) or os.path.isdir(folder)
     problem = "" if is_there else ", which does not exist; write there where the audio is"
     hint = f"; names start from the folder on line 1, {folder}{problem}"

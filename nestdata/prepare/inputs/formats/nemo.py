@@ -231,7 +231,7 @@ def _open(given: GivenInput) -> Opened:
         check_shards(given.names, str(given.path))
     elif b'"shard_id"' not in given.first_object and given.tars is None:
         check_manifest(given.path)
-        check_columns(given.row, columns, f"{given.path}:{given.line_number}")
+        check_columns(given.row, columns, f"{given.path}:{given.lines.number}")
         names = FileNames.beside(given.parent, lambda: _first_names(given))
         return names.base, lambda root: NemoManifest(given.path, root, names, columns, given.is_spread)
     elif given.is_spread:

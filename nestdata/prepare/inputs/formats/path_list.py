@@ -43,7 +43,7 @@ def _detect(given: GivenInput) -> bool:
     """
     if given.kind != "manifest":
         return False
-    name = _name_in(given.line)
+    name = _name_in(given.lines.text)
     if name_of(str(given.path)) == "wav.scp":
         raise ManifestError(f"{given.path}: a file of a Kaldi directory. Give the folder that holds it.")
     if not name.strip() or name.lstrip().startswith(("{", "[")):

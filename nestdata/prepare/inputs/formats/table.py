@@ -145,7 +145,7 @@ def _read_header(path: Path | str, columns: tuple[Column, ...]) -> Header:
 
 
 def _detect(given: GivenInput) -> bool:
-    return given.kind == "manifest" and is_table(given.path, given.line, given.options.columns)
+    return given.kind == "manifest" and is_table(given.path, given.lines.text, given.options.columns)
 
 
 def _open(given: GivenInput) -> Opened:
