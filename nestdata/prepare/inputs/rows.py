@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from nestdata.audio.channels import NAMED_CHANNELS
 from nestdata.columns import TIMES, Column, given_name, key_of, stem_and_unit
-from nestdata.errors import ManifestError, shortened
+from nestdata.errors import ConfigError, ManifestError, shortened
 from nestdata.prepare.inputs.audio import Audio
 from nestdata.prepare.inputs.entry import AUDIO_KEYS, AUDIO_SUFFIXES, MAX_SECONDS, Entry, is_number, span_suffix
 from nestdata.prepare.inputs.labels import LABELS
@@ -169,12 +169,12 @@ def _meaning_of(names: tuple[str, ...], columns: tuple[Column, ...], is_embedded
 
 
 def check_columns(names: Iterable[str], columns: tuple[Column, ...], where: str) -> None:
-    """Raises ManifestError if the first row lacks a column that the caller names."""
+    """Raises ConfigError if the first row lacks a column that the caller names."""
     names = tuple(names)
     missing = next((column for column in columns if column.name and column.name not in names), None)
     if missing:
         found = ", ".join(name[:40] for name in names[:20])
-        raise ManifestError(
+        raise ConfigError(
             f"{where}: no {missing.name[:80]!r}, which --columns names as {missing.role}. There are: {found}."
         )
 

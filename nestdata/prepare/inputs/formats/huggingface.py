@@ -40,7 +40,7 @@ from nestdata.prepare.inputs.rows import (
     meaning_in,
     placed,
 )
-from nestdata.storage import ObjectInfo, is_url, join, name_of, parent, storage
+from nestdata.storage import ObjectInfo, join, name_of, parent, storage
 
 PARQUET_SUFFIX = ".parquet"
 # Rows that are decoded at a time. The memory is that of a row group, whose columns the reader decompresses as a whole.
@@ -211,7 +211,7 @@ def may_hold_audio(name: str) -> bool:
     try:
         from pyarrow import parquet
 
-        with _opened(name) as file:
+        with storage().open_stream(name) as file:
             return _audio_column(parquet.ParquetFile(file).schema_arrow, name, ()) is not None
     except Exception:  # the reader raises errors of many kinds
         return True
@@ -301,10 +301,6 @@ def _open_saved(given: GivenInput) -> Opened:
 FORMAT = Format("huggingface", _detect_saved, _open_saved)
 
 
-def _opened(location: str) -> io.BufferedIOBase:
-    return storage().open_stream(location) if is_url(location) else open(location, "rb")
-
-
 def _num_rows(location: str) -> int:
     """Returns the number of rows of a file of a saved data set."""
     arrow = _pyarrow(location)
@@ -330,13 +326,14 @@ class _Row(NamedTuple):
     def audio(self) -> tuple[bytes | None, str | None]:
         """Returns the bytes and the name of the audio in the row."""
         value = self.values[self.columns.audio or ""] or {}
-        return (value, None) if isinstance(value, bytes) else (value.get("bytes"), value.get("path"))
+        content, path = (value, None) if isinstance(value, bytes) else (value.get("bytes"), value.get("path"))
+        return content if isinstance(content, bytes) else None, path if isinstance(path, str) else None
 
     def labels(self) -> dict[str, Any]:
         """Returns the values of the other columns, with names of classes; a negative class is unknown."""
-        values = {name: value for name, value in self.values.items() if name not in self.columns.classes}
-        for name, names in self.columns.classes.items():
-            number = self.values[name]  # a float in a column with gaps
+        values = {**self.values}
+        for name in self.columns.classes.keys() & values.keys():
+            names, number = self.columns.classes[name], values[name]  # a float in a column with gaps
             values[name] = names[int(number)] if number is not None and 0 <= number < len(names) else None
         labels = self.columns.meaning.labels_of(values)
         return {name: _plain(value) for name, value in labels.items() if value is not None}
@@ -360,22 +357,18 @@ def _rows(location: str, given: tuple[Column, ...]) -> Iterator[_Row | Unusable]
     arrow = _pyarrow(location)
     is_parquet = location.lower().endswith(PARQUET_SUFFIX)
     try:
-        with _reading(location), _opened(location) if is_parquet else arrow.memory_map(location) as stream:
+        with (
+            _reading(location),
+            storage().open_stream(location) if is_parquet else arrow.memory_map(location) as stream,
+        ):
             file = arrow.parquet.ParquetFile(stream) if is_parquet else arrow.ipc.open_stream(stream)
             schema = file.schema_arrow if is_parquet else file.schema
             columns = _columns_of(schema, location, given)
             names = [name for name in schema.names if name not in columns.meaning.unread]
-            if is_parquet:
-                batches = file.iter_batches(_ROWS_PER_BATCH, columns=names, use_threads=False)
-            else:
-                batches = (
-                    batch.select(names).slice(start, _ROWS_PER_BATCH)
-                    for batch in file
-                    for start in range(0, batch.num_rows, _ROWS_PER_BATCH)
-                )
-            for batch in batches:
-                for values in batch.to_pylist():
-                    yield _Row(values, columns)
+            for batch in file.iter_batches(_ROWS_PER_BATCH, columns=names, use_threads=False) if is_parquet else file:
+                for start in range(0, batch.num_rows, _ROWS_PER_BATCH):
+                    for values in batch.select(names).slice(start, _ROWS_PER_BATCH).to_pylist():
+                        yield _Row(values, columns)
     except ManifestError as error:
         yield Unusable("unreadable", str(error))
 
@@ -409,28 +402,17 @@ def _columns_of(schema: Any, location: str, given: tuple[Column, ...]) -> _Colum
     """Returns what the columns of a file are.
 
     Raises:
-        ManifestError: There is no column of audio, or its types are not bytes and text.
+        ManifestError: There is no column of audio.
         ConfigError: There are several columns of audio, or none of a name that the caller gives.
     """
-    try:
-        check_columns(schema.names, given, location)
-    except ManifestError as error:
-        raise ConfigError(str(error)) from None
+    check_columns(schema.names, given, location)
     audio = _audio_column(schema, location, given)
-    if audio is not None:
-        _check_types(schema.field(audio), location)
     names = tuple(name for name in schema.names if name != audio and _is_read(schema.field(name).type))
     meaning = meaning_in(names, location, given, is_embedded=audio is not None)
     unread = (name for name in schema.names if name != audio and name not in names)
     meaning = meaning._replace(unread=(*meaning.unread, *unread))
-    classes = {
-        name: feature["names"]
-        for name, feature in _features_of(schema).items()
-        if name in names
-        and name not in meaning.unread
-        and isinstance(feature, dict)
-        and feature.get("_type") == "ClassLabel"
-    }
+    features = _features_of(schema).items()
+    classes = {name: feature["names"] for name, feature in features if feature.get("_type") == "ClassLabel"}
     return _Columns(audio, meaning, classes)
 
 
@@ -440,19 +422,20 @@ def _audio_column(schema: Any, location: str, given: tuple[Column, ...]) -> str 
     Raises:
         ConfigError: It may be one of several.
     """
-    named = given_name("audio", given)
-    structs = _audio_columns(schema)
+    from pyarrow import types
+
+    named, features = given_name("audio", given), _features_of(schema)
+    structs = [part.name for part in schema if types.is_struct(part.type) and part.type.get_field_index("bytes") >= 0]
     held = [name for name in schema.names if name in structs or _is_bytes(schema.field(name).type)]
     if named is not None:
         return named if named in held else None
-    features = _features_of(schema)
-    kinds = {name: feature.get("_type") for name, feature in features.items() if isinstance(feature, dict)}
-    described = [name for name in held if kinds.get(name) == "Audio"]
-    found = described[:1] if "audio" not in described else ["audio"]
-    found = found or structs or [name for name in held if key_of(name) in AUDIO_NAMES]
-    if len(found) > 1 and "audio" not in found:
+    described = [name for name in held if features.get(name, {}).get("_type") == "Audio"]
+    found = described or structs or [name for name in held if key_of(name) in AUDIO_NAMES]
+    if "audio" in found:
+        return "audio"
+    if len(found) > 1 and not described:
         raise ConfigError(f"{location}: audio may be in {', '.join(found)}. Choose with --columns audio={found[0]}.")
-    return "audio" if "audio" in found else found[0] if found else None
+    return found[0] if found else None
 
 
 def _is_bytes(kind: Any) -> bool:
@@ -472,36 +455,13 @@ def _is_read(kind: Any) -> bool:
     return not (is_signal or _is_bytes(kind)) and all(map(_is_read, parts))
 
 
-def _check_types(field: Any, location: str) -> None:
-    """Raises ManifestError if a column of audio has other types than `datasets` writes: bytes, and text."""
-    from pyarrow import types
-
-    is_text = (types.is_string, types.is_large_string, types.is_string_view)
-    for part in field.type if types.is_struct(field.type) else ():
-        is_right = part.name != "bytes" or types.is_null(part.type) or _is_bytes(part.type)
-        if part.name == "path":
-            is_right = types.is_null(part.type) or any(test(part.type) for test in is_text)
-        if not is_right:
-            raise ManifestError(
-                f"{location}: the column {field.name!r} has a field {part.name!r} of type {part.type}, where "
-                f"{'binary' if part.name == 'bytes' else 'string'} was expected. Cast the column."
-            )
-
-
-def _audio_columns(schema: Any) -> list[str]:
-    """Returns the names of the columns that are a struct with bytes."""
-    from pyarrow import types
-
-    return [part.name for part in schema if types.is_struct(part.type) and part.type.get_field_index("bytes") >= 0]
-
-
-def _features_of(schema: Any) -> dict[str, Any]:
+def _features_of(schema: Any) -> dict[str, dict[str, Any]]:
     """Returns the descriptions of columns that the library `datasets` writes; empty if there are none."""
     try:
-        features = json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"]
-    except (KeyError, TypeError, ValueError):
+        features = json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"].items()
+    except (KeyError, TypeError, ValueError, AttributeError):
         return {}
-    return features if isinstance(features, dict) else {}
+    return {name: feature for name, feature in features if isinstance(feature, dict)}
 
 
 def _suffix_of(name: str | None) -> str:

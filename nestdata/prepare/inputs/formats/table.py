@@ -130,6 +130,7 @@ def _read_header(path: Path | str, columns: tuple[Column, ...]) -> Header:
     Raises:
         ManifestError: It has no column with audio files, two columns have the same name, or those of spans are too many
             or too few.
+        ConfigError: It has no column of a name that the caller gives.
     """
     with open_lines(path) as file:
         line = next((line for line in file if line.strip()), b"")

@@ -163,24 +163,10 @@ def test_a_folder_of_several_splits_is_an_error_that_names_the_pattern_of_one(
     assert prepare_corpus(every, tmp_path / "b.corpus").num_cuts == len(names)
 
 
-@pytest.mark.parametrize(
-    ("field", "kind", "value", "expected"),
-    [
-        ("bytes", pyarrow.int64(), 5, "binary"),
-        ("bytes", pyarrow.string(), "abc", "binary"),
-        ("bytes", pyarrow.float32(), 1.5, "binary"),
-        ("path", pyarrow.int64(), 7, "string"),
-        ("path", pyarrow.binary(), b"a.wav", "string"),
-    ],
-)
-def test_an_audio_column_of_other_types_is_an_error_that_names_them(
-    tmp_path: Path, field: str, kind: pyarrow.DataType, value: Any, expected: str
-) -> None:
-    types = {"bytes": pyarrow.binary(), "path": pyarrow.string()} | {field: kind}
-    rows = pyarrow.array([{"bytes": b"x", "path": "a.wav"} | {field: value}], pyarrow.struct(list(types.items())))
+def test_audio_that_is_neither_bytes_nor_a_path_is_rejected(tmp_path: Path) -> None:
+    rows = [{"bytes": "abc", "path": 7}]
     parquet.write_table(pyarrow.table({"audio": rows}), tmp_path / "a.parquet")
-    message = rf"a\.parquet: the column 'audio' has a field '{field}' of type {kind}, where {expected} was expected"
-    with pytest.raises(ManifestError, match=message):
+    with pytest.raises(ManifestError, match=r"1 missing.*neither bytes nor a path of audio"):
         prepare_corpus([tmp_path / "a.parquet"], tmp_path / "speech.corpus")
     assert not list(tmp_path.glob("speech.corpus*"))
 
