@@ -10,12 +10,12 @@ import posixpath
 import re
 import unicodedata
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import chain, groupby
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import orjson
 
@@ -88,16 +88,16 @@ class NemoManifest(LineSource):
             return
         meaning = meaning_in(row, where, self.columns)
         name = audio_name(row, meaning, where)
-        if "shard_id" in row or name[-4:].lower() in (".tar", ".tgz"):
-            shard = f"shard_id {row['shard_id']}" if "shard_id" in row else repr(name)
+        if "shard_id" in row:
             raise ManifestError(
-                f"{where}: a line of a tarred data set ({shard}) in a manifest of files. Begin the manifest with a "
-                "line that has a shard_id, or give the archives with --tars PATTERN."
+                f"{where}: a line of a tarred data set (shard_id {row['shard_id']}) in a manifest of files. Begin the "
+                "manifest with a line that has a shard_id, or give the archives with --tars PATTERN."
             )
         yield entry_of_row(where, name, row, meaning, self.names, self.root, labels=meaning.labels_of(row))
 
 
-class _Line(NamedTuple):
+@dataclass(slots=True)
+class _Line:
     """A parsed line."""
 
     number: int
@@ -107,6 +107,11 @@ class _Line(NamedTuple):
     name: str
     row: dict[str, Any]
     meaning: Meaning
+    members: list[str] = field(default_factory=list)
+    """The members that match it best so far."""
+
+    is_named: bool = False
+    """Whether they match by their whole names, rather than by their names without suffix."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,21 +199,45 @@ class NemoTarred(ShardSource):
         return _Line(number, where, plain_name(audio_name(row, meaning, where)), row, meaning)
 
     def _joined(self, lines: list[_Line], shard: OpenShard) -> Iterator[Entry]:
-        """Yields the entry of each line, and replaces it if a later member has the same or a better name."""
-        lookup = _Lookup(lines)
+        """Yields the entry of each line, and replaces it if a later member has the same or a better name.
+
+        A line is matched by the name of a member or, failing that, by its name without suffix; both with and without
+        the `-subN` of a repeated file.
+        """
+        by_name: dict[str, list[_Line]] = defaultdict(list)
+        by_stem: dict[str, list[_Line]] = defaultdict(list)
+        for line in lines:
+            own = _in_one_form(line.name)
+            repeat = _REPEAT.fullmatch(own)
+            for name in {own, repeat[1] + (repeat[2] or "")} if repeat else {own}:
+                by_name[name].append(line)
+                by_stem[stem_and_suffix(name)[0]].append(line)
         location = shard.info.location
         for found in shard.members():
-            name = plain_name(found.name)
-            hits = lookup.hits(name)
+            member_name = plain_name(found.name)
+            name = _in_one_form(member_name)
+            named = by_name.get(name, [])
+            for line in named:
+                if not line.is_named:
+                    line.is_named, line.members = True, []
+            stem, suffix = stem_and_suffix(name)
+            same_stem = by_stem.get(stem, []) if suffix in AUDIO_SUFFIXES else []
+            hits = [*named, *(line for line in same_stem if not line.is_named)]
             if not hits:
                 continue
             member = shard.member(found)
-            for line, others in hits:
-                yield self._entry(line, name, _ambiguous(member, line.name, others, location) if others else member)
-        for line in lookup.missing():
-            detail = f"{location}: no member is called {line.name!r}"
-            reason = shard.problem or Unusable("no_such_member", detail)
-            yield self._entry(line, line.name, reason)
+            for line in hits:
+                line.members.append(member_name)
+                audio = member
+                if len(line.members) > 1:
+                    members = " and ".join(map(repr, line.members))
+                    detail = f"{location}: {line.name!r} may be any of the members {members}"
+                    audio = Unusable("ambiguous_member", detail, member.member)
+                yield self._entry(line, member_name, audio)
+        for line in lines:
+            if not line.members:
+                detail = f"{location}: no member is called {line.name!r}"
+                yield self._entry(line, line.name, shard.problem or Unusable("no_such_member", detail))
 
     def _entry(self, line: _Line, member: str, audio: Member | Unusable) -> Entry:
         """Returns the entry of a line, with the id that the same span of a file would have."""
@@ -313,54 +342,6 @@ def _files_in(folder: str) -> list[str]:
 
 def _range(tars: Mapping[int, str]) -> str:
     return f"{len(tars)}, from {tars[min(tars)]} to {tars[max(tars)]}"
-
-
-def _ambiguous(found: Member | Unusable, name: str, others: Sequence[str], location: str) -> Unusable:
-    detail = f"{location}: {name!r} may be any of the members {' and '.join(map(repr, others))}"
-    return Unusable("ambiguous_member", detail, found.member)
-
-
-class _Lookup:
-    """Finds the lines that a member belongs to, one member after the other.
-
-    A line is matched by the name of the member or, failing that, by its name without suffix; both with and without the
-    `-subN` of a repeated file.
-    """
-
-    def __init__(self, lines: list[_Line]) -> None:
-        self._lines = lines
-        self._by_name: dict[str, list[int]] = defaultdict(list)
-        self._by_stem: dict[str, list[int]] = defaultdict(list)
-        # Of each line, the members that match it best so far, and whether they match by their whole names.
-        self._found: list[tuple[bool, tuple[str, ...]]] = [(False, ())] * len(lines)
-        for index, line in enumerate(lines):
-            own = _in_one_form(line.name)
-            repeat = _REPEAT.fullmatch(own)
-            for name in {own, repeat[1] + (repeat[2] or "")} if repeat else {own}:
-                self._by_name[name].append(index)
-                self._by_stem[stem_and_suffix(name)[0]].append(index)
-
-    def hits(self, member: str) -> list[tuple[_Line, tuple[str, ...]]]:
-        """Returns the lines of a member, each with all members that match it as well if there is more than one."""
-        name = _in_one_form(member)
-        named = frozenset(self._by_name.get(name, ()))
-        stem, suffix = stem_and_suffix(name)
-        same_stem = self._by_stem.get(stem, ()) if suffix in AUDIO_SUFFIXES else ()
-        hits = []
-        for index in sorted(named.union(same_stem)):
-            is_named, (was_named, members) = index in named, self._found[index]
-            if members and was_named and not is_named:
-                continue
-            members = (*members, member) if was_named == is_named else (member,)
-            self._found[index] = is_named, members
-            hits.append((self._lines[index], members if len(members) > 1 else ()))
-        return hits
-
-    def missing(self) -> Iterator[_Line]:
-        """Yields the lines that no member has matched."""
-        for line, (_, members) in zip(self._lines, self._found, strict=True):
-            if not members:
-                yield line
 
 
 def _in_one_form(name: str) -> str:
