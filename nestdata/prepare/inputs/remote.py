@@ -1,7 +1,6 @@
 """Audio files at URLs: they become members of their own objects, and are fetched many at a time."""
 
 import re
-import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
@@ -13,7 +12,7 @@ from nestdata.errors import ManifestError, StorageError
 from nestdata.prepare.inputs.audio import Audio, File, LhotseCut, Member, Unusable, at_member
 from nestdata.prepare.inputs.entry import Entry, Source
 from nestdata.redaction import redacted_url
-from nestdata.storage import has_scheme, is_url, storage
+from nestdata.storage import DaemonPool, has_scheme, is_url, storage
 from nestdata.storage.location import parse_url
 
 # Larger objects are not fetched whole: their headers are read by ranges. With 32 requests at a time, a process thus
@@ -80,38 +79,28 @@ def with_members(entries: Iterable[tuple[int, Entry]], is_read: Callable[[Entry]
 def in_parallel(
     function: Callable[[_Item], _Result], items: Iterable[_Item], *, is_slow: Callable[[_Item], bool]
 ) -> Iterator[_Result]:
-    """Yields the results of a function of each item, in order; those of slow items are computed in threads.
-
-    The threads are daemons, so that a request without an answer does not keep the process alive after Ctrl-C.
+    """Yields the results of a function of each item, in order; behind a slow item, they are computed in threads.
 
     Args:
         function: Computes the result of an item.
         items: The items.
         is_slow: Whether the result of an item takes time.
     """
+    limit = storage().config.max_requests
+    pool = DaemonPool(limit, "nestdata-prepare")
     waiting: deque[Future[_Result]] = deque()
-    for item in items:
-        slow = is_slow(item)
-        if not waiting and not slow:
-            yield function(item)
-            continue
-        future: Future[_Result] = Future()
-        if slow:
-            threading.Thread(target=_run, args=(future, function, item), daemon=True).start()
-        else:
-            _run(future, function, item)
-        waiting.append(future)
-        while waiting and (waiting[0].done() or len(waiting) >= storage().config.max_requests):
-            yield waiting.popleft().result()
-    while waiting:
-        yield waiting.popleft().result()
-
-
-def _run(future: "Future[Any]", function: Callable[[Any], Any], item: Any) -> None:
     try:
-        future.set_result(function(item))
-    except BaseException as error:
-        future.set_exception(error)
+        for item in items:
+            if not (waiting or is_slow(item)):
+                yield function(item)
+                continue
+            waiting.append(pool.submit(function, item))
+            while waiting and (waiting[0].done() or len(waiting) >= limit):
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+    finally:
+        pool.close()
 
 
 def _url_of(audio: Audio) -> str:

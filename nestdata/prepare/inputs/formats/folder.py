@@ -3,7 +3,7 @@
 import os
 import re
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
@@ -18,7 +18,7 @@ from nestdata.prepare.inputs.formats.huggingface import PARQUET_SUFFIX, may_hold
 from nestdata.prepare.inputs.formats.webdataset import WebDataset, check_not_nemo
 from nestdata.prepare.inputs.lines import check_manifest
 from nestdata.prepare.inputs.patterns import TAR, cannot_be_listed, folder_of, objects_below
-from nestdata.storage import ObjectInfo
+from nestdata.storage import ObjectInfo, name_of, parent
 
 _AUDIO, _MAIN = frozenset(AUDIO_SUFFIXES), frozenset(MAIN_SUFFIXES)
 _LOSSLESS = frozenset({".wav", ".flac", ".aiff", ".aif", ".sph", ".w64"})
@@ -107,7 +107,7 @@ class AudioFolder(_AudioLocations):
             StorageError: The store cannot be listed.
         """
         if isinstance(self.path, str):
-            yield from sorted_as_files(info for info, kind in _objects(self.path, self.outputs) if kind == "audio")
+            yield from sorted_as_files(info for info, kind in _objects(self.path) if kind == "audio")
         else:
             yield from (path for path, kind in _files(os.path.abspath(self.path), set()) if kind == "audio")
 
@@ -173,23 +173,19 @@ def _is_output(names: Collection[str]) -> bool:
     return any(marks.issubset(names) for marks in _OUTPUT_MARKS)
 
 
-def _outputs_below(url: str) -> list[str]:
-    """Returns the URLs of the folders below a URL that are outputs of this program."""
-    names: dict[str, set[str]] = defaultdict(set)
+def _objects(url: str) -> Iterator[tuple[ObjectInfo, str]]:
+    """Yields the objects below a URL and their kinds; the folders of outputs come first, without what is in them."""
+    marks: dict[str, set[str]] = defaultdict(set)
     for info in objects_below(url):
-        folder, _, name = info.location.rpartition("/")
-        if name in _OUTPUT_FILES:
-            names[folder].add(name)
-    return [folder for folder, found in names.items() if _is_output(found) and folder != url.rstrip("/")]
-
-
-def _objects(url: str, outputs: Sequence[str]) -> Iterator[tuple[ObjectInfo, str]]:
-    """Yields the objects below a URL and their kinds, without those in the folders `outputs`."""
+        if name_of(info.location) in _OUTPUT_FILES:
+            marks[parent(info.location)].add(name_of(info.location))
+    outputs = [folder for folder, names in marks.items() if folder != url and _is_output(names)]
+    yield from ((ObjectInfo(folder, 0, None), _OUTPUT) for folder in outputs)
     left_out = tuple(f"{folder}/" for folder in outputs)
     for info in objects_below(url):
         is_hidden = any(map(_is_hidden, info.location.removeprefix(url).split("/")))
         if not (is_hidden or info.location.startswith(left_out)):
-            yield info, _kind(info.location.rpartition("/")[2])
+            yield info, _kind(name_of(info.location))
 
 
 def _files(directory: str, seen: set[tuple[int, int]]) -> Iterator[tuple[str, str]]:
@@ -237,8 +233,7 @@ def _open_folder(given: GivenInput) -> Opened:
     listed: Iterator[tuple[str, str]]
     outputs: list[str] = []
     if isinstance(given.path, str):
-        outputs = _outputs_below(given.location)
-        listed = ((info.location, kind) for info, kind in _objects(given.location, outputs))
+        listed = ((info.location, kind) for info, kind in _objects(given.location))
     else:
         listed = _files(given.location, set())
     for location, kind in listed:
@@ -257,17 +252,15 @@ def _open_folder(given: GivenInput) -> Opened:
 
     def sources(root: str) -> list[Source]:
         if not (num_audio or tars or parquet):
-            is_remote = isinstance(given.path, str)
-            what = (
-                "object of this name, and no audio below it" if is_remote else "audio in this folder or its subfolders"
-            )
+            what = "audio in this folder or its subfolders"
+            if isinstance(given.path, str):
+                what = "object of this name, and no audio below it"
             found = ", ".join(f"{number} {kind}" for kind, number in others.most_common(10))
             kinds = f"; of other kinds: {found}" if found else ""
             raise ManifestError(f"{given.folder}: no {what}{kinds}. docs/formats.md lists what is read.")
         opened: list[Source] = []
         if num_audio or others or outputs:
-            folder = given.location if isinstance(given.path, str) else given.path
-            opened.append(AudioFolder(folder, root, num_audio, dict(others), tuple(outputs)))
+            opened.append(AudioFolder(given.folder, root, num_audio, dict(others), tuple(outputs)))
         if tars:
             opened.append(WebDataset.of(given.folder, tars, root, given.options.columns))
         if parquet:
