@@ -11,46 +11,22 @@ import numpy as np
 import pytest
 import torch
 from lhotse import CutSet, Recording
-from lhotse.augmentation import AudioTransform
 
 from nestdata import ConfigError, Corpus, ManifestError, PrepareConfig, prepare_corpus
 from nestdata.audio import lhotse_audio
-from nestdata.audio.decode import at_rate, load_samples
-from nestdata.audio.resampling import resample
-from tests.synthesis import Samples, chirp, hiss, write_audio, write_jsonl
-
-# Lhotse passes a tensor to a function of NumPy.
-pytestmark = pytest.mark.filterwarnings("ignore:__array_wrap__ must accept:DeprecationWarning")
+from nestdata.audio.decode import load_samples
+from tests.synthesis import chirp, hiss, write_audio, write_jsonl
 
 Change = Callable[[Recording], Recording]
 
-# The methods of Lhotse that put a transform into a recording, by its name. A transform that is new in Lhotse is missing
-# here, and its name in a manifest is refused until it is examined.
+# The methods of Lhotse that put a transform into a recording, by its name.
 CHANGES: dict[str, dict[str, Change]] = {
     "Resample": {"resample": lambda r: r.resample(24000)},
     "Speed": {"speed": lambda r: r.perturb_speed(0.9)},
     "Tempo": {"tempo": lambda r: r.perturb_tempo(1.1)},
     "Volume": {"volume": lambda r: r.perturb_volume(0.5)},
-    "Narrowband": {
-        "mulaw": lambda r: r.narrowband("mulaw"),
-        "mulaw-8k": lambda r: r.narrowband("mulaw", restore_orig_sr=False),
-    },
-    "LoudnessNormalization": {"loudness": lambda r: r.normalize_loudness(-25)},
-    "DereverbWPE": {"wpe": lambda r: r.dereverb_wpe()},
-    "ReverbWithImpulseResponse": {
-        "room": lambda r: r.reverb_rir(room_rng_seed=3, source_rng_seed=4),
-        "early": lambda r: r.reverb_rir(room_rng_seed=3, source_rng_seed=4, early_only=True, normalize_output=False),
-        "room-without-seeds": lambda r: r.reverb_rir(),
-        "two-rooms": lambda r: r.reverb_rir().reverb_rir(room_rng_seed=1, source_rng_seed=1),
-    },
-    "Clipping": {
-        "soft": lambda r: r.clip_amplitude(gain_db=6.0),
-        "hard": lambda r: r.clip_amplitude(hard=True, gain_db=12.0, normalize=False, oversampling=None),
-    },
-    "Compress": {codec: methodcaller("compress", codec) for codec in ("opus", "mp3", "vorbis", "gsm")},
 }
-REGISTERED = sorted(AudioTransform.KNOWN_TRANSFORMS)
-NEEDED = {"LoudnessNormalization": "pyloudnorm", "DereverbWPE": "nara_wpe", "Tempo": "torchaudio.sox_effects"}
+NEEDED = {"Tempo": "torchaudio.sox_effects"}
 
 
 @pytest.fixture
@@ -58,8 +34,12 @@ def recording(tmp_path: Path) -> Recording:
     return Recording.from_file(write_audio(tmp_path / "a.wav", chirp(100, 3000, 1.5) + hiss(24000, 1)))
 
 
-def test_every_transform_that_lhotse_knows_is_examined_here() -> None:
-    assert set(REGISTERED) <= set(CHANGES)
+@pytest.mark.parametrize("change", [methodcaller("reverb_rir"), methodcaller("narrowband", "mulaw")])
+def test_other_transforms_are_refused_with_a_remedy(tmp_path: Path, recording: Recording, change: Change) -> None:
+    manifest = write_jsonl(tmp_path / "a.jsonl", [change(recording).to_dict()])
+    message = r"a\.jsonl:1: the transform '\w+' is not supported\. Write the audio to files in Lhotse first"
+    with pytest.raises(ManifestError, match=message):
+        prepare_corpus(manifest, tmp_path / "a.corpus")
 
 
 _LOAD_ELSEWHERE = """
@@ -78,7 +58,7 @@ def test_transforms_give_the_same_bits_at_every_load_and_in_every_process_or_are
     tmp_path: Path, recording: Recording
 ) -> None:
     changed = {}
-    for name in REGISTERED:
+    for name in CHANGES:
         for label, change in CHANGES[name].items():
             if name in NEEDED and not lhotse_audio._has_module(NEEDED[name]):
                 manifest = write_jsonl(tmp_path / "refused.jsonl", [change(recording).to_dict()])
@@ -111,20 +91,7 @@ def test_transforms_give_the_same_bits_at_every_load_and_in_every_process_or_are
             np.testing.assert_array_equal(span, samples[5001:13001], err_msg=cut_id)
     assert torch.equal(states[0], torch.get_rng_state())
     np.testing.assert_array_equal(states[1], np.random.get_state(legacy=False)["state"]["key"])
-    assert len(elsewhere) == len(changed) >= 10
-
-
-def test_a_simulated_room_depends_on_its_seeds_and_without_seeds_on_the_recording(recording: Recording) -> None:
-    def samples(recording_id: str, **seeds: int) -> Samples:
-        changed = recording.reverb_rir(affix_id=False, **seeds)
-        changed.id = recording_id
-        return load_samples(changed.to_cut())
-
-    seeds = {"room_rng_seed": 3, "source_rng_seed": 4}
-    np.testing.assert_array_equal(samples("a", **seeds), samples("b", **seeds))
-    np.testing.assert_array_equal(samples("a"), samples("a"))
-    others = [samples("a", **seeds), samples("a", **{**seeds, "source_rng_seed": 5}), samples("a"), samples("b")]
-    assert all(not np.array_equal(a, b) for number, a in enumerate(others) for b in others[:number])
+    assert len(elsewhere) == len(changed) >= 3
 
 
 def test_a_transform_whose_package_is_missing_is_refused_in_one_line(
@@ -139,12 +106,3 @@ def test_a_transform_whose_package_is_missing_is_refused_in_one_line(
     cut = {**recording.to_cut().to_dict(), "recording": row}
     with pytest.raises(ConfigError, match=message):
         load_samples(cut)
-
-
-@pytest.mark.skipif("Compress" not in REGISTERED, reason="Lhotse has no Compress before 1.32")
-def test_a_codec_before_a_resampling_encodes_at_the_rate_of_the_samples(tmp_path: Path) -> None:
-    audio = write_audio(tmp_path / "a.wav", chirp(100, 9000, 1.0, 32000), 32000)
-    changed = Recording.from_file(audio).compress("mp3").to_cut().to_dict()
-    resampled = {**changed, "recording": at_rate(changed["recording"], 16000)}
-    expected = resample(load_samples(changed), 32000, 16000)
-    np.testing.assert_array_equal(load_samples(resampled), expected)
