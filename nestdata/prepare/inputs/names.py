@@ -85,19 +85,6 @@ class FileNames:
         return resolve(self.home, "." + name[1:]) if name[1:2] in ("", "/") else os.path.expanduser(name)
 
 
-def entry_of_file(where: str, name: str, names: FileNames, root: str) -> Entry:
-    """Returns the entry of a file that a manifest names.
-
-    Args:
-        where: Position in the input.
-        name: The name in the manifest: a path or a URL.
-        names: Finds the file.
-        root: The folder that ids are relative to.
-    """
-    file = names.file(name)
-    return Entry(where, id_of_name(file.location, name, root), file)
-
-
 def entry_of_slice(
     where: str,
     name: str,
@@ -109,8 +96,15 @@ def entry_of_slice(
 ) -> Entry | None:
     """Returns the entry of a name FILE:OFFSET:FRAMES of fairseq, which counts samples at the rate of the file.
 
-    Returns None for other names, and if there is a file of that name. The arguments are those of `entry_of_file`, and
-    the labels and the number of an `Entry`.
+    Returns None for other names, and if there is a file of that name.
+
+    Args:
+        where: Position in the input.
+        name: The name in the manifest: a path or a URL.
+        names: Finds the file.
+        root: The folder that ids are relative to.
+        labels: See `Entry`.
+        number: See `Entry`.
     """
     match = _SLICE.fullmatch(name) if name[-1:].isdigit() else None
     if match is None or os.path.isfile(names.file(name).location):

@@ -11,7 +11,7 @@ from nestdata.input_format import InputFormat
 from nestdata.prepare.inputs.entry import AUDIO_SUFFIXES, Entry
 from nestdata.prepare.inputs.format import Format, GivenInput, Opened
 from nestdata.prepare.inputs.lines import LineSource, numbered_lines
-from nestdata.prepare.inputs.names import FileNames, entry_of_file
+from nestdata.prepare.inputs.names import FileNames, id_of_name
 from nestdata.storage import is_url, name_of
 
 _SUFFIXES = (".txt", ".lst", ".list", ".txt.gz", ".lst.gz", ".list.gz")
@@ -32,7 +32,8 @@ class PathList(LineSource):
         if "\0" in name:
             raise ManifestError(f"{self.where(number)}: a NUL character in the path {name[:80]!r}. Fix this line.")
         if name.strip():
-            yield entry_of_file(self.where(number), name, self.names, self.root)
+            file = self.names.file(name)
+            yield Entry(self.where(number), id_of_name(file.location, name, self.root), file)
 
 
 def _detect(given: GivenInput) -> bool:
