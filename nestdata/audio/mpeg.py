@@ -171,9 +171,12 @@ def layout_of(ranges: ByteRanges, start: int) -> MpegLayout | None:
     runs = list(_runs(ranges, start, header))
     num_frames = sum(len(run.sizes) for run in runs) - bool(tag)
     if tag and 0 < tag.num_frames == num_frames:
-        return None
+        # libmpg123 does not skip everything that may be between frames.
+        return None if len(runs) == 1 else MpegLayout([AudioPart(ranges, _pieces_of(ranges, runs))], ends_early=False)
     if tag and num_frames + 1 < tag.num_frames:
-        return MpegLayout([AudioPart(ranges, [(0, ranges.size)], is_clean=False)], ends_early=True)
+        # At another size than the tag gives, libmpg123 writes a line to the terminal.
+        part = AudioPart(ranges, _pieces_of(ranges, runs), claimed_size=tag.num_bytes, is_clean=False)
+        return MpegLayout([part], ends_early=True)
     parts = []
     num_before = 0
     # libsndfile opens no stream of a single frame: such a file is decoded as if it had no tag.
