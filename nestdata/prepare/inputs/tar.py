@@ -22,9 +22,25 @@ MAX_HELD = 256 << 20
 _BLOCK = tarfile.BLOCKSIZE
 # Records of extended headers and long names are a few hundred bytes; more than this is damage.
 _MAX_EXTENSION = 1 << 20
-# Zeros behind an end mark that are read at a time: programs fill up records of 10 KiB, or of some megabytes.
+# Zeros behind an end mark: GNU tar fills records of 10 KiB by default, and a tape drive those of some megabytes. More
+# than this is not read, so that the hole of a sparse file takes no time.
+_MAX_PADDING = 1 << 26
 _PADDING_READ = 1 << 16
-_COMPRESSIONS = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd", b"\xfd7zXZ\0": "xz", b"BZh": "bzip2"}
+_KINDS = {
+    tarfile.LNKTYPE: "a hard link",
+    tarfile.SYMTYPE: "a symbolic link",
+    tarfile.CHRTYPE: "a character device",
+    tarfile.BLKTYPE: "a block device",
+    tarfile.FIFOTYPE: "a pipe",
+}
+_COMPRESSIONS = {
+    b"\x1f\x8b": "gzip",
+    b"\x28\xb5\x2f\xfd": "zstd",
+    b"\xfd7zXZ\0": "xz",
+    b"BZh": "bzip2",
+    b"\x04\x22\x4d\x18": "lz4",
+    b"\x1f\x9d": "compress",
+}
 # Bits of the number of an entry for its position in the manifest of its shard, or in its tar.
 _POSITION_BITS = 32
 # Bytes of a local tar that are read at a time: the headers of a member, and the start of its content.
@@ -104,12 +120,18 @@ def _walk_archive(file: Stream, size: int, start: int) -> Generator[TarMember, N
 
 
 def _after_padding(file: Stream, size: int, end: int) -> int | None:
-    """Returns the first block behind an end mark that is not zero; None if the file ends before."""
+    """Returns the first block behind an end mark that is not zero; None if the file ends before.
+
+    Raises:
+        TarError: There are too many zeros.
+    """
     file.seek(end)
-    while data := file.read(min(_PADDING_READ, size - end)):
+    for offset in range(end, min(size, end + _MAX_PADDING), _PADDING_READ):
+        data = file.read(_PADDING_READ)
         if found := data.lstrip(b"\0"):
-            return end + (len(data) - len(found)) // _BLOCK * _BLOCK
-        end += len(data)
+            return offset + (len(data) - len(found)) // _BLOCK * _BLOCK
+    if size > end + _MAX_PADDING:
+        raise TarError(f"has more than {_MAX_PADDING >> 20} MiB of zeros behind byte {end}; what follows was not read")
     return None
 
 
@@ -132,12 +154,12 @@ def _problem(info: tarfile.TarInfo) -> str:
         return "stored under an absolute name"
     if ".." in info.name.split("/"):
         return "stored under a name with `..`"
-    if info.islnk() or info.issym():
-        return f"a {'symbolic' if info.issym() else 'hard'} link to {info.linkname!r}"
+    if info.type in _KINDS:
+        return _KINDS[info.type] + (f" to {info.linkname!r}" if info.islnk() or info.issym() else "")
     if info.sparse is not None or any(key.startswith("GNU.sparse.") for key in info.pax_headers):
         return "a sparse file"
     if not info.isreg():
-        return "not a regular file"
+        return f"of the unknown type {info.type.decode('latin-1')!r}"
     return "" if info.name else "stored without a name"
 
 

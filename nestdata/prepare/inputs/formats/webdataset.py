@@ -40,6 +40,8 @@ _AUDIO = frozenset(AUDIO_SUFFIXES)
 _LABEL_SUFFIXES = (".json", ".txt")
 # Labels are some hundred bytes; longer ones are not read.
 _MAX_LABELS = 1 << 20
+# Members of a sample that come in several places of a tar. With more, it is rejected: its key ends too early.
+_MAX_SCATTERED = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,26 +71,33 @@ class WebDataset(ShardSource):
         """
         index, (tar,) = item
         samples: dict[str, _Sample] = {}  # by key
+        silent: dict[str, None] = {}  # the keys of those without audio
         with open_shard(tar) as shard:
             for key, run in groupby(shard.members(), _key_of):
                 if not key:
                     continue
                 sample = samples.setdefault(key, _Sample(entry_number(index, len(samples) + 1)))
                 new = [(found, _part(found, shard.member)) for found in run]
-                if sample.is_ambiguous or (sample.members and all(part.member is None for _, part in new)):
+                comes_again = bool(sample.members)
+                if sample.is_scattered or (comes_again and all(part.member is None for _, part in new)):
                     continue
                 parts = [_part(found, shard.address) for found in sample.members] + [part for _, part in new]
                 sample.members += [found for found, _ in new]
-                if any(part.decides for part in parts):
-                    audio, row = _joined(parts)
-                    sample.has_entry = True
-                    sample.is_ambiguous = isinstance(audio, Unusable) and audio.reason == "ambiguous_member"
-                    yield self._entry(sample.number, tar, key, audio, row)
-        for key, sample in samples.items():
-            if not sample.has_entry:
-                names = ", ".join(plain_name(found.name) for found in sample.members)
-                missing = Unusable("no_such_member", f"a sample without audio: {names}")
-                yield self._entry(sample.number, tar, key, missing)
+                sample.is_scattered = comes_again and len(parts) > _MAX_SCATTERED
+                if sample.is_scattered:
+                    silent.pop(key, None)
+                    names = ", ".join(part.name for part in parts[:8])
+                    detail = f"more than {_MAX_SCATTERED} members in several places, since a key ends at the first dot"
+                    yield self._entry(sample.number, tar, key, Unusable("ambiguous_member", f"{detail}: {names}, ..."))
+                elif any(part.decides for part in parts):
+                    silent.pop(key, None)
+                    yield self._entry(sample.number, tar, key, *_joined(parts))
+                else:
+                    silent[key] = None
+        for key in silent:
+            names = ", ".join(plain_name(found.name) for found in samples[key].members)
+            missing = Unusable("no_such_member", f"a sample without audio: {names}")
+            yield self._entry(samples[key].number, tar, key, missing)
         if shard.problem:
             yield Entry(tar, "", shard.problem, number=entry_number(index, len(samples) + 1))
 
@@ -152,8 +161,7 @@ class _Sample:
     """Number of the entry."""
 
     members: list[TarMember] = field(default_factory=list)
-    has_entry: bool = False
-    is_ambiguous: bool = False
+    is_scattered: bool = False
     """Whether it is rejected whatever comes."""
 
 
