@@ -20,6 +20,8 @@ _MAX_PAGE_BYTES = _MAX_HEAD_BYTES + 255 * 255
 _BEGINS_STREAM, _ENDS_STREAM = 2, 4
 # Links of a file; more are damage, and each takes memory.
 _MAX_LINKS = 10_000
+# Streams of a link whose page numbers are followed; more are damage.
+_MAX_SERIALS = 64
 # Files of up to this size are read at once; of longer ones, only the heads of the pages.
 _BLOCK_BYTES = 1 << 18
 # Before the bytes of a FLAC file in the first packet: a byte and "FLAC", version, number of header packets.
@@ -98,7 +100,8 @@ class _Link:
         """Adds the next page."""
         expected = self._numbers.get(page.serial, page.number - 1) + 1
         self._is_clean = self._is_clean and page.start == self._end and page.number == expected
-        self._numbers[page.serial] = page.number
+        if len(self._numbers) < _MAX_SERIALS:
+            self._numbers[page.serial] = page.number
         self._end = page.end
         self._has_end = page.ends_stream
         if page.serial == self._flac_serial:

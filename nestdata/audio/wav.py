@@ -17,7 +17,8 @@ from nestdata.audio.byte_ranges import ByteRanges
 _PCM = 1
 # How files begin, with the byte order of their lengths.
 _BYTE_ORDERS: Mapping[tuple[bytes, bytes], Literal["little", "big"]] = {
-    (b"RIFF", b"WAVE"): "little", (b"RF64", b"WAVE"): "little", (b"FORM", b"AIFF"): "big", (b"FORM", b"AIFC"): "big",
+    (b"RIFF", b"WAVE"): "little", (b"RF64", b"WAVE"): "little", (b"RIFX", b"WAVE"): "big",
+    (b"FORM", b"AIFF"): "big", (b"FORM", b"AIFC"): "big",
 }  # fmt: skip
 # MPEG audio of layers 1 and 2, and of layer 3 (the registry of wave formats in RFC 2361).
 _MPEG_TAGS = (0x50, 0x55)

@@ -158,7 +158,8 @@ def test_torchcodec_is_given_absolute_paths_or_bytes_and_no_text(
     given: list[str | bytes] = []
 
     class Noting(TorchcodecAudio):
-        def __init__(self, source: str | bytes) -> None:
+        def __init__(self, source: str | bytes, min_seconds: float) -> None:
+            assert min_seconds == 0
             given.append(source)
 
     monkeypatch.setattr("nestdata.audio.encoded.TorchcodecAudio", Noting)

@@ -202,8 +202,13 @@ def spread_objects(path: Path | str) -> Iterator[bytes]:
     if len(content) > _MAX_SPREAD_BYTES:
         raise ManifestError(f"{path}: more than {_MAX_SPREAD_BYTES >> 20} MiB in one JSON value. {ONE_PER_LINE}")
     text, scan = content.decode(errors="surrogateescape").strip(), json.JSONDecoder().raw_decode
-    number, end = 1, 0
-    while (start := _BETWEEN.match(text, end).end()) < len(text):  # type: ignore[union-attr]  # it may match nothing
+    number, end, depth = 1, 0, 0
+    while True:
+        between = _BETWEEN.match(text, end)
+        start = between.end() if between else end
+        depth += text.count("[", end, start) - text.count("]", end, start)
+        if start == len(text):
+            break
         try:
             value, end = scan(text, start)
         except (ValueError, RecursionError) as error:
@@ -217,8 +222,9 @@ def spread_objects(path: Path | str) -> Iterator[bytes]:
             )
         yield text[start:end].encode(errors="surrogateescape")
         number += 1
-    if text.startswith("[") and not text.endswith("]"):
-        raise ManifestError(f"{path}, object {number}: ends here, before the end of its JSON. Copy it again.")
+    if depth:
+        problem = "ends here, before the end of its JSON" if depth > 0 else "a bracket too many before it"
+        raise ManifestError(f"{path}, object {number}: {problem}. Copy it again.")
 
 
 def _why_no_manifest(path: Path) -> str:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import soundfile
 from lhotse import Recording, SupervisionSegment
 
 from nestdata import Corpus, PrepareConfig, prepare_corpus
@@ -48,6 +49,16 @@ def test_flac_ends_with_its_last_frame_whatever_follows(tmp_path: Path, behind: 
     content = path.read_bytes() if has_length else without_length(path.read_bytes())
     path.write_bytes(content + behind)
     np.testing.assert_array_equal(check_that_all_of_it_loads(path, 5.0), expected)
+
+
+@pytest.mark.parametrize("endian", ["LITTLE", "BIG"])
+def test_wav_of_either_byte_order_that_is_cut_off_ends_early(tmp_path: Path, endian: str) -> None:
+    path = tmp_path / "a.wav"
+    soundfile.write(path, SPEECH, RATE, format="WAV", subtype="PCM_16", endian=endian)
+    path.write_bytes(path.read_bytes()[:-RATE])
+    info = read_header(File(str(path)))
+    assert isinstance(info, AudioInfo)
+    assert (info.num_frames, info.ends_early) == (len(SPEECH) - RATE // 2, True)
 
 
 @pytest.mark.parametrize("share", [0.2, 0.5, 0.777])

@@ -134,7 +134,7 @@ class DataSetFiles:
                     )
                     found.append((entry, None))
                     continue
-                content, path = row.audio()
+                content, path = row.audio(where)
                 audio = File(resolve(self.folder, path)) if path else _NO_AUDIO
                 entry = placed(where, f"{prefix}/{index}", audio, row.values, meaning, labels, position)
                 if content is not None:
@@ -323,11 +323,16 @@ class _Row(NamedTuple):
     values: dict[str, Any]
     columns: _Columns
 
-    def audio(self) -> tuple[bytes | None, str | None]:
-        """Returns the bytes and the name of the audio in the row."""
+    def audio(self, where: str) -> tuple[bytes | None, str | None]:
+        """Returns the bytes and the name of the audio in the row, which is at `where` for messages."""
         value = self.values[self.columns.audio or ""] or {}
         content, path = (value, None) if isinstance(value, bytes) else (value.get("bytes"), value.get("path"))
-        return content if isinstance(content, bytes) else None, path if isinstance(path, str) else None
+        if not (content is None or isinstance(content, bytes)):
+            raise ManifestError(
+                f"{where}: the column {self.columns.audio!r} holds {type(content).__name__} where bytes were expected. "
+                "Cast the column."
+            )
+        return content, path if isinstance(path, str) else None
 
     def labels(self) -> dict[str, Any]:
         """Returns the values of the other columns, with names of classes; a negative class is unknown."""

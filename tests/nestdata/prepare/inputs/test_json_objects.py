@@ -76,6 +76,23 @@ def test_what_is_not_an_object_is_an_error_that_names_its_number(tmp_path: Path,
         entries_of(tmp_path / "m.json")
 
 
+def test_arrays_and_objects_may_follow_each_other(tmp_path: Path) -> None:
+    (tmp_path / "m.json").write_text('[{"a": 1}]\n{"b": 2}\n[{"c": 3},\n{"d": 4}]')
+    assert [json.loads(item) for item in spread_objects(tmp_path / "m.json")] == [
+        {"a": 1},
+        {"b": 2},
+        {"c": 3},
+        {"d": 4},
+    ]
+
+
+@pytest.mark.parametrize("content", ['[{"a": 1}', '{"a": 1}\n[{"b": 2}', '{"a": 1}]]]', '[{"a": 1}]]'])
+def test_brackets_without_a_partner_are_an_error(tmp_path: Path, content: str) -> None:
+    (tmp_path / "m.json").write_text(content)
+    with pytest.raises(ManifestError, match=r"object \d: (ends here, before the end of its JSON|a bracket too many)"):
+        list(spread_objects(tmp_path / "m.json"))
+
+
 def test_a_manifest_in_one_json_value_may_be_longer_than_lines_but_not_of_any_length(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

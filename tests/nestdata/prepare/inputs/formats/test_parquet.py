@@ -163,10 +163,18 @@ def test_a_folder_of_several_splits_is_an_error_that_names_the_pattern_of_one(
     assert prepare_corpus(every, tmp_path / "b.corpus").num_cuts == len(names)
 
 
-def test_audio_that_is_neither_bytes_nor_a_path_is_rejected(tmp_path: Path) -> None:
-    rows = [{"bytes": "abc", "path": 7}]
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"bytes": None, "path": 7}, r"1 missing.*neither bytes nor a path of audio"),
+        ({"bytes": "abc", "path": "a.wav"}, r"row 0\): the column 'audio' holds str where bytes were expected"),
+        ({"bytes": [1, 2], "path": "a.wav"}, r"row 0\): the column 'audio' holds list where bytes were expected"),
+    ],
+)
+def test_audio_that_is_neither_bytes_nor_a_path_is_not_taken(tmp_path: Path, row: dict[str, Any], message: str) -> None:
+    rows = [row]
     parquet.write_table(pyarrow.table({"audio": rows}), tmp_path / "a.parquet")
-    with pytest.raises(ManifestError, match=r"1 missing.*neither bytes nor a path of audio"):
+    with pytest.raises(ManifestError, match=message):
         prepare_corpus([tmp_path / "a.parquet"], tmp_path / "speech.corpus")
     assert not list(tmp_path.glob("speech.corpus*"))
 
