@@ -136,9 +136,11 @@ def find_start(ranges: ByteRanges, *, searches: bool = False) -> int | None:
     while skipped := tag_length(ranges.at(start, _APE_BYTES)):
         start += skipped
     header = parse_frame(ranges.at(start, 4))
-    if header and (start + header.num_bytes == ranges.size or _frames_in_a_row(ranges, start, header) >= 2):
-        return start
-    if header and parse_tag(ranges.at(start, header.num_bytes)):  # behind it is damage
+    if header and (
+        start + header.num_bytes == ranges.size
+        or _frames_in_a_row(ranges, start, header) >= 2
+        or parse_tag(ranges.at(start, header.num_bytes))  # whatever is behind it
+    ):
         return start
     return _next_frame(ranges, start, None) if searches else None
 
