@@ -115,7 +115,7 @@ def _cut_from_file(entry: Entry, audio: File | Member, config: PrepareConfig) ->
     if given == "mix":
         row["custom"] = row.get("custom", {}) | {MIX_FIELD: "mix"}
     problem = _problem_of_layout(info.rate, channel, info.num_channels, config)
-    ends_early = info.ends_early and offset + (duration or info.num_frames) > info.num_frames / info.rate
+    ends_early = info.ends_early and (duration is None or duration > left)
     return problem or WholeEntry(entry, audio, row, info.version, ends_early)
 
 
