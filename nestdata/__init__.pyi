@@ -73,6 +73,7 @@ from .prepare.load_audio import load_audio as load_audio
 from .prepare.progress import PrepareProgress as PrepareProgress
 from .prepare.progress import PrepareReport as PrepareReport
 from .prepare.run import prepare_corpus as prepare_corpus
+from .prepare.speech import share_of_speech as share_of_speech
 from .redaction import redacted as redacted
 from .stateless_rng import derive_key as derive_key
 from .storage import ObjectInfo as ObjectInfo
@@ -153,6 +154,7 @@ __all__ = [
     "prepare_corpus",
     "preview_rows",
     "redacted",
+    "share_of_speech",
     "start_fork_server",
     "summarise_plan",
     "verify_corpus",

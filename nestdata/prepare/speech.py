@@ -7,6 +7,7 @@ the length of a recording, apart from the samples of one whose transforms need a
 import importlib.util
 from bisect import bisect_right
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import cache
 from importlib.metadata import version
 from itertools import pairwise
@@ -17,6 +18,9 @@ from numpy.typing import NDArray
 
 from nestdata.audio.decode import at_rate, load_samples, samples_in
 from nestdata.audio.lhotse_audio import needs_whole_cut
+from nestdata.audio.resampling import resample
+from nestdata.corpus.corpora import Corpora
+from nestdata.corpus.corpus import Corpus
 from nestdata.errors import AudioError, ConfigError
 from nestdata.prepare.config import SegmentConfig
 
@@ -30,6 +34,9 @@ _RELEASE = 0.1
 _BLOCK_SECONDS = 120.0
 # How exactly damage is located: audio before it is searched up to this many samples from it.
 _DAMAGE_MARGIN = RATE // 10
+# What is heard of a corpus: minutes of audio, a second of work.
+_MAX_CUTS_HEARD = 40
+_MAX_SECONDS_HEARD = 15.0
 # Speech that is near the end of a part is searched again, from this many samples before it, with the next part.
 _MARGIN = RATE
 _MISSING = "finding speech needs silero-vad and onnxruntime. Install them with `pip install 'nest-pretrain[vad]'`."
@@ -63,7 +70,7 @@ def detector_name() -> str:
     Raises:
         ConfigError: It is not installed.
     """
-    if not all(importlib.util.find_spec(name) for name in ("silero_vad", "onnxruntime")):
+    if not _is_installed():
         raise ConfigError(_MISSING)
     return f"silero-vad {version('silero-vad')}"
 
@@ -127,6 +134,23 @@ def load_up_to_damage(
     return samples, failure
 
 
+def share_of_speech(corpus: Corpus | Corpora) -> float | None:
+    """Returns the share of a corpus that is speech, by cuts spread over its lengths.
+
+    Returns None without the detector, for audio in an object store, and if no cut can be read.
+    """
+    if not _is_installed() or corpus.is_remote:
+        return None
+    rate, num_speech, num_samples = corpus.sampling_rate, 0, 0
+    for index in np.unique(np.linspace(0, len(corpus) - 1, _MAX_CUTS_HEARD).astype(int)).tolist():
+        length = min(corpus.num_samples_of(index), round(_MAX_SECONDS_HEARD * rate))
+        with suppress(AudioError):
+            samples = resample(corpus.load(index, num_samples=length)[1], rate, RATE)
+            num_speech += sum(span["end"] - span["start"] for span in _detector()(samples, _MAX_SECONDS_HEARD))
+            num_samples += len(samples)
+    return num_speech / num_samples if num_samples else None
+
+
 def join_speech(speech: Speech, config: SegmentConfig) -> list[Span]:
     """Returns the cuts of a recording: spans of speech that are joined across pauses, with padding.
 
@@ -158,6 +182,10 @@ def join_speech(speech: Speech, config: SegmentConfig) -> list[Span]:
         (max(low, start - padding), min(high, end + padding))
         for (start, end), low, high in zip(spans, lows, highs, strict=True)
     ]
+
+
+def _is_installed() -> bool:
+    return all(importlib.util.find_spec(name) for name in ("silero_vad", "onnxruntime"))
 
 
 @cache

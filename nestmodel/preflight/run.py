@@ -18,13 +18,13 @@ from typing import Any, cast
 import pytorch_lightning as pl
 import torch
 
-from nestdata import BadCut, last_error_line, microbatches
+from nestdata import BadCut, last_error_line, microbatches, share_of_speech
 from nestmodel.errors import TrainingError
 from nestmodel.preflight.config import MEMORY_MARGIN, PreflightConfig
 from nestmodel.preflight.exchange import StoreExchange
 from nestmodel.preflight.memory import gigabytes, usable_bytes
 from nestmodel.preflight.ranks import check_ranks, rank_settings
-from nestmodel.preflight.report import CheckReport, CheckResult, PreflightReport
+from nestmodel.preflight.report import CheckReport, CheckResult, PreflightReport, Status
 from nestmodel.preflight.shards import check_shards
 from nestmodel.preflight.trial import clean_up, describe_shapes, largest_shapes, run_shapes, trial_step_of
 from nestmodel.run_config import CheckpointConfig
@@ -38,6 +38,10 @@ _MAX_SHOWN = 5
 
 _WAITING_RATIO = 0.5
 """Steps clearly wait for the loader if it gives less than this share of what they take."""
+
+_SWAPPED_MARGIN = 0.3
+"""Speech and noise seem to be swapped if the share of speech in the noise is this much larger than in the speech. It is
+0.5 to 0.85 in recorded prompts and dialogue, and 0.01 in music and effects."""
 
 _LAUNCHED_TIMEOUT_S = 20.0
 
@@ -184,6 +188,8 @@ def check_audio(
 ) -> CheckResult:
     """Reads the first batches of this rank with the configured loader workers, from step 0.
 
+    Says how much of the speech and of the noise is heard as speech, if the detector of speech is installed.
+
     Args:
         data: The data of the run.
         trainer: The trainer, configured as for the run.
@@ -210,14 +216,21 @@ def check_audio(
     rate = sum(audio_s[num_first:]) / (arrivals[-1] - arrivals[num_first - 1])
     value = f"{len(arrivals)} batches read, the first after {arrivals[0] - started:.2f} s"
     figures = {"first_batch_seconds": arrivals[0] - started, "audio_s_per_s": rate, "bad_cuts": float(len(bad))}
-    notes = () if step_rate is None else (loader_note(rate, data.num_workers, step_rate),)
-    if not bad:
-        return CheckResult(status="ok", value=value, figures=figures, notes=notes)
-    listed = "; ".join(f"{cut.cut_id} ({cut.reason}): {cut.detail}" for cut in list(bad.values())[:_MAX_SHOWN])
-    more = f"; and {len(bad) - _MAX_SHOWN} more" if len(bad) > _MAX_SHOWN else ""
-    advice = f"unusable audio: {listed}{more}. Prepare the corpus again with --probe decode."
-    value += f", {len(bad)} bad cuts"
-    return CheckResult(status="warning", value=value, advice=advice, figures=figures, notes=notes)
+    notes: tuple[str, ...] = () if step_rate is None else (loader_note(rate, data.num_workers, step_rate),)
+    advice, noise = [], data.noise.corpus
+    in_speech, in_noise = share_of_speech(data.train_dataset.corpus), share_of_speech(noise) if noise else None
+    if in_speech is not None and in_noise is not None:
+        heard = f"speech is heard in {in_speech:.0%} of the speech and in {in_noise:.0%} of the noise"
+        notes += (heard,)
+        if in_noise > in_speech + _SWAPPED_MARGIN:
+            advice.append(f"{heard}: the two may be swapped. Compare data.corpus and data.noise.")
+    if bad:
+        listed = "; ".join(f"{cut.cut_id} ({cut.reason}): {cut.detail}" for cut in list(bad.values())[:_MAX_SHOWN])
+        more = f"; and {len(bad) - _MAX_SHOWN} more" if len(bad) > _MAX_SHOWN else ""
+        advice.append(f"unusable audio: {listed}{more}. Prepare the corpus again with --probe decode.")
+        value += f", {len(bad)} bad cuts"
+    status: Status = "warning" if advice else "ok"
+    return CheckResult(status=status, value=value, advice=" ".join(advice), figures=figures, notes=notes)
 
 
 def loader_note(rate: float, num_workers: int, step_rate: float) -> str:
