@@ -212,7 +212,7 @@ def _registry(unprefixed: Collection[str], *, is_short: bool) -> ConstructorRegi
         of_files: Any = ()
         for part in fields(cls):
             default = getattr(info.default, part.name) if isinstance(info.default, cls) else _default_of(part)
-            hint = _option_type(cls.__name__, part.name, hints[part.name], is_short=is_short)
+            hint = _option_type(cls.__name__, part.name, hints[part.name], default, is_short=is_short)
             if cls.__name__ in unprefixed:
                 hint = _without_own_name(hint, part.name)
             if (cls.__name__, part.name) == _REPLACES_FILES:
@@ -235,12 +235,14 @@ def _default_of(part: Any) -> Any:
     return tyro.MISSING if part.default_factory is MISSING else part.default_factory()
 
 
-def _option_type(owner: str, name: str, hint: Any, *, is_short: bool) -> Any:
+def _option_type(owner: str, name: str, hint: Any, default: Any, *, is_short: bool) -> Any:
     """Returns the type of a field with the marks that make it the option it is."""
     if (owner, name) in _NO_OPTIONS:
         return Annotated[hint, tyro.conf.Fixed, tyro.conf.Suppress]
     if is_dataclass(hint):
         return hint
+    if all(map(is_dataclass, get_args(hint))) and type(default) in get_args(hint):
+        return type(default)  # of several forms of a setting, that of files has options
     names = COMMON.get(owner, {}).get(name)
     if (owner, name) == ("DataConfig", "corpus"):
         return Annotated[tuple[Path, ...], tyro.conf.Positional, option(metavar="CORPUS")]
@@ -259,6 +261,7 @@ COMMON_OWNERS = {
     "AugmentConfig",
     "BadAudioConfig",
     "CheckpointConfig",
+    "ClassConfig",
     "EncoderConfig",
     "FeatureConfig",
     "GuardConfig",

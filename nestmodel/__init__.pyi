@@ -4,6 +4,9 @@ Lists the public names and their modules. They are imported at first use, which 
 """
 
 from .attention_context import parse_context as parse_context
+from .class_config import (
+    ClassConfig as ClassConfig,
+)
 from .config import (
     EncoderConfig as EncoderConfig,
 )
@@ -144,10 +147,16 @@ from .formats.weights import (
 from .nn.encoder import (
     ConformerEncoder as ConformerEncoder,
 )
-from .nn.encoder import (
+from .nn.encoder_base import (
+    Encoder as Encoder,
+)
+from .nn.encoder_base import (
     EncoderOutput as EncoderOutput,
 )
-from .nn.encoder import (
+from .nn.encoder_base import (
+    FeatureEncoder as FeatureEncoder,
+)
+from .nn.encoder_base import (
     HiddenStates as HiddenStates,
 )
 from .nn.loss import (
@@ -243,12 +252,14 @@ __all__ = [
     "CheckResult",
     "CheckpointConfig",
     "Checkpoints",
+    "ClassConfig",
     "ConfigError",
     "ConformerEncoder",
     "CtcProbeConfig",
     "CtcProbeReport",
     "Curves",
     "DataConfig",
+    "Encoder",
     "EncoderConfig",
     "EncoderOutput",
     "ErrorCounts",
@@ -259,6 +270,7 @@ __all__ = [
     "ExtractError",
     "ExtractReport",
     "FeatureConfig",
+    "FeatureEncoder",
     "FeatureType",
     "GuardConfig",
     "HiddenStates",

@@ -23,6 +23,7 @@ from nestmodel.attention_context import (
     is_streamable,
     look_ahead,
 )
+from nestmodel.class_config import ClassConfig
 from nestmodel.errors import ConfigError
 from nestmodel.plain_values import build, check_size, read_yaml
 
@@ -145,6 +146,9 @@ class QuantizerConfig:
     normalize: Literal["as_features", "per_feature"] = "as_features"
     """Normalisation of the feature frames that tokens are computed from: that of the features, as in NeMo; or
     `per_feature`, so that an encoder whose features are not normalised learns the tokens of one whose features are."""
+
+    source: Literal["log_mels", "encoder"] = "log_mels"
+    """Frames that tokens are computed from: log-mels, or the features of an encoder that brings its own."""
 
     input_norm: Literal["frames", "stacked"] | None = None
     """What gets zero mean and unit deviation before it is projected, as in NEST v2: each of the `frames`, before they
@@ -355,8 +359,8 @@ class OptimizerConfig:
 class NestConfig:
     """All settings of a NEST model and its optimizer."""
 
-    encoder: EncoderConfig
-    """The FastConformer encoder."""
+    encoder: EncoderConfig | ClassConfig
+    """Sizes of the FastConformer encoder; or the `class_path` and `init_args` of another `nestmodel.Encoder`."""
 
     features: FeatureConfig = FeatureConfig()
     """The log-mel features."""
@@ -374,6 +378,12 @@ class NestConfig:
     """Seed of all random numbers of the model: initial weights, masks, dropout."""
 
     def __post_init__(self) -> None:
+        if isinstance(self.encoder, ClassConfig):
+            is_pre_conv = self.masking.position == "pre_conv"
+            require(is_pre_conv, "masking.position", "post_conv", "pre_conv, unless the encoder is FastConformer")
+            return
+        is_own = self.quantizer.source == "encoder"
+        require(not is_own, "quantizer.source", "encoder", "log_mels, unless the encoder brings its own features")
         # A token stacks the feature frames of one encoder frame, so an incomplete stack would have no target.
         require(
             self.features.pad_to % self.encoder.subsampling_factor == 0,
@@ -395,9 +405,25 @@ class NestConfig:
         )
 
     @property
+    def conformer(self) -> EncoderConfig:
+        """The sizes of the FastConformer encoder.
+
+        Raises:
+            ConfigError: The encoder is of another class.
+        """
+        if isinstance(self.encoder, ClassConfig):
+            raise not_conformer(self.encoder.class_path)
+        return self.encoder
+
+    @property
+    def contexts(self) -> tuple[Context | None, ...]:
+        """Attention contexts, each of which is validated; None alone for an encoder of another class."""
+        return (None,) if isinstance(self.encoder, ClassConfig) else self.encoder.att_context_size
+
+    @property
     def frame_s(self) -> float:
-        """Seconds of audio from the start of an encoder frame to that of the next."""
-        return self.encoder.subsampling_factor * self.features.hop_length / self.features.sampling_rate
+        """Seconds of audio from the start of an encoder frame of FastConformer to that of the next."""
+        return self.conformer.subsampling_factor * self.features.hop_length / self.features.sampling_rate
 
     def look_ahead_s(self, context: Context | None = None) -> float | None:
         """Returns the longest time from the start of an encoder frame to the end of the audio that it depends on.
@@ -407,7 +433,7 @@ class NestConfig:
         Args:
             context: Attention context; by default the first of `att_context_size`.
         """
-        encoder, features = self.encoder, self.features
+        encoder, features = self.conformer, self.features
         frames = look_ahead(
             context or encoder.att_context_size[0],
             encoder.att_context_style,
@@ -430,7 +456,7 @@ class NestConfig:
         Args:
             context: Attention context; by default the first of `att_context_size`.
         """
-        encoder, features = self.encoder, self.features
+        encoder, features = self.conformer, self.features
         context = context or encoder.att_context_size[0]
         is_causal = encoder.conv_context[1] == 0 and features.normalize == "NA"
         if not is_causal or not is_streamable(context, encoder.att_context_style):
@@ -448,7 +474,7 @@ class NestConfig:
         delay.
         """
         texts = []
-        for context in self.encoder.att_context_size:
+        for context in self.conformer.att_context_size:
             look_ahead_s, delay_s = self.look_ahead_s(context), self.delay_s(context)
             shown = "the whole utterance" if look_ahead_s is None else f"{look_ahead_s:.3g} s"
             shown += "" if delay_s is None else f", delay {delay_s:.3g} s"
@@ -482,3 +508,12 @@ class NestConfig:
         """
         check_size(mapping, "model.config")
         return build(cls, mapping, "model.config")
+
+
+def not_conformer(class_path: str) -> ConfigError:
+    """Returns the error for what only FastConformer can do, given the class of another encoder."""
+    return ConfigError(
+        f"model.config.encoder is of the class {class_path}, and this is for the FastConformer encoder of this package "
+        "only: attention contexts, streaming, windows of long audio, and the formats nemo, huggingface and onnx. "
+        "safetensors can hold the model."
+    )

@@ -14,6 +14,7 @@ from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get
 import yaml
 
 from nestdata.config_checks import nearest_name_hint, shown
+from nestmodel.class_config import ClassConfig
 from nestmodel.errors import ConfigError
 
 ConfigT = TypeVar("ConfigT")
@@ -114,8 +115,10 @@ def convert(value: object, hint: Any, where: str) -> Any:
         return None
     if get_origin(hint) in (Union, UnionType):
         classes = [part for part in get_args(hint) if is_dataclass(part) and isinstance(part, type)]
-        if isinstance(value, Mapping) and len(classes) == 1:
-            return build(classes[0], value, where)
+        if isinstance(value, Mapping) and classes:
+            # With sizes of FastConformer as the alternative, a class is what has a `class_path`.
+            others = [part for part in classes if part is not ClassConfig]
+            return build(ClassConfig if "class_path" in value or not others else others[0], value, where)
         for part in get_args(hint):
             with suppress(ConfigError):
                 return convert(value, part, where)
@@ -136,10 +139,11 @@ def convert(value: object, hint: Any, where: str) -> Any:
 def _place_below(cls: type, name: str) -> str:
     """Returns the field with a name in the dataclasses within one, such as `model.config.optimizer`; empty if none."""
     for part, hint in get_type_hints(cls).items():
-        if is_dataclass(hint) and isinstance(hint, type):
-            below = name if name in get_type_hints(hint) else _place_below(hint, name)
-            if below:
-                return f"{part}.{below}"
+        for section in (hint, *get_args(hint)):
+            if is_dataclass(section) and isinstance(section, type) and section is not ClassConfig:
+                below = name if name in get_type_hints(section) else _place_below(section, name)
+                if below:
+                    return f"{part}.{below}"
     return ""
 
 

@@ -8,7 +8,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +17,14 @@ import yaml
 from pytorch_lightning.callbacks import EarlyStopping
 
 from nestdata import redacted
-from nestdata.config_checks import nearest_name_hint, require
+from nestdata.config_checks import nearest_name_hint
 from nestdata.output import replace_file
+from nestmodel.class_config import ClassConfig, class_of
 from nestmodel.errors import ConfigError
 from nestmodel.formats.weights import load_weights
+from nestmodel.nn.encoder_base import Encoder
 from nestmodel.plain_values import build, read_yaml
-from nestmodel.run_config import LAST, ClassConfig, RunConfig, parse_duration
+from nestmodel.run_config import LAST, RunConfig, parse_duration
 from nestmodel.training.callbacks.curves import Curves
 from nestmodel.training.callbacks.progress import Progress
 from nestmodel.training.callbacks.stall_guard import StallGuard
@@ -74,11 +75,12 @@ class Run:
         return None if self.config.ckpt_path is None else Path(self.config.ckpt_path)
 
 
-def fit(config: RunConfig) -> pl.Trainer:
+def fit(config: RunConfig, *, encoder: Encoder | None = None) -> pl.Trainer:
     """Trains a model.
 
     Args:
         config: All settings, such as `RunConfig.read(["demo"])` with other values by `dataclasses.replace`.
+        encoder: An encoder of another author, with its weights, in place of the one that `config` describes.
 
     Returns:
         Lightning's trainer, after training: `lightning_module` is the model, `callback_metrics` the last metrics. If
@@ -91,7 +93,7 @@ def fit(config: RunConfig) -> pl.Trainer:
     """
     with ExitStack() as stack:
         stack.enter_context(only_start(config.checkpoints.directory))
-        run = build_run(config, "fit")
+        run = build_run(config, "fit", encoder)
         if run.ckpt_path is not None and run.first_step >= run.config.trainer.max_steps > 0:
             if run.trainer.is_global_zero:
                 print_nothing_to_train(run)
@@ -137,12 +139,13 @@ def validate(config: RunConfig) -> pl.Trainer:
     return run.trainer
 
 
-def build_run(config: RunConfig, stage: str) -> Run:
+def build_run(config: RunConfig, stage: str, encoder: Encoder | None = None) -> Run:
     """Builds model, data and trainer, and makes every check of the settings before the ranks connect to each other.
 
     Args:
         config: All settings.
         stage: `fit` or `validate`.
+        encoder: As for `fit`.
 
     Raises:
         ConfigError: Settings contradict each other, the corpus or the checkpoint.
@@ -156,7 +159,9 @@ def build_run(config: RunConfig, stage: str) -> Run:
     config = replace(config, ckpt_path=None if found is None else str(found), resume=False)
     pl.seed_everything(config.seed, workers=True, verbose=False)
     data = NestDataModule(config.data)
-    model = NestModel(config.model.config, config.model.init_from, config.model.init_parts, config.model.kernels)
+    settings = config.model
+    model = NestModel(settings.config, settings.init_from, settings.init_parts, settings.kernels, encoder)
+    config = replace(config, model=replace(settings, config=model.config))
     first_step = 0 if found is None or stage == "validate" else read_run(found).step
     run = Run(config, model, data, _build_trainer(config, stage), first_step)
     if finds_launcher(run.trainer):
@@ -248,17 +253,15 @@ def _build(given: str | ClassConfig) -> Any:
     """Returns an object of a class that the settings name; a name alone is left to Lightning."""
     if isinstance(given, str):
         return given
-    module, dot, name = given.class_path.rpartition(".")
-    require(bool(dot), "class_path", given.class_path, "module.Class, such as pytorch_lightning.callbacks.Timer")
+    cls = class_of(given.class_path)
     try:
-        cls = getattr(import_module(module), name)
         parameters = inspect.signature(cls).parameters
-        arguments = {key: _built(value) for key, value in given.init_args.items()}
+        arguments = {key: _built(value) for key, value in (given.init_args or {}).items()}
         for key, value in arguments.items():  # YAML has no type for them
             if key in parameters and "timedelta" in str(parameters[key].annotation) and value is not None:
                 arguments[key] = timedelta(seconds=parse_duration(key, value) if isinstance(value, str) else value)
         return cls(**arguments)
-    except (ImportError, AttributeError, TypeError, ValueError) as error:
+    except (TypeError, ValueError) as error:
         raise ConfigError(f"class_path {given.class_path}: {error}.") from error
 
 

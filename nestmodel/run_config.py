@@ -26,6 +26,7 @@ from nestdata import (
 from nestdata.config_checks import require, require_at_least
 from nestdata.field_docs import with_field_docs
 from nestguard import StallLimits
+from nestmodel.class_config import ClassConfig
 from nestmodel.config import PARTIAL_PRESETS, Kernels, NestConfig, TrackerName, WeightParts, preset_names, preset_path
 from nestmodel.errors import ConfigError
 from nestmodel.plain_values import build, read_yaml, to_plain
@@ -133,18 +134,6 @@ class ModelConfig:
     kernels: Kernels = "auto"
     """What computes a training step. `auto`: on a GPU, a kernel of this package for the subsampling, and compiled
     features and blocks; on a CPU, operations of PyTorch. `torch`: those always."""
-
-
-@with_field_docs
-@dataclass(frozen=True, kw_only=True)
-class ClassConfig:
-    """An object of any class, as Lightning's users write it in YAML."""
-
-    class_path: str
-    """`module.Class`."""
-
-    init_args: dict[str, Any] = field(default_factory=dict)
-    """Its arguments."""
 
 
 @with_field_docs
@@ -390,7 +379,12 @@ def _merged(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
     merged = dict(old)
     for key, value in new.items():
         before = old.get(key)
-        if isinstance(before, Mapping) and isinstance(value, Mapping):
+        # A class has no arguments in common with another class, or with the sizes of FastConformer.
+        if isinstance(before, Mapping) and isinstance(value, Mapping) and not _is_other_class(before, value):
             value = _merged(before, value)
         merged[key] = value
     return merged
+
+
+def _is_other_class(before: Mapping[str, Any], after: Mapping[str, Any]) -> bool:
+    return "class_path" in after and after["class_path"] != before.get("class_path")

@@ -52,7 +52,7 @@ def check_forms(results: Results, device: torch.device, preset: str, forms: list
 
 def simplified(config: NestConfig) -> NestConfig:
     """Returns a model of two blocks, without what a GPU's generator draws: dither and dropout of attention."""
-    encoder = replace(config.encoder, num_layers=2, dropout_att=0.0)
+    encoder = replace(config.conformer, num_layers=2, dropout_att=0.0)
     return replace(config, encoder=encoder, features=replace(config.features, dither=0.0))
 
 

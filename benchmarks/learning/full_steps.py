@@ -377,7 +377,7 @@ def _plan_row(bench: Bench, corpus: str, side: str, runs: Sequence[Run]) -> list
 
 
 def _rate_row(bench: Bench, run: Run, chosen: Mapping[str, float]) -> list[object]:
-    peak = run.lr * (NestConfig.preset("demo").encoder.d_model * bench.steps(run)[1]) ** -0.5
+    peak = run.lr * (NestConfig.preset("demo").conformer.d_model * bench.steps(run)[1]) ** -0.5
     losses = (f"{bench.below(run, 'development', epoch):.3f}" for epoch in range(bench.arguments.epochs))
     return [SIDES[run.side], f"{run.lr:g}", f"{peak:.4f}", *losses, "yes" if chosen[run.side] == run.lr else ""]
 

@@ -33,7 +33,7 @@ OURS: dict[str, NestConfig] = {
     # NeMo's cosine distance raises an error.
     **{name: config_from_nemo(section(**{**SMALL, **v})) for name, v in VARIANTS.items() if "dist_fn" not in v},
     "kernel of 31, subsampling by 4": replace(
-        _BASE, encoder=replace(_BASE.encoder, conv_kernel_size=31, subsampling_factor=4)
+        _BASE, encoder=replace(_BASE.conformer, conv_kernel_size=31, subsampling_factor=4)
     ),
     "other features": replace(
         _BASE, features=FeatureConfig(num_mels=128, window_length=401, hop_length=161, preemphasis=0.9, pad_to=8)
@@ -119,7 +119,7 @@ def _compare(case: Case, inputs: dict[str, Tensor]) -> tuple[bool, list[str]]:
     theirs, ours = torch.load(case.outputs), _outputs(model, inputs)
     differences = {name: _difference(name, ours, theirs) for name in TOLERANCES}
     # After a causal subsampling with masks before it, there are more encoder frames than tokens.
-    lens = theirs["enc_lens"].clamp(max=model.encoder.pre_encode.token_lens(theirs["feat_lens"]))
+    lens = theirs["enc_lens"].clamp(max=model.conformer.pre_encode.token_lens(theirs["feat_lens"]))
     is_equal = ours["tokens"] == theirs["tokens"]
     tokens = is_equal[_is_valid(is_equal, lens)].float().mean().item()
     assert torch.equal(ours["enc_lens"], theirs["enc_lens"])

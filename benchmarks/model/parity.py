@@ -244,7 +244,7 @@ def _gradients(model: NestNetwork, theirs: dict[str, Tensor]) -> dict[str, float
     ours = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
     assert ours.keys() == theirs.keys() - {""}, sorted(ours.keys() ^ theirs.keys())
     zero_gradients: tuple[str, ...] = ("linear_k.bias",)
-    if any(isinstance(module, nn.BatchNorm1d) for module in model.encoder.layers.modules()):
+    if any(isinstance(module, nn.BatchNorm1d) for module in model.conformer.layers.modules()):
         zero_gradients += ("depthwise_conv.bias",)
     largest = max(value.abs().max().item() for value in theirs.values())
     found = {}

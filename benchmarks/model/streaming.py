@@ -108,7 +108,7 @@ def read_audio(manifest: Path, seconds: int) -> torch.Tensor:
 def write_models(directory: Path, case: Case) -> None:
     """Writes a model of random weights as a checkpoint and as a .nemo file."""
     config = NestConfig.preset(case.preset, "streaming")
-    network = NestNetwork(replace(config, encoder=config.encoder.with_context(case.context))).eval()
+    network = NestNetwork(replace(config, encoder=config.conformer.with_context(case.context))).eval()
     save_network(network, directory / f"{case.name}.ckpt")
     export_model(network, "nemo", directory / f"{case.name}.nemo")
 

@@ -25,7 +25,7 @@ def main() -> int:
     audio, noisy, lens = torch.load(build["audio"])
     trained = (parameter for parameter in model.parameters() if parameter.requires_grad)
     config = model.config
-    optimizer = build_optimizer(trained, config.optimizer, config.encoder.d_model, torch.device("cpu"))["optimizer"]
+    optimizer = build_optimizer(trained, config.optimizer, config.conformer.d_model, torch.device("cpu"))["optimizer"]
     generator = torch.Generator().manual_seed(0)
     times = []
     for _ in range(steps["warm_up"] + steps["number"]):

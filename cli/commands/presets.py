@@ -86,7 +86,7 @@ def _sizes(contents: Mapping[str, Any]) -> "Table":
         table.add_row(
             preset,
             f"{FIGURES[preset].parameters:g} M",
-            f"{config.encoder.d_model} x {config.encoder.num_layers}",
+            f"{config.conformer.d_model} x {config.conformer.num_layers}",
             f"{1000 * config.frame_s:.0f} ms",
             f"{_audio_of_step(content):,.0f} s",
             f"{hours:,.0f} h",
@@ -108,7 +108,7 @@ def _demands(contents: Mapping[str, Any]) -> "Table":
 def _contexts(configs: Mapping[str, NestConfig]) -> "Table":
     """Returns the attention contexts of presets, and in which share of its microbatches each preset draws them."""
     table = _table("left", "chunk", "look-ahead", "delay", *configs, first="context")
-    shares = {preset: _shares(config.encoder) for preset, config in configs.items()}
+    shares = {preset: _shares(config.conformer) for preset, config in configs.items()}
     config = next(iter(configs.values()))
     for context in sorted({context for of_preset in shares.values() for context in of_preset}, reverse=True):
         cells = ["utterance"] + 3 * ["-"]

@@ -39,10 +39,10 @@ def calibrate_batch_norm(
         device: A device of PyTorch, or `auto`.
         on_reject: As for `iterate_features`.
     """
-    encoder = network.encoder
-    norms = [module for module in encoder.modules() if isinstance(module, StepBatchNorm)]
+    norms = [module for module in network.encoder.modules() if isinstance(module, StepBatchNorm)]
     if not norms:
         return
+    encoder = network.conformer
     is_valid = torch.empty(0)  # of the frames of the current batch, one utterance after the other
     num_frames = 0
     sums = {norm: torch.zeros(2, norm.num_features, dtype=torch.float64) for norm in norms}

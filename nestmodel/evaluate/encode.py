@@ -24,6 +24,7 @@ from nestmodel.evaluate.config import Layers, check_batch_seconds, check_window
 from nestmodel.evaluate.inputs import RejectedUtterance, audio_path, check_rate, open_inputs
 from nestmodel.evaluate.windows import check_memory, longest_whole_s, needed_bytes, states_in_windows
 from nestmodel.formats.weights import load_network
+from nestmodel.nn.encoder import ConformerEncoder
 from nestmodel.nn.network import NestNetwork
 
 Model = NestNetwork | str | Path
@@ -237,22 +238,36 @@ def layer_function(model: NestNetwork, layers: Layers, window_seconds: float | N
     Raises:
         ConfigError: A layer does not exist.
     """
-    selected = resolve_layers(layers, model.config.encoder.num_layers)
+    selected = resolve_layers(layers, model.encoder.num_layers)
     check_window(window_seconds)
+    if window_seconds is None and not isinstance(model.encoder, ConformerEncoder):
+        return _own_layer_function(model, selected)
+    encoder, rate = model.conformer, model.config.features.sampling_rate
     longest_s = longest_whole_s(model.config) if window_seconds is None else window_seconds
-    rate = model.config.features.sampling_rate
 
     def compute(audio: Tensor, audio_lens: Tensor) -> tuple[Tensor, Tensor]:
         seconds = audio.shape[1] / rate
         check_memory(needed_bytes(model.config, len(audio), seconds, longest_s), audio.device)
         if seconds > longest_s:
-            lens = model.encoder.pre_encode.token_lens(audio_lens // model.config.features.hop_length)
+            lens = encoder.pre_encode.token_lens(audio_lens // model.config.features.hop_length)
             return _in_windows(model, audio, audio_lens.tolist(), selected, longest_s), lens
         feats, feat_lens = model.features(audio, audio_lens)
-        states, _ = model.encoder.hidden_states(feats, feat_lens)
+        states, _ = encoder.hidden_states(feats, feat_lens)
         # With a causal subsampling, an utterance may have one encoder frame more than labels and stacked log-mels. The
         # last one is cut off, so that frame t is paired with its label as in training.
-        return torch.stack([states[layer] for layer in selected]), model.encoder.pre_encode.token_lens(feat_lens)
+        return torch.stack([states[layer] for layer in selected]), encoder.pre_encode.token_lens(feat_lens)
+
+    return compute
+
+
+def _own_layer_function(model: NestNetwork, layers: list[int]) -> BatchFunction:
+    """Returns the function that computes outputs of an encoder of another author, always of whole utterances."""
+
+    def compute(audio: Tensor, audio_lens: Tensor) -> tuple[Tensor, Tensor]:
+        feats, feat_lens = model.read_features(audio, audio_lens)
+        states, lens = model.encoder.hidden_states(feats, feat_lens)
+        frames = torch.stack([states[layer] for layer in layers])
+        return frames, lens.clamp(max=frames.shape[2])
 
     return compute
 
@@ -284,14 +299,14 @@ def stacked_mel_function(model: NestNetwork) -> BatchFunction:
     """Returns the function that computes the encoder's input at its frame rate, as one layer.
 
     The log-mel frames are normalised as set, as the encoder reads them. Those of one encoder frame are stacked: the
-    layer has the shape (enc_frames, subsampling_factor * mels). Frames past the end of an utterance are zero.
+    layer has the shape (enc_frames, stacked * mels). Frames past the end of an utterance are zero.
     """
-    factor = model.config.encoder.subsampling_factor
+    factor = model.frame_samples // model.config.features.hop_length
 
     def compute(audio: Tensor, audio_lens: Tensor) -> tuple[Tensor, Tensor]:
         feats, feat_lens = model.features(audio, audio_lens)
         stacked = feats.transpose(1, 2).unflatten(1, (-1, factor)).flatten(2)  # (batch, enc_frames, factor * mels)
-        return stacked.unsqueeze(0), model.encoder.pre_encode.token_lens(feat_lens)
+        return stacked.unsqueeze(0), (feat_lens + factor - 1) // factor
 
     return compute
 
@@ -344,7 +359,7 @@ def device_of_rank(name: str, local_rank: int) -> str:
 def frame_rate_hz(model: NestNetwork) -> float:
     """Returns the number of encoder frames per second of audio."""
     features = model.config.features
-    return features.sampling_rate / (features.hop_length * model.config.encoder.subsampling_factor)
+    return features.sampling_rate / model.frame_samples
 
 
 def _iterate_prepared(

@@ -129,7 +129,7 @@ def extract_features(
     """
     model, config = as_network(model), config or ExtractConfig()
     output = Path(output).resolve()
-    resolve_layers(config.layers, model.config.encoder.num_layers)
+    resolve_layers(config.layers, model.encoder.num_layers)
     device = resolve_device(config.device)
     rate, rejects = model.config.features.sampling_rate, RejectLog()
     inputs = as_corpus(inputs, rate)
@@ -186,7 +186,7 @@ def extract_share(
     """
     model, config = as_network(model), config or ExtractConfig()
     directory = partial_path(Path(output).resolve())
-    resolve_layers(config.layers, model.config.encoder.num_layers)
+    resolve_layers(config.layers, model.encoder.num_layers)
     device = resolve_device(config.device)
     inputs = as_corpus(inputs, model.config.features.sampling_rate)
     with Ranks(directory, rank, num_ranks) as ranks:
@@ -233,7 +233,7 @@ def _settings(model: NestNetwork, corpus: Corpus, config: ExtractConfig, device:
         "version": package_version(),
         "model": digest_of(model),
         "inputs": [corpus.fingerprint, content],
-        "layers": resolve_layers(config.layers, model.config.encoder.num_layers),
+        "layers": resolve_layers(config.layers, model.encoder.num_layers),
         "dtype": config.dtype,
         "max_batch_seconds": config.max_batch_seconds,
         "window_seconds": config.window_seconds,
@@ -339,8 +339,8 @@ def _merge(
         num_utterances=num_utterances,
         hours=num_samples / corpus.sampling_rate / 3600,
         num_frames=num_frames,
-        layers=resolve_layers(config.layers, model.config.encoder.num_layers),
-        dim=model.config.encoder.d_model,
+        layers=resolve_layers(config.layers, model.encoder.num_layers),
+        dim=model.encoder.dim,
         frame_rate_hz=frame_rate_hz(model),
         left_out=rejects.counts,
     )

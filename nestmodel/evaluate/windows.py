@@ -34,7 +34,7 @@ _PIECE_S = 300.0
 
 def longest_whole_s(config: NestConfig) -> float:
     """Returns the length of audio, in seconds, up to which it is encoded as a whole: a function of the model alone."""
-    num_frames = math.sqrt(_WHOLE_BYTES / (4 * _SCORES * config.encoder.num_heads))
+    num_frames = math.sqrt(_WHOLE_BYTES / (4 * _SCORES * config.conformer.num_heads))
     return max(num_frames * _frame_s(config), 4 * CONTEXT_S)
 
 
@@ -47,7 +47,7 @@ def needed_bytes(config: NestConfig, num_utterances: int, seconds: float, window
         seconds: Their length, with padding.
         window_s: Longer utterances are encoded in windows of this length, one after the other.
     """
-    encoder, at_once = config.encoder, num_utterances if seconds <= window_s else 1
+    encoder, at_once = config.conformer, num_utterances if seconds <= window_s else 1
     scores = 4 * _SCORES * encoder.num_heads * (min(seconds, window_s) / _frame_s(config)) ** 2
     states = 4 * 2 * (encoder.num_layers + 1) * seconds / _frame_s(config) * encoder.d_model
     return int(at_once * scores + num_utterances * states)
@@ -76,7 +76,7 @@ def states_in_windows(
         layers: Numbers of the outputs, in the order of the result.
         window_s: Length of a window in seconds, of which `CONTEXT_S` on both sides are context.
     """
-    features, factor = model.config.features, model.config.encoder.subsampling_factor
+    features, factor = model.config.features, model.config.conformer.subsampling_factor
     feats = _whole_features(model, audio)
     per_second = features.sampling_rate / features.hop_length / factor
     context = factor * round(CONTEXT_S * per_second)
@@ -86,7 +86,7 @@ def states_in_windows(
     for begin in range(0, num_frames, step):
         first, end = max(0, begin - context), min(num_frames, begin + step)
         window = feats[:, :, first : min(num_frames, end + context)].to(audio.device)
-        states, _ = model.encoder.hidden_states(window, torch.tensor([window.shape[-1]], device=audio.device))
+        states, _ = model.conformer.hidden_states(window, torch.tensor([window.shape[-1]], device=audio.device))
         kept = slice((begin - first) // factor, -((first - end) // factor))
         parts.append(torch.stack([states[layer] for layer in layers])[:, :, kept].cpu())
     return torch.cat(parts, dim=2)
@@ -110,4 +110,4 @@ def _whole_features(model: NestNetwork, audio: Float[Tensor, "1 samples"]) -> Fl
 
 def _frame_s(config: NestConfig) -> float:
     features = config.features
-    return features.hop_length * config.encoder.subsampling_factor / features.sampling_rate
+    return features.hop_length * config.conformer.subsampling_factor / features.sampling_rate

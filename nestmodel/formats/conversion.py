@@ -212,7 +212,7 @@ def export_model(
     if to == "onnx-streaming":
         context = streaming_context(network.config, context)
     elif to == "onnx" and context is None:
-        context = network.config.encoder.att_context_size[0]
+        context = network.config.conformer.att_context_size[0]
     if context is not None:
         # An ONNX export runs the encoder in eval mode, on the CPU, in its plain form.
         network = _copied(network) if network is source else network
@@ -228,7 +228,7 @@ def export_model(
         raise OutputError(f"{beside}: exists already. Choose another path, or pass --overwrite to replace it.")
     with output_file(output, overwrite=overwrite, inputs=inputs) as path:
         if to in ("onnx", "onnx-streaming"):
-            (write_onnx if to == "onnx" else write_onnx_chunk)(path, network.config, network.encoder)
+            (write_onnx if to == "onnx" else write_onnx_chunk)(path, network.config, network.conformer)
         with _naming_target(output):
             if to == "nemo":
                 write_nemo(path, network.config, network.state_dict())

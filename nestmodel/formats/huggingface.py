@@ -107,7 +107,7 @@ def _kind_for(config: NestConfig) -> _Kind:
 
 
 def _parakeet_mismatches(config: NestConfig) -> Iterator[Mismatch]:
-    encoder, features = config.encoder, config.features
+    encoder, features = config.conformer, config.features
     if encoder.conv_norm != "batch_norm":
         yield "encoder.conv_norm", encoder.conv_norm, "its convolution module has batch norm only"
     factor = encoder.subsampling_factor
@@ -127,7 +127,7 @@ def _parakeet_mismatches(config: NestConfig) -> Iterator[Mismatch]:
 
 
 def _nemotron_mismatches(config: NestConfig) -> Iterator[Mismatch]:
-    encoder, features = config.encoder, config.features
+    encoder, features = config.conformer, config.features
     if encoder.conv_norm != "layer_norm":
         yield "encoder.conv_norm", encoder.conv_norm, "its convolution module has layer norm only"
     yield from _extractor_mismatches(config)
@@ -189,7 +189,7 @@ def _layer_name(stage: re.Match[str]) -> str:
 
 
 def _encoder_config(config: NestConfig, kind: _Kind) -> dict[str, Any]:
-    encoder = config.encoder
+    encoder = config.conformer
     left, right = encoder.att_context_size[0]
     return {
         "architectures": [kind.encoder],

@@ -12,6 +12,7 @@ from importlib.metadata import version
 from typing import Any
 
 from nestdata import redacted
+from nestmodel.class_config import ClassConfig
 from nestmodel.config import ExportFormat, NestConfig, WeightParts
 from nestmodel.formats.safetensors import RECORD_KEY, SETTINGS_KEY
 
@@ -83,9 +84,11 @@ def model_card(
     encoder, features = config.encoder, config.features
     facts = {
         "parts": _PARTS[parts],
-        "encoder": f"FastConformer, {encoder.num_layers} layers of dim {encoder.d_model}",
+        "encoder": encoder.class_path
+        if isinstance(encoder, ClassConfig)
+        else f"FastConformer, {encoder.num_layers} layers of dim {encoder.d_model}",
         "input": f"audio at {features.sampling_rate} Hz",
-        "frames": f"one every {1000 * config.frame_s:g} ms",
+        **({} if isinstance(encoder, ClassConfig) else {"frames": f"one every {1000 * config.frame_s:g} ms"}),
         "exported from": UNKNOWN if source is None else source,
         "exported by": f"{_DISTRIBUTION} {version(_DISTRIBUTION)}",
     }
@@ -130,7 +133,7 @@ def _use(name: str, to: ExportFormat, parts: WeightParts) -> str:
 
 def _recognition(config: NestConfig) -> str:
     """Returns how a model for speech recognition is made of the encoder; empty if transformers has no class for it."""
-    if config.encoder.causal_downsampling:
+    if config.conformer.causal_downsampling:
         return ""
     return (
         "## Speech recognition\n\n`ParakeetForCTC.from_pretrained` of this folder would draw new weights for all "

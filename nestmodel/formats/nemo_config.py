@@ -280,7 +280,7 @@ def config_to_nemo(config: NestConfig) -> dict[str, Any]:
 
     Source: NeMo 3.0.0.
     """
-    factor, is_pre_conv = config.encoder.subsampling_factor, config.masking.position == "pre_conv"
+    factor, is_pre_conv = config.conformer.subsampling_factor, config.masking.position == "pre_conv"
     mels, books, classes = config.features.num_mels, config.quantizer.num_codebooks, config.quantizer.num_classes
     return {
         "target": _COLLECTION + "models.ssl_models.EncDecDenoiseMaskedTokenPredModel",
@@ -315,10 +315,10 @@ def config_to_nemo(config: NestConfig) -> dict[str, Any]:
             "combine_time_steps": factor if is_pre_conv else 1,
             **({} if config.quantizer.input_norm is None else {"learnable_norm": False}),
         },
-        "encoder": _encoder_to_nemo(config.encoder, mels),
+        "encoder": _encoder_to_nemo(config.conformer, mels),
         "decoder": {
             "_target_": _COLLECTION + "modules.MultiSoftmaxDecoder",
-            "feat_in": config.encoder.d_model,
+            "feat_in": config.conformer.d_model,
             "num_classes": classes,
             "num_decoders": books,
             "squeeze_single": False,
@@ -332,7 +332,7 @@ def config_to_nemo(config: NestConfig) -> dict[str, Any]:
             "num_decoders": books,
             "squeeze_single": False,
         },
-        "optim": _optimizer_to_nemo(config.optimizer, config.encoder.d_model),
+        "optim": _optimizer_to_nemo(config.optimizer, config.conformer.d_model),
     }
 
 

@@ -118,13 +118,13 @@ def write_onnx_chunk(path: Path, config: NestConfig, encoder: ConformerEncoder) 
         OSError: The file cannot be written.
     """
     context = streaming_context(config)
-    if not config.encoder.causal_downsampling:
+    if not config.conformer.causal_downsampling:
         raise ConfigError(
             "model.config.encoder.causal_downsampling is off: a chunk of the graph would need frames of the next one. "
             "StreamingEncoder streams such an encoder."
         )
     traced = _TracedChunk(encoder.eval(), context)
-    num_mels, num_frames = config.features.num_mels, traced.chunk * config.encoder.subsampling_factor
+    num_mels, num_frames = config.features.num_mels, traced.chunk * config.conformer.subsampling_factor
     caches = traced.start(2, num_mels)
     batch_axis = {"cache_attention": 2, "cache_convolution": 1}
     shapes = tuple({batch_axis.get(name, 0): "batch"} for name in (*INPUTS, *caches))

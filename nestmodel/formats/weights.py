@@ -14,9 +14,11 @@ import torch
 from torch import Tensor
 
 from nestmodel.attention_context import Context
+from nestmodel.class_config import ClassConfig
 from nestmodel.config import NestConfig, WeightParts
 from nestmodel.errors import WeightsError
 from nestmodel.formats.model_file import open_model_file
+from nestmodel.nn.encoder_base import Encoder
 from nestmodel.nn.network import NestNetwork
 
 ENCODER_PREFIX = "encoder."
@@ -62,7 +64,7 @@ class WeightReport:
         return ", ".join(parts)
 
 
-def load_network(path: str | Path, context: Context | None = None) -> NestNetwork:
+def load_network(path: str | Path, context: Context | None = None, *, encoder: Encoder | None = None) -> NestNetwork:
     """Builds a network from a model file, with its configuration and all its weights, on the CPU and in eval mode.
 
     Call `train()` of the network to train it further.
@@ -72,28 +74,36 @@ def load_network(path: str | Path, context: Context | None = None) -> NestNetwor
             name of a repository on the Hugging Face hub that has one such file: `hf://owner/name`, `hf://owner/name@revision`
             or `hf://owner/name@revision/file`. It is downloaded to the cache of huggingface_hub.
         context: One of the attention contexts that the encoder was trained with, to use instead of the first of them.
+        encoder: An object like the one that the model was trained with, if that was given as an object.
 
     Raises:
         ConfigError: The name is one of the hub, and the extra `hub` is not installed; or the encoder has no such
-            context.
+            context, or its class cannot be built.
         WeightsError: The file cannot be read, or does not hold a whole model.
     """
     with open_model_file(path) as file:
         config, state = file.read_config(), file.read_state()
-        # A configuration may claim a size for which there is no memory, so the weights are compared with a network that
-        # has none.
-        try:
-            with torch.device("meta"):
-                shapes = NestNetwork(config).state_dict()
-        except (OverflowError, RuntimeError, TypeError) as error:  # numbers or products of more than 63 bits
-            raise WeightsError(f"{path}: its configuration has impossible sizes ({error}). Export it again.") from error
-        _check_complete(_compare(shapes, state, file.path))
-        network = NestNetwork(config).eval()
+        is_own = encoder is not None or isinstance(config.encoder, ClassConfig)
+        if not is_own:
+            _check_shapes(config, state, file.path)
+        network = NestNetwork(config, encoder).eval()
+        if is_own:
+            _check_complete(_compare(network.state_dict(), state, file.path))
         _copy_weights(network, state, file.path, "all")
         network.source = file.source
     if context is not None:
         network.use_context(context)
     return network
+
+
+def _check_shapes(config: NestConfig, state: Mapping[str, Tensor], path: Path) -> None:
+    """Raises WeightsError unless a state fits a network; sizes may be claimed for which there is no memory."""
+    try:
+        with torch.device("meta"):
+            shapes = NestNetwork(config).state_dict()
+    except (OverflowError, RuntimeError, TypeError) as error:  # numbers or products of more than 63 bits
+        raise WeightsError(f"{path}: its configuration has impossible sizes ({error}). Export it again.") from error
+    _check_complete(_compare(shapes, state, path))
 
 
 def load_weights(network: NestNetwork, path: str | Path, parts: WeightParts = "all") -> WeightReport:
@@ -138,10 +148,10 @@ def differing_settings(config: NestConfig, file_config: NestConfig, parts: Weigh
     """
     settings, file_settings = asdict(config), asdict(file_config)
     return tuple(
-        f"{section}.{field} is {value!r} in the model and {file_settings[section][field]!r} in the file"
+        f"{section}.{field} is {value!r} in the model and {file_settings[section].get(field)!r} in the file"
         for section in ("features", "encoder", *(["quantizer"] if parts == "all" else []))
         for field, value in settings[section].items()
-        if field not in _IGNORED_SETTINGS and value != file_settings[section][field]
+        if field not in _IGNORED_SETTINGS and value != file_settings[section].get(field)
     )
 
 

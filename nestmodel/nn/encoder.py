@@ -9,7 +9,6 @@ import math
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import NamedTuple
 
 import torch
 import torch._dynamo as dynamo
@@ -18,12 +17,14 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from nestmodel.attention_context import Context, draw_context
+from nestmodel.class_config import ClassConfig
 from nestmodel.config import EncoderConfig
 from nestmodel.nn.attention import Frames, describe_frames, relative_positions, visible_keys
 from nestmodel.nn.block import KEYS_PER_BLOCK, BlockCache, ConformerBlock, split_keys
 from nestmodel.nn.compiler import allow_shapes, compile_backward_in_forward
 from nestmodel.nn.convolution import ConvModule
 from nestmodel.nn.dropout import draw_keys
+from nestmodel.nn.encoder_base import Encoder, EncoderOutput, HiddenStates
 from nestmodel.nn.gpu import devices
 from nestmodel.nn.gpu.block import AcceleratedConformerBlock
 from nestmodel.nn.gpu.dropout import AcceleratedDropout
@@ -35,27 +36,7 @@ DropoutKeys = Int32[Tensor, "blocks_and_input 7 2"]
 """Keys of all dropout of an encoder. The first row, of which two are used, is for the blocks' input and positions."""
 
 
-class EncoderOutput(NamedTuple):
-    """Encoder frames of a batch."""
-
-    frames: Float[Tensor, "batch enc_frames dim"]
-    """Output of the last block. Padded frames are meaningless."""
-
-    lens: Int[Tensor, " batch"]
-    """Number of valid encoder frames of each utterance."""
-
-
-class HiddenStates(NamedTuple):
-    """Encoder frames of a batch, before the first block and after each block."""
-
-    states: list[Float[Tensor, "batch enc_frames dim"]]
-    """Input of the first block, then the output of each block: one more than there are blocks."""
-
-    lens: Int[Tensor, " batch"]
-    """Number of valid encoder frames of each utterance."""
-
-
-class ConformerEncoder(nn.Module):
+class ConformerEncoder(Encoder):
     """Encodes feature frames as encoder frames.
 
     Source: FastConformer, arXiv:2305.05084, as used by NEST (arXiv:2408.13106).
@@ -64,6 +45,8 @@ class ConformerEncoder(nn.Module):
     def __init__(self, config: EncoderConfig, *, num_mels: int) -> None:
         super().__init__()
         self.config = config
+        self.dim, self.subsampling_factor = config.d_model, config.subsampling_factor
+        self.num_layers = config.num_layers
         self.input_scale = math.sqrt(config.d_model) if config.xscaling else 1.0
         self.pre_encode = AcceleratedConvSubsampling(
             num_mels=num_mels,
@@ -237,12 +220,14 @@ class ConformerEncoder(nn.Module):
             yield x
 
 
-def why_not_compiled(config: EncoderConfig) -> str:
+def why_not_compiled(config: EncoderConfig | ClassConfig) -> str:
     """Returns why the blocks of an encoder are not compiled; empty if they can be.
 
     A recomputation of activations would compile in the backward pass, where an error would leave ranks waiting that
     have begun to exchange gradients.
     """
+    if isinstance(config, ClassConfig):
+        return f"they are of {config.class_path}"
     return "checkpoint_activations is on" if config.checkpoint_activations else ""
 
 

@@ -6,6 +6,7 @@ generator state to save. They are the same on every device, except for dropout o
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -13,9 +14,12 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from nestdata import AudioNoiseBatch, Microbatch, derive_key
+from nestdata.config_checks import require
 from nestmodel.attention_context import Context
-from nestmodel.config import FeatureConfig, NestConfig
-from nestmodel.nn.encoder import ConformerEncoder, DropoutKeys, EncoderOutput, why_not_compiled
+from nestmodel.class_config import ClassConfig
+from nestmodel.config import EncoderConfig, FeatureConfig, NestConfig, not_conformer
+from nestmodel.nn.encoder import ConformerEncoder, DropoutKeys, why_not_compiled
+from nestmodel.nn.encoder_base import Encoder, EncoderOutput, FeatureEncoder, adopt_encoder, build_encoder, check_output
 from nestmodel.nn.features import LogMelFeatures, normalise
 from nestmodel.nn.gpu.forms import Forms
 from nestmodel.nn.masking import BlockMask, scored_token_mask
@@ -79,6 +83,53 @@ class MultiSoftmaxDecoder(nn.Module):
         return self.logits(encoded).log_softmax(dim=-2)
 
 
+class FrameSizes(NamedTuple):
+    """Which frames are masked and which are quantized, and how many of them belong to a token."""
+
+    masked_dim: int
+    """Values of a masked frame."""
+
+    per_masked_frame: int
+    """Feature frames that a masked frame covers."""
+
+    per_token: int
+    """Masked frames of a token."""
+
+    target_dim: int
+    """Values of a frame that tokens are computed from."""
+
+    per_target: int
+    """Such frames of a token."""
+
+    @classmethod
+    def of(cls, config: NestConfig, encoder: Encoder | None) -> "FrameSizes":
+        """Returns those of a model, with an encoder of another author or with FastConformer.
+
+        Raises:
+            ConfigError: A token does not cover a whole number of log-mel frames, or a batch of whole tokens.
+        """
+        mels, features = config.features.num_mels, config.features
+        if isinstance(config.encoder, EncoderConfig):
+            factor = config.encoder.subsampling_factor
+            if config.masking.position == "post_conv":
+                return cls(config.encoder.d_model, factor, 1, config.encoder.d_model, 1)
+            return cls(mels, 1, factor, mels, factor)
+        assert encoder is not None
+        factor, name = encoder.subsampling_factor, type(encoder).__name__
+        if isinstance(encoder, FeatureEncoder):
+            if config.quantizer.source == "encoder":
+                return cls(encoder.num_features, 1, factor, encoder.num_features, factor)
+            num_samples = factor * encoder.hop_length
+            is_whole = num_samples % features.hop_length == 0
+            expected = f"a divisor of the {num_samples} samples of an encoder frame of {name}"
+            require(is_whole, "features.hop_length", features.hop_length, expected)
+            return cls(encoder.num_features, 1, factor, mels, num_samples // features.hop_length)
+        require(config.quantizer.source == "log_mels", "quantizer.source", "encoder", f"log_mels, which {name} reads")
+        expected = f"a multiple of the subsampling_factor {factor} of {name}"
+        require(features.pad_to % factor == 0, "features.pad_to", features.pad_to, expected)
+        return cls(mels, 1, factor, mels, factor)
+
+
 class NestNetwork(nn.Module):
     """Reads noisy speech with blocks of frames masked, and predicts tokens of the clean speech.
 
@@ -87,6 +138,10 @@ class NestNetwork(nn.Module):
 
     Args:
         config: All sizes and settings; initial weights are drawn from its seed.
+        encoder: An encoder of another author, in place of the one that `config.encoder` describes.
+
+    Raises:
+        ConfigError: The encoder cannot be built, or its sizes do not fit the settings.
 
     Source: NEST, arXiv:2408.13106.
     """
@@ -100,26 +155,34 @@ class NestNetwork(nn.Module):
     forms: Forms
     """The form of a training step; see `use_forms`."""
 
-    def __init__(self, config: NestConfig) -> None:
+    def __init__(self, config: NestConfig, encoder: Encoder | None = None) -> None:
         super().__init__()
+        if encoder is not None:
+            config = replace(config, encoder=ClassConfig.of(encoder))
         self.config = config
         self.source = None
         self.forms = Forms(subsampling_kernel=True, compiled=False)
-        num_mels, quantizer, dim = config.features.num_mels, config.quantizer, config.encoder.d_model
-        is_pre_conv, factor = config.masking.position == "pre_conv", config.encoder.subsampling_factor
-        # With pre_conv, masks apply to feature frames, and a token stacks the feature frames of one encoder frame.
-        # With post_conv, masks apply to encoder frames, and a token is computed from one of them.
-        masked_dim, self.num_stacked = (num_mels, factor) if is_pre_conv else (dim, 1)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(derive_key(config.seed, "weights"))
+            if isinstance(config.encoder, ClassConfig):
+                encoder = build_encoder(config.encoder) if encoder is None else encoder
+                adopt_encoder(encoder)
+            sizes = FrameSizes.of(config, encoder)
+            self.num_stacked = sizes.per_token
             self.preprocessor = nn.ModuleDict({"featurizer": LogMelFeatures(config.features)})
-            self.quantizer = RandomProjectionQuantizer(quantizer, dim=masked_dim, num_stacked=self.num_stacked)
-            self.mask_processor = BlockMask(
-                config.masking, dim=masked_dim, subsampling_factor=factor // self.num_stacked
+            self.quantizer = RandomProjectionQuantizer(
+                config.quantizer, dim=sizes.target_dim, num_stacked=sizes.per_target
             )
-            self.encoder = ConformerEncoder(config.encoder, num_mels=num_mels)
+            self.mask_processor = BlockMask(
+                config.masking, dim=sizes.masked_dim, subsampling_factor=sizes.per_masked_frame
+            )
+            if encoder is None:
+                encoder = ConformerEncoder(config.conformer, num_mels=config.features.num_mels)
+            self.encoder = encoder
             self.decoder = MultiSoftmaxDecoder(
-                dim=dim, num_classes=quantizer.num_classes, num_codebooks=quantizer.num_codebooks
+                dim=self.encoder.dim,
+                num_classes=config.quantizer.num_classes,
+                num_codebooks=config.quantizer.num_codebooks,
             )
 
     @property
@@ -128,6 +191,29 @@ class NestNetwork(nn.Module):
         features = self.preprocessor["featurizer"]
         assert isinstance(features, LogMelFeatures)
         return features
+
+    @property
+    def conformer(self) -> ConformerEncoder:
+        """The FastConformer encoder.
+
+        Raises:
+            ConfigError: The encoder is of another class.
+        """
+        if isinstance(self.encoder, ConformerEncoder):
+            return self.encoder
+        raise not_conformer(type(self.encoder).__qualname__)
+
+    @property
+    def frame_samples(self) -> int:
+        """Samples of audio from the start of an encoder frame to that of the next."""
+        encoder = self.encoder
+        hop = encoder.hop_length if isinstance(encoder, FeatureEncoder) else self.config.features.hop_length
+        return encoder.subsampling_factor * hop
+
+    @property
+    def frame_s(self) -> float:
+        """Seconds of audio from the start of an encoder frame to that of the next."""
+        return self.frame_samples / self.config.features.sampling_rate
 
     def use_context(self, context: Context) -> None:
         """Uses one of the attention contexts of the encoder from now on, in training as well.
@@ -138,29 +224,32 @@ class NestNetwork(nn.Module):
         Raises:
             ConfigError: The encoder has no such context.
         """
-        self.encoder.config = self.config.encoder.with_context(context)
-        self.config = replace(self.config, encoder=self.encoder.config)
+        self.conformer.config = self.config.conformer.with_context(context)
+        self.config = replace(self.config, encoder=self.conformer.config)
 
     def __repr__(self) -> str:
         """Returns the sizes in one line; a part such as `encoder` shows its modules."""
-        encoder = self.config.encoder
+        encoder = self.encoder
+        name = f"{encoder.num_layers} layers" if isinstance(encoder, ConformerEncoder) else type(encoder).__name__
         num_parameters, num_in_encoder = (
             sum(parameter.numel() for parameter in module.parameters()) for module in (self, self.encoder)
         )
         return (
-            f"{type(self).__name__}({encoder.num_layers} layers of dim {encoder.d_model}, frames of "
-            f"{1000 * self.config.frame_s:g} ms; {num_parameters:,} parameters, {num_in_encoder:,} of them in the "
+            f"{type(self).__name__}({name} of dim {encoder.dim}, frames of {1000 * self.frame_s:g} ms; "
+            f" {num_parameters:,} parameters, {num_in_encoder:,} of them in the "
             f"encoder; weights {f'from {self.source}' if self.source else 'of this program'})"
         )
 
     def use_forms(self, forms: Forms) -> None:
         """Sets the form of a training step, which may be changed at any time."""
         self.forms = forms
-        self.encoder.pre_encode.has_joined_stages = forms.subsampling_kernel
         self.features.use_torch()
-        self.encoder.use_torch()
         if forms.compiled:
             self.features.use_compiled(forms.num_shapes)
+        if not isinstance(self.encoder, ConformerEncoder):
+            return
+        self.encoder.pre_encode.has_joined_stages = forms.subsampling_kernel
+        self.encoder.use_torch()
         if forms.compiled and not why_not_compiled(self.config.encoder):
             self.encoder.use_compiled(forms.num_shapes)
 
@@ -185,17 +274,28 @@ class NestNetwork(nn.Module):
             batch: Its key and its lengths determine the masks.
             mask_purpose: Second part of the key of the masks. Another purpose gives other masks.
         """
-        lens = batch.audio_len.cpu() // self.config.features.hop_length
-        num_frames = num_padded_frames(batch.audio.shape[1], self.config.features)
-        if self.config.masking.position == "post_conv":
-            lens = self.encoder.pre_encode.out_lens(lens)
-            encoder = self.config.encoder
-            num_frames = num_subsampled(num_frames, encoder.subsampling_factor, is_causal=encoder.causal_downsampling)
         generator = torch.Generator().manual_seed(self.seed_for(mask_purpose, batch))
+        lens, num_frames = self._masked_lens(batch.audio_len.cpu(), batch.audio.shape[1])
         masks = self._with_scored_rows(self.mask_processor.draw(lens, num_frames, generator))
-        keys = self.encoder.draw_keys(self.seed_for("dropout", batch)) if self.training else None
-        context = self.encoder.draw_context(self.seed_for("attention context", batch)) if self.training else None
-        return replace(masks, dropout_keys=keys, att_context=context)
+        if not self.training or not isinstance(self.encoder, ConformerEncoder):
+            return masks
+        keys = self.encoder.draw_keys(self.seed_for("dropout", batch))
+        return replace(
+            masks, dropout_keys=keys, att_context=self.encoder.draw_context(self.seed_for("attention context", batch))
+        )
+
+    def _masked_lens(self, audio_lens: Int[Tensor, " batch"], num_samples: int) -> tuple[Int[Tensor, " batch"], int]:
+        """Returns the numbers of valid frames of those that are masked, and the number of all, of whole tokens."""
+        encoder, features = self.encoder, self.config.features
+        if isinstance(encoder, FeatureEncoder):
+            num_frames = int(encoder.feature_lens(torch.tensor([num_samples])))
+            return encoder.feature_lens(audio_lens), num_frames + -num_frames % self.num_stacked
+        lens, num_frames = audio_lens // features.hop_length, num_padded_frames(num_samples, features)
+        if self.config.masking.position == "post_conv":
+            subsampling = self.conformer.pre_encode
+            num_frames = num_subsampled(num_frames, subsampling.factor, is_causal=subsampling.is_causal)
+            lens = subsampling.out_lens(lens)
+        return lens, num_frames
 
     def forward_masked(self, batch: NetworkInput) -> NestOutput:
         """Predicts the masked tokens of a microbatch whose masks are drawn; see `forward`."""
@@ -208,18 +308,31 @@ class NestNetwork(nn.Module):
         Features and targets are computed once.
         """
         targets, noisy, feat_lens = self._targets_and_features(batch)
-        for context in self.config.encoder.att_context_size:
+        for context in self.config.contexts:
             yield self._predict_scored(targets, noisy, feat_lens, replace(batch, att_context=context))
 
     def _targets_and_features(
         self, batch: NetworkInput
     ) -> tuple[Int[Tensor, "scored codebooks"], Float[Tensor, "batch mels frames"], Int[Tensor, " batch"]]:
         """Returns the scored tokens of the clean audio, the features of the noisy audio, and their valid lengths."""
+        if isinstance(self.encoder, FeatureEncoder):
+            noisy, feat_lens = self.encoder.features(batch.noisy_audio, batch.audio_len)
+            return self._own_tokens(self.encoder, batch), noisy, feat_lens
         # Features of clean and noisy audio are computed in one call. In training, each is dithered independently.
         both = torch.cat([batch.audio, batch.noisy_audio])
         feats, feat_lens = self.features(both, batch.audio_len.repeat(2))
         (clean, noisy), feat_lens = feats.chunk(2), feat_lens[: len(batch.audio)]
         return self.tokens(clean, feat_lens, batch.scored_rows), noisy, feat_lens
+
+    @torch.no_grad()
+    def _own_tokens(self, encoder: FeatureEncoder, batch: NetworkInput) -> Int[Tensor, "scored codebooks"]:
+        """Returns the scored tokens for an encoder whose frames are not those of the log-mels."""
+        is_mel = self.config.quantizer.source == "log_mels"
+        clean, lens = (self.features if is_mel else encoder.features)(batch.audio, batch.audio_len)
+        clean = F.pad(clean, (0, -clean.shape[-1] % self.quantizer.num_stacked))
+        num_tokens, num_own = batch.is_scored.shape[1], clean.shape[-1] // self.quantizer.num_stacked
+        utterances, frames = batch.scored_rows // num_tokens, batch.scored_rows % num_tokens
+        return self.tokens(clean, lens, utterances * num_own + frames.clamp(max=num_own - 1))
 
     def forward_features(
         self,
@@ -257,6 +370,9 @@ class NestNetwork(nn.Module):
         """
         encoded, enc_lens = self.encode_masked(noisy, feat_lens, masks.is_masked, masks.dropout_keys, masks.att_context)
         num_tokens = masks.is_scored.shape[1]
+        if not isinstance(self.encoder, ConformerEncoder):
+            encoded, enc_lens = check_output(self.encoder, (encoded, enc_lens), num_tokens)
+            encoded = F.pad(encoded, (0, 0, 0, max(0, num_tokens - encoded.shape[1])))
         rows = self._predicting_rows(masks.scored_rows, num_tokens, encoded.shape[1], enc_lens)
         logits = self.decoder.logits(encoded.flatten(0, 1)[rows])
         if num_tokens < encoded.shape[1]:
@@ -269,14 +385,14 @@ class NestNetwork(nn.Module):
         """Returns the encoder frames that predict tokens; both are counted over all utterances.
 
         The last tokens of an utterance, after which there are fewer frames than `target_shift`, are predicted by the
-        last frame.
+        last frame. So are those after the last frame of an encoder of another author.
         """
-        shift = self.config.masking.target_shift
-        if shift == 0 and num_tokens == num_frames:
+        shift, is_conformer = self.config.masking.target_shift, isinstance(self.encoder, ConformerEncoder)
+        if shift == 0 and num_tokens == num_frames and is_conformer:
             return scored
         utterances, frames = scored // num_tokens, scored % num_tokens
-        if shift > 0:
-            frames = torch.minimum(frames + shift, enc_lens[utterances] - 1)
+        if shift > 0 or not is_conformer:
+            frames = torch.minimum(frames + shift, (enc_lens[utterances] - 1).clamp(min=0))
         return utterances * num_frames + frames
 
     def _with_scored_rows(self, is_masked: Bool[Tensor, "batch masked_frames"]) -> Masks:
@@ -302,13 +418,15 @@ class NestNetwork(nn.Module):
         Returns:
             The tokens: (batch, enc_frames, codebooks), or (rows, codebooks).
         """
+        quantizer, features = self.config.quantizer, self.config.features
         if self.config.masking.position == "pre_conv":
-            if self.config.features.normalize == "NA" and self.config.quantizer.normalize == "per_feature":
+            is_raw = features.normalize == "NA" and quantizer.source == "log_mels"
+            if is_raw and quantizer.normalize == "per_feature":
                 clean = normalise(clean, feat_lens)
             tokens: Tensor = self.quantizer(clean, rows)
             return tokens
         with torch.no_grad():
-            subsampled, _ = self.encoder.pre_encode(clean, feat_lens)
+            subsampled, _ = self.conformer.pre_encode(clean, feat_lens)
             tokens = self.quantizer(subsampled.transpose(1, 2), rows)
         return tokens
 
@@ -329,13 +447,25 @@ class NestNetwork(nn.Module):
             dropout_keys: As in `ConformerEncoder.forward`.
             context: As in `ConformerEncoder.forward`.
         """
+        encoder = self.encoder
+        if not isinstance(encoder, ConformerEncoder):
+            masked = self.mask_processor.apply_mask(noisy, is_masked[:, : noisy.shape[-1]])
+            return EncoderOutput(*encoder(masked, feat_lens))
         if self.config.masking.position == "pre_conv":
             masked = self.mask_processor.apply_mask(noisy, is_masked)
-            output: EncoderOutput = self.encoder(masked, feat_lens, dropout_keys, context)
+            output: EncoderOutput = encoder(masked, feat_lens, dropout_keys, context)
             return output
-        subsampled, enc_lens = self.encoder.pre_encode(noisy, feat_lens)
+        subsampled, enc_lens = encoder.pre_encode(noisy, feat_lens)
         masked = self.mask_processor.apply_mask(subsampled.transpose(1, 2), is_masked).transpose(1, 2)
-        return EncoderOutput(self.encoder.encode(masked, enc_lens, dropout_keys, context), enc_lens)
+        return EncoderOutput(encoder.encode(masked, enc_lens, dropout_keys, context), enc_lens)
+
+    def read_features(
+        self, audio: Float[Tensor, "batch samples"], audio_lens: Int[Tensor, " batch"]
+    ) -> tuple[Float[Tensor, "batch values frames"], Int[Tensor, " batch"]]:
+        """Returns what the encoder reads of audio: log-mels, or its own features; and their numbers of valid frames."""
+        compute = self.encoder.features if isinstance(self.encoder, FeatureEncoder) else self.features
+        feats, lens = compute(audio, audio_lens)
+        return feats, lens
 
     def seed_for(self, purpose: str, batch: Microbatch) -> int:
         """Returns the 63-bit seed of the random numbers drawn for a purpose in a microbatch."""

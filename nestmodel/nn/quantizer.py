@@ -33,6 +33,7 @@ class RandomProjectionQuantizer(nn.Module):
     def __init__(self, config: QuantizerConfig, *, dim: int, num_stacked: int) -> None:
         super().__init__()
         self.distance = config.distance
+        self.num_stacked = num_stacked
         self.norm_dim = {None: None, "frames": dim, "stacked": dim * num_stacked}[config.input_norm]
         self.proj = nn.Linear(dim * num_stacked, config.num_codebooks * config.code_dim, bias=False)
         nn.init.xavier_normal_(self.proj.weight)

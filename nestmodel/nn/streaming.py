@@ -43,8 +43,8 @@ class StreamingEncoder:
         self._audio_cache = model.features.start()
         self._subsampling_cache: SubsamplingCache | None = None
         device = self._audio_cache.last.device
-        self._block_caches = model.encoder.start(1, device)
-        self._waiting = torch.zeros(1, 0, model.config.encoder.d_model, device=device)
+        self._block_caches = model.conformer.start(1, device)
+        self._waiting = torch.zeros(1, 0, model.config.conformer.d_model, device=device)
         """Frames of a chunk that is not complete, after the subsampling."""
 
         self._is_closed = False
@@ -52,7 +52,7 @@ class StreamingEncoder:
     @property
     def chunk_s(self) -> float:
         """Seconds of audio of a chunk, whose frames are returned together."""
-        return (self.context[1] + 1) * self._model.config.frame_s
+        return (self.context[1] + 1) * self._model.frame_s
 
     def feed(self, audio: Tensor | NDArray[Any], sampling_rate: int | None = None) -> Float[Tensor, "enc_frames dim"]:
         """Takes the next samples, and returns the encoder frames of the chunks that they complete.
@@ -84,7 +84,7 @@ class StreamingEncoder:
 
     @torch.inference_mode()
     def _encode(self, samples: Float[Tensor, " samples"], *, is_last: bool = False) -> Float[Tensor, "enc_frames dim"]:
-        encoder, chunk = self._model.encoder, self.context[1] + 1
+        encoder, chunk = self._model.conformer, self.context[1] + 1
         feats, self._audio_cache = self._model.features.extend(samples.unsqueeze(0), self._audio_cache, is_last=is_last)
         new, self._subsampling_cache = encoder.pre_encode.extend(feats, self._subsampling_cache, is_last=is_last)
         waiting = torch.cat([self._waiting, new], dim=1)
@@ -129,7 +129,7 @@ def streaming_context(config: NestConfig, context: Context | None = None) -> Con
     Raises:
         ConfigError: There is none, or another setting needs audio that has not arrived.
     """
-    encoder = config.encoder if context is None else config.encoder.with_context(context)
+    encoder = config.conformer if context is None else config.conformer.with_context(context)
     if config.features.normalize != "NA":
         raise ConfigError(
             f"model.config.features.normalize is {config.features.normalize}, which needs the whole utterance: only an "

@@ -15,6 +15,7 @@ from pytorch_lightning.callbacks import EarlyStopping
 
 import nestmodel
 from nestdata import redacted
+from nestmodel.class_config import ClassConfig
 from nestmodel.training.callbacks.live_panel import LivePanel, terminal
 from nestmodel.training.callbacks.progress import PlainLines, Renderer
 from nestmodel.training.run_state import format_duration
@@ -146,12 +147,12 @@ def _result_lines(trainer: pl.Trainer, directory: Path, seconds: float) -> list[
     if last.exists():
         model, config = shlex.quote(str(last)), cast(Any, trainer).lightning_module.config
         encoder = config.encoder
-        is_live = encoder.causal_downsampling and any(
-            config.delay_s(context) is not None for context in encoder.att_context_size
-        )
+        is_own = isinstance(encoder, ClassConfig)
+        is_live = not is_own and encoder.causal_downsampling and any(map(config.delay_s, encoder.att_context_size))
+        to = "safetensors" if is_own else "onnx-streaming" if is_live else "huggingface"
         lines += [
             f"next: nestmodel features {model} talks/ -o talks.features",
-            f"  or: nestmodel export {model} --to {'onnx-streaming' if is_live else 'huggingface'}",
+            f"  or: nestmodel export {model} --to {to}",
         ]
     return lines
 

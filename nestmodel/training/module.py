@@ -28,6 +28,7 @@ from nestmodel.errors import ConfigError, WeightsError
 from nestmodel.formats.safetensors import CONFIG_KEY, RECORD_KEY, SETTINGS_KEY
 from nestmodel.formats.weights import load_network, load_weights
 from nestmodel.nn.batch_norm import StepBatchNorm, update_running_stats
+from nestmodel.nn.encoder_base import Encoder
 from nestmodel.nn.loss import CONTEXT_METRICS, LossStats, loss_stats
 from nestmodel.nn.network import NestNetwork
 from nestmodel.nn.network_input import NetworkInput
@@ -63,6 +64,7 @@ class NestModel(NestNetwork, pl.LightningModule):
         init_from: Path | None = None,
         init_parts: WeightParts = "all",
         kernels: Kernels = "auto",
+        encoder: Encoder | None = None,
     ) -> None:
         """Builds a model with weights drawn from the seed, or with those of a file.
 
@@ -72,12 +74,13 @@ class NestModel(NestNetwork, pl.LightningModule):
             init_parts: Whether to load all weights of that file, or those of the encoder only.
             kernels: What computes a training step in `fit`. `auto`: on a GPU, a kernel of this package for the
                 subsampling, and compiled features and blocks; on a CPU, operations of PyTorch. `torch`: those always.
+            encoder: An encoder of another author, with its weights, in place of the one that `config` describes.
 
         Raises:
             WeightsError: The file cannot be read, or not all of these weights are in it in the same shapes.
             ConfigError: The name is one of the hub, and the extra `hub` is not installed.
         """
-        super().__init__(config)
+        super().__init__(config, encoder)
         if init_from is not None:
             report = load_weights(self, init_from, init_parts)
             if report.missing or report.mismatched:
@@ -109,7 +112,11 @@ class NestModel(NestNetwork, pl.LightningModule):
 
     @classmethod
     def load_from_checkpoint(  # type: ignore[override]  # the configuration in the file decides the rest
-        cls, checkpoint_path: str | Path, map_location: torch.device | str | None = None
+        cls,
+        checkpoint_path: str | Path,
+        map_location: torch.device | str | None = None,
+        *,
+        encoder: Encoder | None = None,
     ) -> "NestModel":
         """Returns the model of a checkpoint, in train mode, as other modules of Lightning do.
 
@@ -118,12 +125,13 @@ class NestModel(NestNetwork, pl.LightningModule):
         Args:
             checkpoint_path: Any file that `load_network` reads.
             map_location: The device of the result; by default the CPU.
+            encoder: As for `load_network`.
 
         Raises:
             WeightsError: The file cannot be read, or does not hold a whole model.
         """
-        network = load_network(checkpoint_path)
-        model = cls(network.config)
+        network = load_network(checkpoint_path, encoder=encoder)
+        model = cls(network.config, encoder=encoder)
         model.load_state_dict(network.state_dict())
         return model if map_location is None else model.to(map_location)
 
@@ -149,7 +157,7 @@ class NestModel(NestNetwork, pl.LightningModule):
         """Returns AdamW with its schedule, which advances once per optimizer step."""
         trained = (p for p in self.parameters() if p.requires_grad)
         num_steps = self.trainer.max_steps
-        return build_optimizer(trained, self.config.optimizer, self.config.encoder.d_model, self.device, num_steps)
+        return build_optimizer(trained, self.config.optimizer, self.encoder.dim, self.device, num_steps)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Validates that data and settings match the checkpoint, and converts its progress to the number of ranks.
@@ -325,10 +333,10 @@ class NestModel(NestNetwork, pl.LightningModule):
         assert self._val_stats is not None
         sums, self._val_stats = self._sum_over_ranks(self._val_stats), None
         metrics: dict[str, Tensor] = {}
-        for number, (context, values) in enumerate(zip(self.config.encoder.att_context_size, sums, strict=True)):
+        for number, (context, values) in enumerate(zip(self.config.contexts, sums, strict=True)):
             stats = LossStats.unflatten(values, self.config.quantizer.num_codebooks)
             of_context = stats.metrics(torch.stack([stats.token_counts, stats.predicted_counts]))
-            if number == 0:
+            if number == 0 or context is None:
                 metrics |= of_context
             else:
                 metrics |= {f"{name}_{context_name(context)}": of_context[name] for name in CONTEXT_METRICS}

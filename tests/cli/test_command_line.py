@@ -22,7 +22,16 @@ from nestcli.commands.presets import FIGURES
 from nestcli.program import Command, Program
 from nestdata import ConfigError
 from nestguard import GuardError
-from nestmodel import NestConfig, NestNetwork, RunConfig, WeightsError, preset_names, preset_path
+from nestmodel import (
+    ClassConfig,
+    EncoderConfig,
+    NestConfig,
+    NestNetwork,
+    RunConfig,
+    WeightsError,
+    preset_names,
+    preset_path,
+)
 from nestmodel.config import LIVE_PRESETS
 from tests.cli.commands import error_of, run
 from tests.cli.test_nestmodel import TINY
@@ -53,6 +62,8 @@ def settings(cls: type, where: str = "") -> Iterator[tuple[str, Any]]:
     """Yields the dotted names of the settings below a dataclass, with their types."""
     for name, hint in get_type_hints(cls).items():
         dotted = f"{where}.{name}".removeprefix(".")
+        # The encoder has the sizes of FastConformer, or a class in a file: presets have the first.
+        hint = EncoderConfig if hint == EncoderConfig | ClassConfig else hint
         if is_dataclass(hint) and isinstance(hint, type):
             yield from settings(hint, dotted)
         else:

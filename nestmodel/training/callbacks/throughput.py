@@ -6,6 +6,7 @@ from typing import Any, cast
 import pytorch_lightning as pl
 
 from nestdata import RemoteStats
+from nestmodel.config import EncoderConfig
 from nestmodel.nn.network import num_padded_frames
 from nestmodel.nn.network_input import NetworkInput
 from nestmodel.training.module import NestModel
@@ -40,9 +41,10 @@ class Throughput(pl.Callback):
         self._working_s += self._batch_ended - self._batch_started
         self._samples += batch.num_samples
         self._padded_samples += batch.audio.numel()
-        config = cast(NestModel, pl_module).config
-        num_frames = num_padded_frames(batch.audio.shape[1], config.features)
-        self._operations += encoder_operations(config.encoder, config.features.num_mels, len(batch.audio), num_frames)
+        encoder, features = (config := cast(NestModel, pl_module).config).encoder, config.features
+        if isinstance(encoder, EncoderConfig):
+            num_frames = num_padded_frames(batch.audio.shape[1], features)
+            self._operations += encoder_operations(encoder, features.num_mels, len(batch.audio), num_frames)
         self._replaced += len(batch.bad_cuts)
         self._failed_reads += sum(len(mix.bad_noise) for mix in batch.mixes)
         self._white += sum("white noise" in mix.sources for mix in batch.mixes)
@@ -55,7 +57,7 @@ class Throughput(pl.Callback):
             model = cast(NestModel, pl_module)
             rate = model.config.features.sampling_rate
             peak = peak_of_run(model.device, str(trainer.precision))
-            utilisation = {} if peak is None else {"mfu": self._operations / total_s / peak}
+            utilisation = {} if peak is None or not self._operations else {"mfu": self._operations / total_s / peak}
             remote: dict[str, float] = {}  # what reading from object stores has cost this rank
             if (counted := self._remote) is not None:
                 remote["remote_wait"], remote["bytes_fetched"] = counted.wait_s, counted.bytes_fetched

@@ -13,6 +13,7 @@ from pytorch_lightning.utilities import rank_zero_warn
 from nestdata import BatchPlan
 from nestdata.output import check_writable
 from nestmodel.attention_context import format_context
+from nestmodel.class_config import ClassConfig
 from nestmodel.config import NestConfig
 from nestmodel.errors import ConfigError
 from nestmodel.training.data import NestDataModule, check_accumulation, check_share
@@ -101,6 +102,8 @@ def check_outputs(trainer: pl.Trainer) -> None:
 
 def check_look_ahead(config: NestConfig) -> None:
     """Raises ConfigError if the look-ahead of an encoder with causal convolutions adds up to seconds over blocks."""
+    if isinstance(config.encoder, ClassConfig):
+        return
     encoder = config.encoder
     is_causal = encoder.causal_downsampling or encoder.conv_context[1] == 0
     if not is_causal or encoder.att_context_style != "regular":

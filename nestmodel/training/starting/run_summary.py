@@ -8,6 +8,8 @@ import torch
 
 from nestdata import Corpus, redacted, summarise_plan
 from nestdata.plan.summary import PlanSummary, few_steps_text, left_out_text, padding_text
+from nestmodel.class_config import ClassConfig
+from nestmodel.config import EncoderConfig
 from nestmodel.training.data import NestDataModule
 from nestmodel.training.module import NestModel
 from nestmodel.training.saving.run_folders import unfinished_run
@@ -26,6 +28,8 @@ Rows = list[tuple[str, str]]
 def summarise_run(run: "Run") -> Rows:
     """Returns the summary of a run before `fit` as (name, text); URLs in it are without their secrets."""
     trainer, model, data, config = run.trainer, run.model, run.data, run.config
+    encoder = model.config.encoder
+    is_limited = isinstance(encoder, EncoderConfig) and encoder.is_limited
     noise = data.noise.corpus
     epoch = summarise_plan(data.train_dataset.plan, data.train_dataset.corpus.num_samples)
     rows = [
@@ -33,7 +37,7 @@ def summarise_run(run: "Run") -> Rows:
         ("noise", "other speech only" if noise is None else f"{_corpus_text(noise)}, and other speech"),
         ("validation", _validation_text(run)),
         ("model", _model_text(model)),
-        *([("look-ahead", model.config.describe_contexts())] if model.config.encoder.is_limited else []),
+        *([("look-ahead", model.config.describe_contexts())] if is_limited else []),
         ("steps", _steps_text(trainer, data, config.trainer.max_time)),
         ("batches", _batches_text(data, epoch)),
         *few_steps_rows(data, epoch),
@@ -74,11 +78,13 @@ def _hours(hours: float) -> str:
 
 
 def _model_text(model: NestModel) -> str:
-    encoder = model.config.encoder
-    size = f"{encoder.d_model} x {encoder.num_layers} layers"
+    encoder, config = model.encoder, model.config.encoder
+    size = f"{encoder.dim} x {encoder.num_layers} layers"
+    if isinstance(config, ClassConfig):
+        size = f"{config.class_path}, dim {encoder.dim}"
     number = sum(parameter.numel() for parameter in model.parameters())
     parameters = f"{number / 1e6:.3g} M" if number >= 1e5 else f"{number:,}"
-    return f"{size}, {parameters} parameters, frames of {1000 * model.config.frame_s:g} ms"
+    return f"{size}, {parameters} parameters, frames of {1000 * model.frame_s:g} ms"
 
 
 def _steps_text(trainer: pl.Trainer, data: NestDataModule, max_time: str | None) -> str:
