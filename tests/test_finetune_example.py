@@ -1,7 +1,9 @@
 """Runs examples/finetune_ctc on the demo corpus: from pretraining to the text of a WAV."""
 
 import json
+import re
 import shutil
+import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -13,7 +15,7 @@ import torch
 from nestcli.nestmodel import main as nestmodel
 from nestdata import Corpus, prepare_corpus
 from nestdata.filters import make_resampler
-from nestmodel import NestNetwork, normalise_text
+from nestmodel import NestNetwork, export_model, normalise_text
 from nestmodel.formats.huggingface import write_huggingface
 from tests.extras import needs
 from tests.test_examples import load
@@ -142,6 +144,24 @@ def test_only_the_head_learns_in_the_first_steps(finetune: ModuleType, tmp_path:
         assert {name.partition(".")[0] for name, p in model.named_parameters() if p.requires_grad} == learns
 
 
+def test_the_lines_of_the_readme_train_with_the_trainer_alone(
+    finetune: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    readme = Path(finetune.__file__).with_name("README.md").read_text()
+    (code,) = re.findall(r"```python\n(.*?)```", readme, re.DOTALL)
+    export_model(NestNetwork(tiny_config()), "huggingface", tmp_path / "demo" / "encoder")
+    (tmp_path / "manifests").symlink_to(DEMO.parent)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, "finetune", finetune)
+    scope: dict[str, Any] = {}
+    exec(code.replace("max_steps=300", "max_steps=3, logging_steps=1, use_cpu=True"), scope)
+    losses = [line["loss"] for line in scope["trainer"].state.log_history if "loss" in line]
+    assert len(losses) == 3
+    assert losses[2] < losses[0]
+    exported = weights(tmp_path / "demo" / "encoder")["encoder.subsampling.linear.weight"]
+    assert not torch.equal(weights(tmp_path / "demo" / "recogniser")["encoder.subsampling.linear.weight"], exported)
+
+
 def test_a_small_share_of_the_labels_is_part_of_a_larger_one(finetune: ModuleType, demo: Corpus) -> None:
     tenth, half, everything = (finetune.draw_labelled(demo, share, seed=3) for share in (0.1, 0.5, 1.0))
     assert (len(tenth), len(half), everything) == (4, 20, list(range(40)))
@@ -174,11 +194,11 @@ def test_the_frames_that_an_utterance_needs_are_those_of_the_model(
 
 
 def test_from_scratch_keeps_the_architecture_and_draws_new_weights(finetune: ModuleType, tmp_path: Path) -> None:
-    trained = build_model(finetune, tmp_path)[0].encoder.state_dict()
-    new = build_model(finetune, tmp_path, from_scratch=True)[0].encoder.state_dict()
+    trained = build_model(finetune, tmp_path)[0].state_dict()
+    new = build_model(finetune, tmp_path, from_scratch=True)[0].state_dict()
     exported = weights(tmp_path)
-    assert exported.keys() == trained.keys() == new.keys()
-    assert all(torch.equal(value, exported[name]) for name, value in trained.items())
-    weight = new["subsampling.linear.weight"]
-    assert not torch.equal(weight, exported["subsampling.linear.weight"])
+    assert {*exported, "ctc_head.weight", "ctc_head.bias"} == trained.keys() == new.keys()
+    assert all(torch.equal(value, trained[name]) for name, value in exported.items())
+    weight = new["encoder.subsampling.linear.weight"]
+    assert not torch.equal(weight, exported["encoder.subsampling.linear.weight"])
     assert 0.9 < weight.abs().max() * weight.shape[1] ** 0.5 <= 1.0  # uniform, as torch draws it

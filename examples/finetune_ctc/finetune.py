@@ -31,7 +31,6 @@ from torch import Tensor
 from transformers import (
     AutoConfig,
     ParakeetCTCConfig,
-    ParakeetEncoder,
     ParakeetEncoderConfig,
     ParakeetFeatureExtractor,
     ParakeetForCTC,
@@ -172,16 +171,11 @@ def train_tokenizer(texts: list[str], vocabulary: int) -> ParakeetTokenizer:
 
 def build_model(encoder: Path, processor: ParakeetProcessor, *, from_scratch: bool) -> ParakeetForCTC:
     """Returns the encoder with a new CTC head. From scratch, its weights are drawn as torch's layers draw them."""
-    tokenizer = processor.tokenizer
-    config = ParakeetCTCConfig(
-        encoder_config=AutoConfig.from_pretrained(encoder).to_dict(),
-        vocab_size=len(tokenizer),
-        pad_token_id=tokenizer.pad_token_id,
-    )
-    model = ParakeetForCTC(config)
+    settings, tokenizer = AutoConfig.from_pretrained(encoder), processor.tokenizer
+    config = ParakeetCTCConfig(encoder_config=settings, vocab_size=len(tokenizer), pad_token_id=tokenizer.pad_token_id)
     if not from_scratch:
-        model.encoder.load_state_dict(ParakeetEncoder.from_pretrained(encoder).state_dict())
-        return model
+        return ParakeetForCTC.from_pretrained(encoder, config=config)
+    model = ParakeetForCTC(config)
     for module in model.encoder.modules():
         if hasattr(module, "reset_parameters"):
             module.reset_parameters()

@@ -4,9 +4,9 @@ ParakeetEncoder holds encoders for whole utterances, and NemotronAsrStreamingEnc
 chooses the class, translates names of weights and settings, and rejects models that neither class can hold. The three
 files are JSON and safetensors, so transformers is not needed to write them. The exported encoder computes the same
 frames in eval mode; in training, transformers applies dropout at slightly different points. The weights are read back
-under our names.
+under our names. Their names begin as in a model with a head, so that ParakeetForCTC opens them as well as AutoModel.
 
-Source: transformers 5.23, models/parakeet and models/nemotron_asr_streaming.
+Source: transformers 5.24, models/parakeet and models/nemotron_asr_streaming.
 """
 
 import json
@@ -62,8 +62,7 @@ def write_huggingface(directory: Path, config: NestConfig, state: Mapping[str, T
         OSError: A file cannot be written.
     """
     kind = _kind_for(config)
-    ours = {name.removeprefix(_PREFIX): value for name, value in state.items() if name.startswith(_PREFIX)}
-    weights = {_renamed(name, _RENAMED.items()): value for name, value in ours.items()}
+    weights = {_renamed(name, _RENAMED.items()): value for name, value in state.items() if name.startswith(_PREFIX)}
     if kind is _NEMOTRON:
         weights = {_LAYER.sub(_stage_name, name): value for name, value in weights.items()}
     write_tensors(directory / WEIGHTS_FILE, weights, {CONFIG_KEY: json.dumps(asdict(config))})
@@ -82,12 +81,12 @@ def is_huggingface(directory: Path) -> bool:
 
 
 def our_names(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Returns weights under our names; those of a file that `write_huggingface` has not written are unchanged."""
-    if not any(name.startswith(_RENAMED["pre_encode.out."]) for name in state):
+    """Returns weights of `write_huggingface` or of a model of transformers under our names; others are unchanged."""
+    if not any(_RENAMED["pre_encode.out."] in name for name in state):
         return dict(state)
     layers = {_STAGE.sub(_layer_name, name): value for name, value in state.items()}
     back = [(theirs, ours) for ours, theirs in _RENAMED.items()]
-    return {_PREFIX + _renamed(name, back): value for name, value in layers.items()}
+    return {_PREFIX + _renamed(name.removeprefix(_PREFIX), back): value for name, value in layers.items()}
 
 
 def _kind_for(config: NestConfig) -> _Kind:
@@ -170,8 +169,8 @@ def _renamed(name: str, names: Iterable[tuple[str, str]]) -> str:
 
 # NemotronAsrStreamingEncoder groups the layers that ParakeetEncoder counts: the first convolution is layer 0, and the
 # depthwise and pointwise convolutions of stage i are the layers 3 i + 2 and 3 i + 3.
-_LAYER = re.compile(r"^subsampling\.layers\.(\d{1,4})\.")
-_STAGE = re.compile(r"^subsampling\.(?:conv_in|layers\.(\d{1,4})\.(depthwise|pointwise)_conv)\.")
+_LAYER = re.compile(r"subsampling\.layers\.(\d{1,4})\.")
+_STAGE = re.compile(r"subsampling\.(?:conv_in|layers\.(\d{1,4})\.(depthwise|pointwise)_conv)\.")
 
 
 def _stage_name(layer: re.Match[str]) -> str:

@@ -34,11 +34,8 @@ audio, rate = soundfile.read("talk.wav")  # one channel, at the rate below
 frames = encoder(**extractor(audio, sampling_rate=rate, return_tensors="pt")).last_hidden_state"""
 _CTC = """from transformers import AutoConfig, ParakeetCTCConfig, ParakeetForCTC
 
-config = ParakeetCTCConfig(
-    encoder_config=AutoConfig.from_pretrained(model).to_dict(), vocab_size=1024, pad_token_id=0
-)
-recogniser = ParakeetForCTC(config)
-recogniser.encoder.load_state_dict(encoder.state_dict())"""
+config = ParakeetCTCConfig(encoder_config=AutoConfig.from_pretrained(model), vocab_size=1024, pad_token_id=0)
+recogniser = ParakeetForCTC.from_pretrained(model, config=config)"""
 _NESTMODEL = """from nestmodel import encode
 
 frames = encode("{path}", "talk.wav").values  # (frames, dim)"""
@@ -132,13 +129,17 @@ def _use(name: str, to: ExportFormat, parts: WeightParts) -> str:
 
 
 def _recognition(config: NestConfig) -> str:
-    """Returns how a model for speech recognition is made of the encoder; empty if transformers has no class for it."""
+    """Returns how a model for speech recognition is made of the encoder, or why transformers cannot make one."""
     if config.conformer.causal_downsampling:
-        return ""
+        return (
+            "## Speech recognition\n\ntransformers has no CTC model with an encoder for live speech, and "
+            "`ParakeetForCTC.from_pretrained` of this folder is an error. `examples/finetune_ctc` of "
+            f"{_DISTRIBUTION} makes one from the checkpoint of this encoder."
+        )
     return (
-        "## Speech recognition\n\n`ParakeetForCTC.from_pretrained` of this folder would draw new weights for all "
-        "layers. A CTC model with this encoder and a new head is made as follows; the head has to be trained with a "
-        f"tokenizer of that vocabulary.\n\n```python\n{_CTC}\n```"
+        "## Speech recognition\n\nThese lines make a CTC model with this encoder and a new head, which transformers "
+        "reports as MISSING. It has to be trained with a tokenizer of that vocabulary, whose blank is the token for "
+        f"padding. Without `config`, `from_pretrained` expects an encoder of 24 x 1024.\n\n```python\n{_CTC}\n```"
     )
 
 

@@ -1,4 +1,5 @@
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,10 +9,20 @@ import torch
 import yaml
 
 from nestdata import OutputError
-from nestmodel import ExportFormat, NestModel, encode, export_model
+from nestmodel import (
+    ExportFormat,
+    NestConfig,
+    NestModel,
+    NestNetwork,
+    encode,
+    export_model,
+    load_network,
+    load_weights,
+)
 from nestmodel.formats.model_card import Training, escaped, model_card
 from tests.conftest import MessyCorpora
-from tests.nestmodel.formats.models import CONFIG, checkpoint
+from tests.nestmodel.formats.models import CONFIG, assert_equal_states, checkpoint
+from tests.nestmodel.formats.test_huggingface import STREAMING
 from tests.synthesis import chirp
 from tests.training import messy_data, trainer
 
@@ -63,8 +74,26 @@ def test_the_lines_of_the_card_load_the_model(
     assert len(ctc) == (to == "huggingface")
     if ctc:
         exec(ctc[0], scope)
-        weights = scope["recogniser"].encoder.state_dict()
-        assert all(torch.equal(value, weights[name]) for name, value in scope["encoder"].state_dict().items())
+        weights, encoder = scope["recogniser"].state_dict(), scope["encoder"].state_dict()
+        assert weights.keys() == {*(f"encoder.{name}" for name in encoder), "ctc_head.weight", "ctc_head.bias"}
+        assert all(torch.equal(value, weights[f"encoder.{name}"]) for name, value in encoder.items())
+        assert len(weights["ctc_head.weight"]) == scope["recogniser"].config.vocab_size == 1024
+        # What transformers has saved is read back, of a model with a head as well.
+        for name in ("encoder", "recogniser"):
+            scope[name].save_pretrained(name)
+            network = NestNetwork(replace(CONFIG, seed=6))
+            assert load_weights(network, f"{name}/model.safetensors", "encoder").missing == ()
+            assert_equal_states(network, load_network(path), "encoder.")
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:::transformers", "ignore:::huggingface_hub")
+@pytest.mark.parametrize("config", [CONFIG, STREAMING], ids=["whole", "streaming"])
+def test_a_ctc_model_without_a_configuration_is_an_error(config: NestConfig, tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    exported = export_model(NestNetwork(config), "huggingface", tmp_path / "model")
+    with pytest.raises(RuntimeError, match="ignore_mismatched_sizes"):  # of 24 x 1024, as the card says
+        transformers.ParakeetForCTC.from_pretrained(exported, vocab_size=8, pad_token_id=0)
 
 
 def test_a_resumed_run_keeps_its_last_validation(messy_corpora: MessyCorpora, tmp_path: Path) -> None:
