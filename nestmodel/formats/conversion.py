@@ -228,7 +228,7 @@ def export_model(
         raise OutputError(f"{beside}: exists already. Choose another path, or pass --overwrite to replace it.")
     with output_file(output, overwrite=overwrite, inputs=inputs) as path:
         if to in ("onnx", "onnx-streaming"):
-            (write_onnx if to == "onnx" else write_onnx_chunk)(path, network.config, network.conformer)
+            (write_onnx if to == "onnx" else write_onnx_chunk)(path, network)
         with _naming_target(output):
             if to == "nemo":
                 write_nemo(path, network.config, network.state_dict())

@@ -14,6 +14,7 @@ from typing import Any
 from nestdata import redacted
 from nestmodel.class_config import ClassConfig
 from nestmodel.config import ExportFormat, NestConfig, WeightParts
+from nestmodel.formats.onnx import samples_in_front
 from nestmodel.formats.safetensors import RECORD_KEY, SETTINGS_KEY
 
 UNKNOWN = "unknown"
@@ -39,6 +40,28 @@ recogniser = ParakeetForCTC.from_pretrained(model, config=config)"""
 _NESTMODEL = """from nestmodel import encode
 
 frames = encode("{path}", "talk.wav").values  # (frames, dim)"""
+_SESSION = """import numpy as np
+import onnxruntime
+import soundfile
+
+session = onnxruntime.InferenceSession("{path}")
+audio, rate = soundfile.read("talk.wav", dtype="float32")  # one channel, at the rate below
+"""
+_ONNX = """inputs = {"audio": audio[None], "audio_lens": np.array([len(audio)])}
+frames, num_frames = session.run(None, inputs)  # (1, frames, dim), (1,); the rows of a batch are padded"""
+_ONNX_STREAMING = """chunk, _, *others = session.get_inputs()
+caches = {{cache.name: np.zeros([1 if n == "batch" else n for n in cache.shape], np.float32) for cache in others}}
+caches["cache_len"] = np.zeros(1, np.int64)
+size, step = chunk.shape[1], {step}  # samples that a chunk reads, which overlap, and samples of a chunk
+stream = np.pad(audio, ({in_front}, size))  # a chunk reads {in_front} samples before its own
+frames = []
+for start in range(0, len(audio) + 1, step):
+    # How many samples are left from here; while the end is not known, any number of more than a chunk.
+    inputs = {{"audio": stream[None, start : start + size], "audio_lens": np.array([len(audio) - start])}}
+    encoded, num_frames, *new = session.run(None, {{**inputs, **caches}})
+    caches = dict(zip(caches, new))
+    frames.append(encoded[0, : num_frames[0]])
+frames = np.concatenate(frames)  # (frames, dim)"""
 _PLAIN_NAME = re.compile(r"[\w .-]+", re.ASCII)
 _MAX_CHARACTERS = 200
 _MAX_ROWS = 100
@@ -96,7 +119,7 @@ def model_card(
         "A speech encoder, pretrained on unlabelled speech with NEST "
         "([arXiv:2408.13106](https://arxiv.org/abs/2408.13106)).",
         _table(("", ""), facts),
-        _use(title, to, parts),
+        _use(title, config, to, parts),
         _recognition(config) if to == "huggingface" else "",
         "## Licence\n\nThe publisher of the model fills this in, here and in the header of this file.",
         "## Training",
@@ -117,12 +140,19 @@ def escaped(text: str) -> str:
     return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
-def _use(name: str, to: ExportFormat, parts: WeightParts) -> str:
-    """Returns lines of Python that load the model; empty for a format without a loader of one line."""
+def _use(name: str, config: NestConfig, to: ExportFormat, parts: WeightParts) -> str:
+    """Returns lines of Python that apply the model; empty for the encoder as safetensors."""
+    path = name if _PLAIN_NAME.fullmatch(name) else f"model.{to}"
     if to == "huggingface":
         code = _TRANSFORMERS
+    elif to == "onnx":
+        code = _SESSION.format(path=path) + _ONNX
+    elif to == "onnx-streaming":
+        encoder, features = config.conformer, config.features
+        step = (encoder.att_context_size[0][1] + 1) * encoder.subsampling_factor * features.hop_length
+        code = _SESSION.format(path=path) + _ONNX_STREAMING.format(step=step, in_front=samples_in_front(features))
     elif parts == "all":
-        code = _NESTMODEL.format(path=name if _PLAIN_NAME.fullmatch(name) else f"model.{to}")
+        code = _NESTMODEL.format(path=path)
     else:
         return ""
     return f"## Use\n\n```python\n{code}\n```"
