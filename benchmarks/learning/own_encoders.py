@@ -1,11 +1,11 @@
 """Encoders of the examples predict masked tokens of held-out speech better than the entropy of the tokens.
 
-    python -m benchmarks run own_encoders REAL_SPEECH OUTPUT --language cs=TRAIN,TEST [--results benchmarks/results/NAME.md]
+    python -m benchmarks run own_encoders REAL_SPEECH OUTPUT --language cs=TRAIN,TEST [--results NAME.md]
 
 Trains SmallTransformer and a w2v-BERT of the same size from random weights, and FastConformer of the demo preset beside
-them: on prompts (REAL_SPEECH, without the held-out speakers) and on a second language, with three seeds each. Nothing is
-chosen on these lines: the settings are those of the demo preset, and block lengths are the same in seconds. Runs that are
-in OUTPUT already are not made again.
+them: on prompts (REAL_SPEECH, without the held-out speakers) and on a second language, with three seeds each. Nothing
+is chosen on these lines: the settings are those of the demo preset, and block lengths are the same in seconds. Runs
+that are in OUTPUT already are not made again.
 """
 
 import sys
@@ -58,7 +58,10 @@ def main() -> int:
     prompts = by_speaker(arguments.real_speech)
     of_second = [read_manifest(Path(path)) for path in paths]
     sides = {"prompts": (prompts["train"], prompts["held_out"]), second: of_second}
-    for name, lines in [("noise", prompts["noise"]), *((f"{name}-{i}", sides[name][i]) for name in sides for i in (0, 1))]:
+    for name, lines in [
+        ("noise", prompts["noise"]),
+        *((f"{name}-{i}", sides[name][i]) for name in sides for i in (0, 1)),
+    ]:
         if not (output / f"{name}.corpus").exists():
             write_lines(output / f"{name}.json", lines)
             prepare(f"{name}.json", output)
@@ -107,10 +110,10 @@ def _report(output: Path, corpora: list[str], steps: int, results: Path | None) 
         for name in corpora
     )
     report.text(
-        f"The loss on held-out lines after {steps} steps of the demo preset, below the entropy of their tokens by so many "
-        f"nats: mean of the seeds and its interval of 95 %, and the seeds. Trained on {hours}. Of w2v-BERT, the random "
-        "weights are the same for all seeds. The encoders have different numbers of parameters and frames, so that their "
-        "losses are not compared with each other."
+        f"The loss on held-out lines after {steps} steps of the demo preset, below the entropy of their tokens by so "
+        f"many nats: mean of the seeds and its interval of 95 %, and the seeds. Trained on {hours}. Of w2v-BERT, the "
+        "random weights are the same for all seeds. The encoders have different numbers of parameters and frames, so "
+        "that their losses are not compared with each other."
     )
     report.table(["corpus", "encoder", "entropy", "below by", "seeds"], _rows(output, corpora))
 
