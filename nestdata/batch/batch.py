@@ -3,7 +3,7 @@
 import operator
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from threading import Lock
 from typing import Any, NamedTuple, SupportsIndex, TypeVar
 
@@ -58,6 +58,9 @@ class Microbatch:
 
     key: MicrobatchKey
 
+    indices: list[int] = field(default_factory=list)
+    """Indices of the cuts in the corpora, from which `AudioNoiseDataset.cuts` reads labels; empty without corpora."""
+
     sampling_rate: int | None = None
     """Sampling rate in Hz; None if it is not known."""
 
@@ -66,11 +69,11 @@ class Microbatch:
 
     def metadata(self) -> dict[str, Any]:
         """Returns the fields that every form of a microbatch has, by name: all but its tensors."""
-        return {field.name: getattr(self, field.name) for field in fields(Microbatch)}
+        return {part.name: getattr(self, part.name) for part in fields(Microbatch)}
 
     def tensors(self) -> dict[str, Tensor]:
         """Returns the tensors by field name, in the order of the fields."""
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        values = {part.name: getattr(self, part.name) for part in fields(self)}
         return {name: value for name, value in values.items() if isinstance(value, Tensor)}
 
     def to(self: Batch, device: torch.device | str, *, non_blocking: bool = False) -> Batch:

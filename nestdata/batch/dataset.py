@@ -1,9 +1,9 @@
 """`AudioNoiseDataset`: loads the microbatch of any batch index as a pure function of its key."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import NamedTuple, SupportsIndex
+from typing import Any, NamedTuple, SupportsIndex
 
 import numpy as np
 import torch
@@ -12,7 +12,7 @@ from torch.utils.data import Dataset
 
 from nestdata.batch.augment import AugmentConfig, Chain
 from nestdata.batch.bad_audio import BadAudioConfig
-from nestdata.batch.batch import AudioNoiseBatch, BatchIndex, MicrobatchKey
+from nestdata.batch.batch import AudioNoiseBatch, BatchIndex, Microbatch, MicrobatchKey
 from nestdata.batch.loader import BatchIndices, BatchLoader
 from nestdata.batch.memory import batch_arrays, bytes_of_batch
 from nestdata.batch.mix import Mix, SpeakerNoiseMixer
@@ -25,6 +25,11 @@ from nestdata.errors import ConfigError
 from nestdata.options import ShortAudio, StartMethod
 from nestdata.plan.batch_plan import BatchPlan
 from nestdata.stateless_rng import StatelessRng
+
+_NO_LENGTH = (
+    "AudioNoiseDataset has no last batch: use dataset.loader(microbatches(dataset.plan, num_steps=NUMBER)) in place of "
+    "DataLoader(dataset), len and iteration; dataset[STEP] is one batch."
+)
 
 
 class _CutKey(NamedTuple):
@@ -158,9 +163,38 @@ class AudioNoiseDataset(Dataset[AudioNoiseBatch]):
             mixes=mixes,
             bad_cuts=rows.bad_cuts,
             key=MicrobatchKey(self.plan.epoch(step), step, microbatch),
+            indices=[cut.corpus_index for cut in rows.speech],
             sampling_rate=self.corpus.sampling_rate,
             remote=None if self.remote is None else self.remote.new_stats(),
         )
+
+    def cuts(self, batch: Microbatch) -> list[Any]:
+        """Returns the cuts of a batch of this dataset as Lhotse `MonoCut`s, by position.
+
+        Text, speaker and language are in their `supervisions`, other labels in `custom`. Where a cut was replaced
+        because of its audio, this is the one that replaced it. The corpora are read here and not before.
+
+        Args:
+            batch: A batch in any form: from loader workers, on a GPU, or as a network has read it.
+
+        Raises:
+            ConfigError: The batch is of another dataset.
+            CorpusError: The line of a cut is damaged.
+        """
+        located = [self.corpus.locate(index) for index in batch.indices if index < len(self.corpus)]
+        cuts = [corpus[own_index] for corpus, own_index in located]
+        if [cut.id for cut in cuts] != batch.sample_id:
+            raise ConfigError(f"{batch!r} is not of {self!r}: ask the dataset that it was loaded from for its cuts.")
+        return cuts
+
+    def __len__(self) -> int:
+        raise TypeError(_NO_LENGTH)
+
+    def __iter__(self) -> Iterator[AudioNoiseBatch]:
+        raise TypeError(_NO_LENGTH)
+
+    def __bool__(self) -> bool:
+        return True
 
     def __repr__(self) -> str:
         noise = "no noise" if self.noise.corpus is None else f"{len(self.noise.corpus)} cuts of noise"
