@@ -84,7 +84,7 @@ def build(cls: type[ConfigT], mapping: object, where: str) -> ConfigT:
 
 def to_plain(value: object) -> Any:
     """Returns a dataclass as nested mappings, lists, texts and numbers, which YAML holds and `build` takes back."""
-    if is_dataclass(value) and not isinstance(value, type):
+    if is_dataclass(value) and not callable(value):  # neither a class nor an object that YAML cannot hold
         return {part.name: to_plain(getattr(value, part.name)) for part in fields(value)}
     if isinstance(value, Mapping):
         return {str(key): to_plain(item) for key, item in value.items()}

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from nestdata.batch.own_transform import name_of
 from nestdata.errors import ConfigError
 
 # A shift that nobody hears: the hop of the features.
@@ -43,7 +44,7 @@ def align(transform: Any, sampling_rate: int, path: str, remedy: str) -> None:
     Raises:
         ConfigError: It moves speech by different times.
     """
-    name = type(transform).__name__
+    name = name_of(transform)
     if name == "ApplyImpulseResponse":
         _take_out(transform, _response_delays(transform, sampling_rate))
     lags = lags_of(transform, sampling_rate)

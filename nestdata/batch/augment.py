@@ -1,7 +1,8 @@
-"""Chains of audiomentations transforms as pure functions of the samples and a key.
+"""Chains of transforms, of audiomentations or one's own, as pure functions of the samples and a key.
 
 audiomentations draws random numbers from the global generators of Python and NumPy. They are seeded from the key before
-a chain runs and restored afterwards. audiomentations is imported only if a chain has transforms.
+a chain runs and restored afterwards. The generators that own transforms are called with are seeded by them.
+audiomentations is imported only if a chain names a transform of it.
 """
 
 import inspect
@@ -9,22 +10,27 @@ import logging
 import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from nestdata.batch.alignment import align, lags_of
-from nestdata.config_checks import nearest_name_hint
+from nestdata.batch.own_transform import OwnTransform, name_of, recorded
+from nestdata.class_path import build_object
+from nestdata.config_checks import nearest_name_hint, require
 from nestdata.errors import ConfigError
 from nestdata.field_docs import with_field_docs
 from nestdata.stateless_rng import derive_key
 
 _log = logging.getLogger(__name__)
 
-TransformSpec = str | dict[str, Any]
-"""The class name of a transform, or a dict from one class name to its parameters: `Gain`, or `{Gain: {p: 0.5}}`."""
+TransformSpec = str | dict[str, Any] | Any
+"""The class name of a transform, or a dict from one class name to its parameters: `Gain`, or `{Gain: {p: 0.5}}`.
+
+One's own is a callable, or a dict with the `class_path` of one and `init_args`. It is called with samples, shape
+(samples,), their rate in Hz and a `numpy.random.Generator`, and returns as many samples."""
 
 # Transforms with a parameter `transforms`, which is again a list of transforms.
 _COMPOSITIONS = ("Compose", "OneOf", "SomeOf")
@@ -33,7 +39,11 @@ _COMPOSITIONS = ("Compose", "OneOf", "SomeOf")
 @with_field_docs
 @dataclass(frozen=True, kw_only=True)
 class AugmentConfig:
-    """Chains of audiomentations transforms, each given by class name: `Gain`, or `{Gain: {p: 0.5}}`."""
+    """Chains of audiomentations transforms, each given by class name: `Gain`, or `{Gain: {p: 0.5}}`.
+
+    A transform of your own is an object that is called with samples, sampling rate and a random generator, or in YAML
+    `{class_path: my_package.Echo, init_args: {delay_s: 0.2}}`.
+    """
 
     speech: list[TransformSpec] = field(default_factory=list)
     """Applied to speech before interference is added."""
@@ -46,6 +56,14 @@ class AugmentConfig:
 
     mixture: list[TransformSpec] = field(default_factory=list)
     """Applied to the noisy audio after interference is added."""
+
+    def recorded(self) -> dict[str, Any]:
+        """Returns the fields as a resume compares them, with names and hashes of callables.
+
+        Raises:
+            ConfigError: A callable is a class, or cannot be pickled.
+        """
+        return {part.name: recorded(getattr(self, part.name), f"augment.{part.name}") for part in fields(self)}
 
 
 class Chain:
@@ -66,6 +84,7 @@ class Chain:
     def __init__(
         self, specs: Sequence[TransformSpec], sampling_rate: int, *, name: str, remedy: str | None = None
     ) -> None:
+        require(isinstance(specs, list | tuple), name, specs, "a list of transforms")
         self._specs = list(specs)
         self._sampling_rate = sampling_rate
         self._name = name
@@ -92,7 +111,7 @@ class Chain:
         changed = samples.copy()
         with _seeded_global_generators(derive_key(seed, self._name, *counters)):
             for transform in self._transforms:
-                changed = self._apply(transform, changed)
+                changed = self._apply(transform, changed, self._name)
         return np.ascontiguousarray(changed, dtype=np.float32)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -101,6 +120,8 @@ class Chain:
 
     def _tried(self, transform: Any, path: str) -> Any:
         """Returns a transform that has been called, so that it has imported what it needs, and is aligned."""
+        if isinstance(transform, OwnTransform):
+            self._check_own(transform, path)
         try:
             if self._remedy is not None:
                 align(transform, self._sampling_rate, path, self._remedy)
@@ -109,26 +130,38 @@ class Chain:
         except ConfigError:
             raise
         except ImportError as error:
-            name = type(transform).__name__
+            name = name_of(transform)
             raise ConfigError(f"{path}: {name} needs a package that is not installed ({error}).") from error
         except Exception:  # of the libraries of transforms, which may not like the bursts: speech will show it
             _log.debug("%s cannot be tried", path, exc_info=True)
         return transform
 
-    def _apply(self, transform: Any, samples: NDArray[np.float32]) -> NDArray[np.float32]:
-        kind = type(transform).__name__
+    def _check_own(self, transform: OwnTransform, path: str) -> None:
+        """Raises ConfigError unless a transform works, and gives the same for the same samples and generator."""
+        found: dict[int, NDArray[np.float32]] = {}
+        lengths = [round(seconds * self._sampling_rate) for seconds in (1.0, 1.3, 1.7, 2.0)]
+        for num_samples in (*lengths, *reversed(lengths)):
+            with _seeded_global_generators(num_samples):
+                samples = np.random.normal(0.0, 0.1, num_samples).astype(np.float32)
+                changed = self._apply(transform, samples, path)
+            expected = "equal results for equal calls: draw from rng only, and keep nothing between calls"
+            require(np.array_equal(changed, found.setdefault(num_samples, changed)), path, name_of(transform), expected)
+
+    def _apply(self, transform: Any, samples: NDArray[np.float32], path: str) -> NDArray[np.float32]:
+        kind = name_of(transform)
         try:
             changed: NDArray[np.float32] = transform(samples=samples, sample_rate=self._sampling_rate)
         except Exception as error:  # transforms raise the errors of many libraries
-            raise ConfigError(f"{self._name}: {kind} fails: {type(error).__name__}: {error}") from error
+            called = " when called with (samples, sampling_rate, rng)" if isinstance(transform, OwnTransform) else ""
+            raise ConfigError(f"{path}: {kind} fails{called}: {type(error).__name__}: {error}") from error
         if changed.shape != samples.shape:
             raise ConfigError(
-                f"{self._name}: {kind} returns samples of shape {changed.shape} for {samples.shape}, so noisy and "
+                f"{path}: {kind} returns samples of shape {changed.shape} for {samples.shape}, so noisy and "
                 "clean audio would not be aligned. Set leave_length_unchanged: true if it has that parameter, or "
                 "remove it."
             )
         if not np.isfinite(changed).all():
-            raise ConfigError(f"{self._name}: {kind} returns NaN or Inf for finite samples. Change its parameters.")
+            raise ConfigError(f"{path}: {kind} returns NaN or Inf for finite samples. Change its parameters.")
         return changed
 
 
@@ -161,6 +194,11 @@ def _build(spec: TransformSpec, path: str, tried: Callable[[Any, str], Any]) -> 
         path: Its setting in messages, such as `augment.speech[0]`.
         tried: Called with a transform that is no composition, and its setting.
     """
+    if isinstance(spec, dict) and "class_path" in spec:
+        spec = build_object(spec, path)
+        require(callable(spec), path, spec, "a callable object")
+    if callable(spec):
+        return tried(OwnTransform(spec), path)
     name, parameters = _parse(spec, path)
     kinds = _transform_classes()
     if name not in kinds:

@@ -85,6 +85,9 @@ class AudioNoiseDataset(Dataset[AudioNoiseBatch]):
         self.mixer = mixer
         self.short_audio = short_audio
         self.augment = augment or AugmentConfig()
+        self.augment_settings = self.augment.recorded()
+        """The settings of `augment` as a resume compares them."""
+
         self.bad_audio = bad_audio or BadAudioConfig()
         rate = self.corpus.sampling_rate
         remedy = None

@@ -19,7 +19,7 @@ from nestdata.batch.batch import AudioNoiseBatch, BatchIndex
 from nestdata.batch.memory import FilledSlot, SlotRing
 from nestdata.batch.remote import NUM_AHEAD
 from nestdata.batch.worker import END_SIGNAL, StartWorker, check_workers, end_workers, start_fork_server
-from nestdata.errors import NestError
+from nestdata.errors import ConfigError, NestError
 from nestdata.options import StartMethod
 from nestdata.plan.batch_plan import BatchPlan
 
@@ -258,6 +258,9 @@ def _received_source(dataset: bytes, ring: SlotRing | None) -> _BatchSource:
         return _BatchSource(pickle.loads(dataset), ring)
     except NestError as error:
         return _BatchSource(_Unreadable(error), ring)
+    except (AttributeError, ImportError) as error:
+        advice = "Define transforms in a module that can be imported, not in the program that is started."
+        return _BatchSource(_Unreadable(ConfigError(f"a loader process lacks a transform ({error}). {advice}")), ring)
 
 
 def microbatches(

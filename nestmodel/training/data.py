@@ -83,7 +83,7 @@ class NestDataModule(pl.LightningDataModule):
             **{f"{STAGE_PREFIX}{from_step}": repr(repeats) for from_step, repeats in plan.stage_repeats.items()},
             **flatten_settings(self.config.mix, "data.mix"),
             **flatten_settings(self.noise.config, "data.noise_sampler"),
-            **flatten_settings(self.train_dataset.augment, "data.augment"),
+            **flatten_settings(self.train_dataset.augment_settings, "data.augment"),
         }
 
     @property
