@@ -7,6 +7,8 @@ import difflib
 import math
 import reprlib
 from collections.abc import Iterable
+from dataclasses import is_dataclass
+from typing import get_type_hints
 
 from nestdata.errors import ConfigError
 
@@ -31,6 +33,24 @@ def require(condition: bool, field: str, value: object, expected: str) -> None:
     """
     if not condition:
         raise ConfigError(f"{field} is {shown(value)}: expected {expected}.")
+
+
+def require_instance(field: str, value: object, cls: type, *, or_none: bool = False) -> None:
+    """Raises ConfigError unless a value is an object of a class; a mapping or the class itself is a common mistake."""
+    require(isinstance(value, cls) or (or_none and value is None), field, value, f"an object of {cls.__name__}")
+
+
+def require_parts(section: str, config: object) -> None:
+    """Raises ConfigError unless every field of a configuration that is annotated with a dataclass holds one, and so on.
+
+    Args:
+        section: Path of the configuration, as for `require_at_least`.
+        config: The configuration.
+    """
+    for name, hint in get_type_hints(type(config)).items():
+        if is_dataclass(hint) and isinstance(hint, type):
+            require_instance(_path(section, name), getattr(config, name), hint)
+            require_parts(_path(section, name), getattr(config, name))
 
 
 def require_at_least(minimum: int | float, section: str, config: object, *names: str) -> None:

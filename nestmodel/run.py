@@ -4,7 +4,7 @@ import inspect
 import os
 import subprocess
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -17,7 +17,7 @@ import yaml
 from pytorch_lightning.callbacks import EarlyStopping
 
 from nestdata import redacted
-from nestdata.config_checks import nearest_name_hint
+from nestdata.config_checks import nearest_name_hint, require, require_instance
 from nestdata.output import replace_file
 from nestmodel.class_config import ClassConfig, class_of
 from nestmodel.errors import ConfigError
@@ -75,11 +75,15 @@ class Run:
         return None if self.config.ckpt_path is None else Path(self.config.ckpt_path)
 
 
-def fit(config: RunConfig, *, encoder: Encoder | None = None) -> pl.Trainer:
+def fit(
+    config: RunConfig, callbacks: Sequence[pl.Callback] = (), *, encoder: Encoder | None = None
+) -> pl.Trainer:
     """Trains a model.
 
     Args:
         config: All settings, such as `RunConfig.read(["demo"])` with other values by `dataclasses.replace`.
+        callbacks: Further callbacks of Lightning, beside those of `trainer.callbacks`. `config.yaml` does not hold
+            them: give them again to resume.
         encoder: An encoder of another author, with its weights, in place of the one that `config` describes.
 
     Returns:
@@ -91,9 +95,13 @@ def fit(config: RunConfig, *, encoder: Encoder | None = None) -> pl.Trainer:
         NestError: Data cannot be read, or training cannot go on.
         SystemExit: A signal or a full disk has ended the run, with its exit code.
     """
+    require_instance("config", config, RunConfig)
+    require(isinstance(callbacks, list | tuple), "callbacks", callbacks, "a list of objects")
+    for number, callback in enumerate(callbacks):
+        require_instance(f"callbacks[{number}]", callback, pl.Callback)
     with ExitStack() as stack:
         stack.enter_context(only_start(config.checkpoints.directory))
-        run = build_run(config, "fit", encoder)
+        run = build_run(config, "fit", callbacks, encoder)
         if run.ckpt_path is not None and run.first_step >= run.config.trainer.max_steps > 0:
             if run.trainer.is_global_zero:
                 print_nothing_to_train(run)
@@ -127,6 +135,7 @@ def validate(config: RunConfig) -> pl.Trainer:
         ConfigError: There is nothing to evaluate, or settings contradict each other.
         NestError: Data cannot be read, or the output cannot be written.
     """
+    require_instance("config", config, RunConfig)
     if config.ckpt_path is None and not config.resume and config.model.init_from is None:
         raise ConfigError(
             "no checkpoint to evaluate: give --ckpt-path FILE, or --ckpt-path last and the run's folder by -o DIR."
@@ -139,12 +148,15 @@ def validate(config: RunConfig) -> pl.Trainer:
     return run.trainer
 
 
-def build_run(config: RunConfig, stage: str, encoder: Encoder | None = None) -> Run:
+def build_run(
+    config: RunConfig, stage: str, callbacks: Sequence[pl.Callback] = (), encoder: Encoder | None = None
+) -> Run:
     """Builds model, data and trainer, and makes every check of the settings before the ranks connect to each other.
 
     Args:
         config: All settings.
         stage: `fit` or `validate`.
+        callbacks: Callbacks of Lightning beside those of the settings.
         encoder: As for `fit`.
 
     Raises:
@@ -163,7 +175,7 @@ def build_run(config: RunConfig, stage: str, encoder: Encoder | None = None) -> 
     model = NestModel(settings.config, settings.init_from, settings.init_parts, settings.kernels, encoder)
     config = replace(config, model=replace(settings, config=model.config))
     first_step = 0 if found is None or stage == "validate" else read_run(found).step
-    run = Run(config, model, data, _build_trainer(config, stage), first_step)
+    run = Run(config, model, data, _build_trainer(config, stage, callbacks), first_step)
     if finds_launcher(run.trainer):
         check_start(os.environ, run.trainer.num_devices, run.trainer.num_nodes)
     data.use_fork_server()
@@ -173,7 +185,7 @@ def build_run(config: RunConfig, stage: str, encoder: Encoder | None = None) -> 
     return run
 
 
-def _build_trainer(config: RunConfig, stage: str) -> pl.Trainer:
+def _build_trainer(config: RunConfig, stage: str, callbacks: Sequence[pl.Callback]) -> pl.Trainer:
     settings = config.trainer
     if settings.deterministic:
         prepare_deterministic()
@@ -201,7 +213,7 @@ def _build_trainer(config: RunConfig, stage: str) -> pl.Trainer:
         "num_sanity_val_steps": 0,
         "default_root_dir": config.output,
         "logger": open_loggers((config.log or None) if stage == "fit" else None, config.output, config.ckpt_path),
-        "callbacks": [*map(_build, settings.callbacks), *_own_callbacks(config, stage)],
+        "callbacks": [*map(_build, settings.callbacks), *callbacks, *_own_callbacks(config, stage)],
         "enable_model_summary": False,
         "enable_progress_bar": False,
         "use_distributed_sampler": False,
@@ -325,7 +337,10 @@ class ConfigFile(pl.Callback):
         try:
             self._text = yaml.safe_dump(self._stored, sort_keys=False)
         except yaml.YAMLError as error:
-            raise ConfigError(f"config.yaml cannot hold these settings: {' '.join(str(error).split())}.") from error
+            detail = " ".join(str(error).split())
+            raise ConfigError(
+                f"config.yaml cannot hold these settings ({detail}): name objects by class_path."
+            ) from error
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:  # noqa: ARG002
         """Writes the file. Every rank has to call it: the name of the folder is broadcast."""

@@ -23,7 +23,7 @@ from nestdata import (
     ShortAudio,
     StartMethod,
 )
-from nestdata.config_checks import require, require_at_least
+from nestdata.config_checks import require, require_at_least, require_parts
 from nestdata.field_docs import with_field_docs
 from nestguard import StallLimits
 from nestmodel.class_config import ClassConfig
@@ -108,6 +108,7 @@ class DataConfig:
     def __post_init__(self) -> None:
         given = [self.corpus] if isinstance(self.corpus, str | Path) else self.corpus
         object.__setattr__(self, "corpus", tuple(Path(path) for path in given))
+        require_parts("data", self)
         require_at_least(0, "data", self, "num_workers")
 
     @property
@@ -190,6 +191,10 @@ class TrainerConfig:
             parse_duration("trainer.max_time", self.max_time)
         owned = {part.name for part in fields(self)} & self.lightning.keys()
         require(not owned, "trainer.lightning", sorted(owned), "settings that `trainer` has no field for")
+        are_named = all(isinstance(given, ClassConfig) for given in self.callbacks)
+        require(
+            are_named, "trainer.callbacks", self.callbacks, "ClassConfigs; fit(config, callbacks=[...]) takes objects"
+        )
 
 
 @with_field_docs
@@ -277,6 +282,7 @@ class RunConfig:
     """Continue from the newest checkpoint of the output folder."""
 
     def __post_init__(self) -> None:
+        require_parts("", self)
         # One seed decides everything.
         plan, model = replace(self.data.plan, seed=self.seed), replace(self.model.config, seed=self.seed)
         object.__setattr__(self, "data", replace(self.data, plan=plan))

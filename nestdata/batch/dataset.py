@@ -19,6 +19,7 @@ from nestdata.batch.mix import Mix, SpeakerNoiseMixer
 from nestdata.batch.noise import NoiseSampler, NoiseSpan
 from nestdata.batch.remote import CutsOf, RemoteConfig, RemoteReader
 from nestdata.batch.rows import SpeechRows
+from nestdata.config_checks import require, require_instance
 from nestdata.corpus.corpora import Corpora, CorpusInput
 from nestdata.corpus.roles import warn_of_noise, warn_of_validation
 from nestdata.errors import ConfigError
@@ -64,7 +65,8 @@ class AudioNoiseDataset(Dataset[AudioNoiseBatch]):
 
     Raises:
         CorpusError: A corpus cannot be opened, or something else is given.
-        ConfigError: The noise corpus and the speech have different sampling rates, or a transform cannot be used.
+        ConfigError: The noise corpus and the speech have different sampling rates, a transform cannot be used, or an
+            argument is of another kind.
     """
 
     def __init__(
@@ -79,6 +81,11 @@ class AudioNoiseDataset(Dataset[AudioNoiseBatch]):
         bad_audio: BadAudioConfig | None = None,
         remote: RemoteConfig | None = None,
     ) -> None:
+        require(isinstance(plan, BatchPlan), "plan", plan, "a BatchPlan, such as BatchPlan.of(corpus, PlanConfig(...))")
+        require_instance("mixer", mixer, SpeakerNoiseMixer, or_none=True)
+        require_instance("augment", augment, AugmentConfig, or_none=True)
+        require_instance("bad_audio", bad_audio, BadAudioConfig, or_none=True)
+        require_instance("remote", remote, RemoteConfig, or_none=True)
         self.corpus = Corpora.of(corpus)
         self.plan = plan
         self.noise = noise if isinstance(noise, NoiseSampler) else NoiseSampler(noise)

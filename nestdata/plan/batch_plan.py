@@ -16,6 +16,7 @@ from itertools import accumulate
 import numpy as np
 from numpy.typing import NDArray
 
+from nestdata.config_checks import require_instance
 from nestdata.corpus.corpora import Corpora, CorpusInput
 from nestdata.errors import ConfigError, PlanError
 from nestdata.plan.budget import Budget, leave_out_cuts
@@ -127,6 +128,7 @@ class BatchPlan:
             PlanError: The cuts do not fit the settings; the message names the corpora.
             ConfigError: There is no corpus, the sampling rates differ, or weights or languages do not fit the corpora.
         """
+        require_instance("config", config, PlanConfig, or_none=True)
         corpora = Corpora.of(corpus)
         try:
             return cls(corpora.num_samples, corpora.sampling_rate, config or PlanConfig(), content=corpora.fingerprint)

@@ -1,5 +1,6 @@
 import os
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,14 +9,14 @@ import torch
 import yaml
 
 from nestcli.nestmodel import main
-from nestmodel import NestNetwork, RunConfig, fit, load_network
+from nestmodel import ConfigError, NestNetwork, RunConfig, fit, load_network
 from nestmodel.formats.nemo_archive import write_nemo
 from nestmodel.training.callbacks.curves import read_metrics
 from nestmodel.training.saving.resume import read_run
 from tests.cli.commands import error_of, run
 from tests.conftest import MessyCorpora
 from tests.synthesis import folder_corpus, hiss
-from tests.training import tiny_config
+from tests.training import Recorder, tiny_config
 
 TINY: dict[str, Any] = {
     "trainer": {"max_steps": 4, "log_every_n_steps": 1, "val_check_interval": 2, "accelerator": "cpu"},
@@ -154,6 +155,28 @@ def test_a_command_its_stored_settings_and_python_train_the_same_weights(
     assert len(others) == 2
     for other in others:
         assert all(torch.equal(weights, other[name]) for name, weights in first.items())
+
+
+def test_a_run_with_a_transform_and_a_callback_of_its_own_is_resumed_with_equal_ones_only(
+    messy_corpora: MessyCorpora, tmp_path: Path
+) -> None:
+    def config(output: str, max_steps: int, level: float = 0.8) -> RunConfig:
+        echo = {"class_path": "tests.nestdata.batch.own_transforms.Echo", "init_args": {"level": level}}
+        data = {**TINY["data"], "corpus": str(messy_corpora.speech), "augment": {"speech": [echo]}}
+        path = tmp_path / "own.yaml"
+        path.write_text(yaml.safe_dump({**TINY, "data": data, "output": str(tmp_path / output)}))
+        read = RunConfig.read([path])
+        return replace(read, trainer=replace(read.trainer, max_steps=max_steps), resume=output == "parts")
+
+    whole, parts = Recorder(), Recorder()
+    fit(config("whole", 4), [whole])
+    fit(replace(config("parts", 2), resume=False), [parts])
+    with pytest.raises(ConfigError, match=r"data\.augment\.speech: .*0\.8.* -> .*0\.7"):
+        fit(config("parts", 4, level=0.7))
+    trained = fit(config("parts", 4), [parts])
+    assert [key.step for key in parts.keys] == [0, 0, 1, 1, 2, 2, 3, 3]
+    assert (parts.keys, parts.losses) == (whole.keys, whole.losses)
+    assert trained.global_step == 4
 
 
 def test_a_directory_that_cannot_be_written_is_one_line_before_training(
