@@ -27,10 +27,7 @@ from nestdata.options import ShortAudio, StartMethod
 from nestdata.plan.batch_plan import BatchPlan
 from nestdata.stateless_rng import StatelessRng
 
-_NO_LENGTH = (
-    "AudioNoiseDataset has no last batch: use dataset.loader(microbatches(dataset.plan, num_steps=NUMBER)) in place of "
-    "DataLoader(dataset), len and iteration; dataset[STEP] is one batch."
-)
+_NO_LENGTH = "a dataset has no last batch: use dataset.loader(microbatches(plan, num_steps=N)), not DataLoader(dataset)"
 
 
 class _CutKey(NamedTuple):

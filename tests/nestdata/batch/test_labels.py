@@ -89,6 +89,6 @@ def test_a_loader_of_torch_takes_the_batches_of_given_steps_and_no_others(messy_
     for batch, index in zip(loader, indices, strict=True):
         assert torch.equal(batch.audio, dataset[index].audio)
     for use in (len, list, lambda given: list(DataLoader(given)), lambda given: DataLoader(given, shuffle=True)):
-        with pytest.raises(TypeError, match=r"use dataset\.loader\(microbatches.* in place of"):
+        with pytest.raises(TypeError, match=r"use dataset\.loader\(microbatches.*, not DataLoader\(dataset\)"):
             use(dataset)
     assert dataset
