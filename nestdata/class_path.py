@@ -8,28 +8,50 @@ from nestdata.config_checks import require, shown
 from nestdata.errors import ConfigError
 
 
-def build_object(settings: Mapping[str, Any], where: str) -> Any:
+def class_at(class_path: str, where: str, base: type = object) -> Any:
+    """Returns a class by its name.
+
+    Args:
+        class_path: `module.Class`.
+        where: Path of the setting, for messages.
+        base: What the class has to derive from.
+
+    Raises:
+        ConfigError: It cannot be imported, or it is no such class.
+    """
+    module, _, name = str(class_path).rpartition(".")
+    try:
+        found = getattr(import_module(module), name)
+    except Exception as error:  # a module may do anything
+        raise ConfigError(
+            f"{where}: class_path {class_path}: {type(error).__name__}: {' '.join(str(error).split())}. Give "
+            "module.Class, installed or in a folder of PYTHONPATH."
+        ) from error
+    if not (isinstance(found, type) and issubclass(found, base)):
+        kind = "a class" if base is object else f"a subclass of {base.__module__.partition('.')[0]}.{base.__name__}"
+        raise ConfigError(f"{where}: class_path {class_path} is no such class: expected {kind}.")
+    return found
+
+
+def build_object(settings: Mapping[str, Any], where: str, base: type = object) -> Any:
     """Returns an object of a class that a mapping names.
 
     Args:
         settings: `class_path`, as `module.Class`, and perhaps `init_args`, the arguments by name.
         where: Path of the setting, for messages.
+        base: What the class has to derive from; no other class is called.
 
     Raises:
-        ConfigError: The class cannot be imported, it is none, or it does not take the arguments.
+        ConfigError: The class cannot be imported, it is no such class, or it does not take the arguments.
     """
     path, arguments = settings["class_path"], settings.get("init_args") or {}
     is_whole = settings.keys() <= {"class_path", "init_args"} and isinstance(arguments, Mapping)
     require(is_whole, where, dict(settings), "class_path, and the arguments by name in init_args")
-    module, _, name = str(path).rpartition(".")
+    found = class_at(path, where, base)
     try:
-        found = getattr(import_module(module), name)
-        if not isinstance(found, type):
-            raise TypeError(f"it is a {type(found).__name__} and no class")
         return found(**arguments)
-    except Exception as error:  # a module and a class may do anything
+    except Exception as error:  # a class may do anything
         raise ConfigError(
             f"{where}: class_path {path} with {shown(arguments)}: {type(error).__name__}: "
-            f"{' '.join(str(error).split())}. Give module.Class, installed or in a folder of PYTHONPATH, and arguments "
-            "that it takes."
+            f"{' '.join(str(error).split())}. Give arguments that it takes."
         ) from error

@@ -17,9 +17,10 @@ import yaml
 from pytorch_lightning.callbacks import EarlyStopping
 
 from nestdata import redacted
+from nestdata.class_path import class_at
 from nestdata.config_checks import nearest_name_hint, require, require_instance
 from nestdata.output import replace_file
-from nestmodel.class_config import ClassConfig, class_of
+from nestmodel.class_config import ClassConfig
 from nestmodel.errors import ConfigError
 from nestmodel.formats.weights import load_weights
 from nestmodel.nn.encoder_base import Encoder
@@ -75,9 +76,7 @@ class Run:
         return None if self.config.ckpt_path is None else Path(self.config.ckpt_path)
 
 
-def fit(
-    config: RunConfig, callbacks: Sequence[pl.Callback] = (), *, encoder: Encoder | None = None
-) -> pl.Trainer:
+def fit(config: RunConfig, callbacks: Sequence[pl.Callback] = (), *, encoder: Encoder | None = None) -> pl.Trainer:
     """Trains a model.
 
     Args:
@@ -265,7 +264,7 @@ def _build(given: str | ClassConfig) -> Any:
     """Returns an object of a class that the settings name; a name alone is left to Lightning."""
     if isinstance(given, str):
         return given
-    cls = class_of(given.class_path)
+    cls = class_at(given.class_path, "trainer")
     try:
         parameters = inspect.signature(cls).parameters
         arguments = {key: _built(value) for key, value in (given.init_args or {}).items()}

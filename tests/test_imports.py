@@ -14,7 +14,7 @@ import nestdata
 REPOSITORY = Path(__file__).parents[1]
 # Modules of nestdata that the other packages may import from, in addition to the public names.
 SHARED_MODULES = {
-    *("nestdata.config_checks", "nestdata.field_docs", "nestdata.filters", "nestdata.output"),
+    *("nestdata.class_path", "nestdata.config_checks", "nestdata.field_docs", "nestdata.filters", "nestdata.output"),
     *("nestdata.plan.summary", "nestdata.stateless_rng"),
 }
 

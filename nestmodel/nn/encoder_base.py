@@ -10,8 +10,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from nestdata import last_error_line
-from nestmodel.class_config import ClassConfig, class_of
+from nestdata.class_path import build_object
+from nestmodel.class_config import ClassConfig
 from nestmodel.errors import ConfigError
 from nestmodel.nn.batch_norm import StepBatchNorm
 
@@ -119,19 +119,9 @@ def build_encoder(config: ClassConfig) -> Encoder:
             f"the encoder was given as an object of {config.class_path}, which is not stored. Give an equal one as the "
             "argument `encoder`, such as load_network(path, encoder=...), or name it by class_path and init_args."
         )
-    cls = class_of(config.class_path)
-    # Settings may come with a model file of anybody: no other class may be called.
-    if not (isinstance(cls, type) and issubclass(cls, Encoder)):
-        raise ConfigError(
-            f"model.config.encoder.class_path {config.class_path}: expected a subclass of nestmodel.Encoder."
-        )
-    try:
-        return cls(**config.init_args)
-    except Exception as error:
-        raise ConfigError(
-            f"model.config.encoder {config.class_path}: {type(error).__name__}, {last_error_line(error)} Check its "
-            "init_args."
-        ) from error
+    # Settings may come with a model file of anybody: no class but an encoder is called.
+    encoder: Encoder = build_object(vars(config), "model.config.encoder", Encoder)
+    return encoder
 
 
 def adopt_encoder(encoder: object) -> None:
