@@ -10,8 +10,9 @@ import contextlib
 import inspect
 import io
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import MISSING, fields, is_dataclass
+from difflib import get_close_matches
 from itertools import dropwhile
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
@@ -29,7 +30,8 @@ from tyro.constructors import (
 from nestdata import ConfigError
 from nestdata.config_checks import nearest_name_hint
 from nestdata.field_docs import field_summaries
-from nestmodel.plain_values import convert, read_yaml, to_plain
+from nestmodel.other_names import name_here
+from nestmodel.plain_values import convert, places, read_yaml, to_plain
 
 Result = TypeVar("Result")
 
@@ -308,9 +310,6 @@ def _value(word: str, hint: Any, name: str) -> Any:
         raise ValueError(" ".join(str(error).split())) from error  # which tyro takes as a mistake of this option
 
 
-_OTHER_NAMES = {"--epochs": "--max-steps", "--gpus": "--devices", "--num-gpus": "--devices"}
-"""What other programs call an option, where the letters do not show it."""
-
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 """Codes of colours and fonts, which are there if the program writes to a terminal."""
 
@@ -337,11 +336,30 @@ def _message(box: str, help_of_all: str) -> str:
         return f"{message.rstrip('.')}."
     unknown = words.split(", ")[0]
     setting, equals, value = unknown.partition("=")
+    known = re.findall(r"(?<=[ ,])--[a-z][\w.-]*", help_of_all)
     if equals and not setting.startswith("-"):
-        return f"{unknown} is no argument. Settings are options: --{setting.replace('_', '-')} {value}."
+        return f"{unknown} is no argument. {_as_option(setting, value, known)}"
     if not setting.startswith("-"):
         return f"{unknown} belongs to no option and is no argument here."
-    if setting in _OTHER_NAMES:
-        return f"unknown option {setting}; here it is {_OTHER_NAMES[setting]}."
-    known = re.findall(r"(?<=[ ,])--[a-z][\w.-]*", help_of_all)
+    options = {name[2:].replace("-", "_"): name for name in known}
+    options |= {name.lower(): f"the argument {name}" for name in re.findall(r"\b(?:CORPUS|INPUT|MODEL)\b", help_of_all)}
+    if here := name_here(setting, options):
+        return f"unknown option {setting}; here it is {' or '.join(options[each] for each in here)}."
     return f"unknown option {setting}{nearest_name_hint(setting, known, min_similarity=0.6)}."
+
+
+def check_no_settings(corpora: Iterable[Path]) -> None:
+    """Raises UsageError for a corpus that is NAME=VALUE, as Hydra takes settings, with the option that it is here."""
+    from nestmodel.run_config import RunConfig  # slow to import, and not needed for help
+
+    for setting, equals, value in (str(path).partition("=") for path in corpora if not path.exists()):
+        if equals:
+            known = [f"--{name.replace('_', '-')}" for name in places(RunConfig)]
+            raise UsageError(f"{setting}={value} is no corpus. {_as_option(setting, value, known)}")
+
+
+def _as_option(setting: str, value: str, known: Collection[str]) -> str:
+    """Returns how a setting that was given as NAME=VALUE is given as an option, of those that are known."""
+    options = {name.lstrip("-").replace("-", "_"): name for name in known}
+    here = name_here(setting, options) or get_close_matches(setting, options, n=1)
+    return f"Settings are options{': ' if here else ''}{' or '.join(f'{options[each]} {value}' for each in here)}."

@@ -4,7 +4,7 @@ The values may come from anybody. YAML is read without aliases, and a value has 
 small file cannot describe a large value by naming its parts again and again.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import fields, is_dataclass
 from pathlib import Path
@@ -16,6 +16,7 @@ import yaml
 from nestdata.config_checks import nearest_name_hint, shown
 from nestmodel.class_config import ClassConfig
 from nestmodel.errors import ConfigError
+from nestmodel.other_names import name_here
 
 ConfigT = TypeVar("ConfigT")
 
@@ -65,21 +66,38 @@ def check_size(value: object, where: str) -> None:
         parts.extend(part.values() if isinstance(part, Mapping) else part)
 
 
-def build(cls: type[ConfigT], mapping: object, where: str) -> ConfigT:
-    """Builds a dataclass from a mapping; rejects unknown keys, missing keys and values of the wrong type."""
+def build(cls: type[ConfigT], mapping: object, where: str, root: type | None = None) -> ConfigT:
+    """Builds a dataclass from a mapping; rejects unknown keys, missing keys and values of the wrong type.
+
+    Args:
+        cls: The dataclass.
+        mapping: Its values, by field.
+        where: Place of the mapping in all settings, for messages.
+        root: Class of all settings, in which the place of an unknown key is looked for; `cls` by default.
+
+    Raises:
+        ConfigError: It cannot be built.
+    """
+    root = root or cls
     if not isinstance(mapping, Mapping):
         raise ConfigError(f"{where} is {shown(mapping)}: expected a mapping of the fields of {cls.__name__}.")
     hints = get_type_hints(cls)
-    for key in mapping:
-        if key not in hints:
-            deeper = _place_below(cls, str(key))
-            hint = f"; {deeper} is known" if deeper else nearest_name_hint(str(key), hints)
-            raise ConfigError(f"{_below(where, key)} is unknown{hint}. The fields are {', '.join(hints)}.")
-    values = {key: convert(value, hints[key], _below(where, key)) for key, value in mapping.items()}
+    check_keys(mapping, hints, where, root)
+    values = {key: convert(value, hints[key], _below(where, key), root) for key, value in mapping.items()}
     try:
         return cls(**values)
     except TypeError as error:
         raise ConfigError(f"{where or cls.__name__} is incomplete: {error}.") from error
+
+
+def check_keys(mapping: Mapping[Any, Any], known: Iterable[str], where: str, root: type) -> None:
+    """Raises ConfigError for a key that is unknown, with its name here, or its place in a class of settings."""
+    for key in mapping:
+        if key not in known:
+            here = " or ".join(name_here(_below(where, key), list(places(root))))
+            hint = f"; here it is {here}" if here else nearest_name_hint(str(key), known, min_similarity=0.6)
+            fields_of_it = "" if here else f" The fields are {', '.join(known)}."
+            raise ConfigError(f"{_below(where, key)} is unknown{hint}.{fields_of_it}")
 
 
 def to_plain(value: object) -> Any:
@@ -93,18 +111,18 @@ def to_plain(value: object) -> Any:
     return str(value) if isinstance(value, Path) else value
 
 
-def convert(value: object, hint: Any, where: str) -> Any:
+def convert(value: object, hint: Any, where: str, root: type | None = None) -> Any:
     """Checks a plain YAML value against an annotation; converts integers to floats and lists to tuples if needed."""
     if hint is Any:
         return value
     if is_dataclass(hint) and isinstance(hint, type):
-        return build(hint, value, where)
+        return build(hint, value, where, root)
     if hint in (str, Path) and isinstance(value, str | Path):
         return hint(value)
     if get_origin(hint) is dict and isinstance(value, Mapping):
         return dict(value)
     if get_origin(hint) is list and isinstance(value, Sequence) and not isinstance(value, str):
-        return [convert(item, get_args(hint)[0], where) for item in value]
+        return [convert(item, get_args(hint)[0], where, root) for item in value]
     if hint is float and type(value) in (int, float):
         return float(value)  # type: ignore[arg-type]  # the line above leaves int or float
     if hint in (int, bool) and type(value) is hint:
@@ -118,16 +136,16 @@ def convert(value: object, hint: Any, where: str) -> Any:
         if isinstance(value, Mapping) and classes:
             # With sizes of FastConformer as the alternative, a class is what has a `class_path`.
             others = [part for part in classes if part is not ClassConfig]
-            return build(ClassConfig if "class_path" in value or not others else others[0], value, where)
+            return build(ClassConfig if "class_path" in value or not others else others[0], value, where, root)
         for part in get_args(hint):
             with suppress(ConfigError):
-                return convert(value, part, where)
+                return convert(value, part, where, root)
     if get_origin(hint) is tuple and isinstance(value, Sequence) and not isinstance(value, str):
         parts = get_args(hint)
         if parts[-1] is Ellipsis:
             parts = parts[:1] * len(value)
         if len(parts) == len(value):
-            return tuple(convert(part, part_hint, where) for part, part_hint in zip(value, parts, strict=True))
+            return tuple(convert(part, part_hint, where, root) for part, part_hint in zip(value, parts, strict=True))
     # YAML 1.1 reads 1e-5 as a string, although it looks like a number.
     is_number = isinstance(value, str) and hint is float
     advice = " Write numbers with a point, such as 1.0e-5." if is_number else ""
@@ -136,15 +154,13 @@ def convert(value: object, hint: Any, where: str) -> Any:
     raise ConfigError(f"{where} is {shown(value)}: expected {_described(hint)}.{advice}")
 
 
-def _place_below(cls: type, name: str) -> str:
-    """Returns the field with a name in the dataclasses within one, such as `model.config.optimizer`; empty if none."""
+def places(cls: type, where: str = "") -> Iterator[str]:
+    """Yields the dotted names of all fields of a dataclass, and of the dataclasses in it."""
     for part, hint in get_type_hints(cls).items():
+        yield _below(where, part)
         for section in (hint, *get_args(hint)):
             if is_dataclass(section) and isinstance(section, type) and section is not ClassConfig:
-                below = name if name in get_type_hints(section) else _place_below(section, name)
-                if below:
-                    return f"{part}.{below}"
-    return ""
+                yield from places(section, _below(where, part))
 
 
 def _below(where: str, key: object) -> str:

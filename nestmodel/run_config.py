@@ -25,11 +25,12 @@ from nestdata import (
 )
 from nestdata.config_checks import require, require_at_least, require_parts
 from nestdata.field_docs import with_field_docs
+from nestdata.wrong_path import kind_of, wrong_path
 from nestguard import StallLimits
 from nestmodel.class_config import ClassConfig
 from nestmodel.config import PARTIAL_PRESETS, Kernels, NestConfig, TrackerName, WeightParts, preset_names, preset_path
 from nestmodel.errors import ConfigError
-from nestmodel.plain_values import build, read_yaml, to_plain
+from nestmodel.plain_values import build, check_keys, read_yaml, to_plain
 
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
@@ -333,15 +334,13 @@ def config_path(name: str | Path) -> Path:
         ConfigError: The name is neither a file nor a preset.
     """
     path = Path(name)
-    if path.is_file():
+    if path.is_file() and kind_of(path) != "a model file":
         return path
-    if path.suffix in (".yaml", ".yml") and not path.exists():
-        raise ConfigError(f"{name}: there is no such file in {path.absolute().parent}.")
     try:
         return preset_path(str(name))  # also if a folder has that name, such as that of `make demo`
     except ConfigError as error:
-        if path.is_dir():
-            raise ConfigError(f"{name} is a folder: give a YAML file or the name of a preset.") from error
+        if path.exists() or len(path.parts) > 1 or path.suffix in (".yaml", ".yml"):
+            raise ConfigError(f"{name}: {wrong_path(name, 'a configuration')}") from error
         raise
 
 
@@ -360,12 +359,11 @@ def read_data(paths: Iterable[Path]) -> tuple[DataConfig, int]:
     Raises:
         ConfigError: As `RunConfig.read`.
     """
-    content, sections = read_merged(paths), [part.name for part in fields(RunConfig)]
-    for key in content:
-        require(key in sections, "the section", key, f"one of {', '.join(sections)}")
+    content = read_merged(paths)
+    check_keys(content, [part.name for part in fields(RunConfig)], "", RunConfig)
     seed = content.get("seed", 0)
     require(type(seed) is int, "seed", seed, "a whole number")
-    data = build(DataConfig, content.get("data", {}), "data")
+    data = build(DataConfig, content.get("data", {}), "data", RunConfig)
     return replace(data, plan=replace(data.plan, seed=seed)), seed
 
 

@@ -8,11 +8,12 @@ from typing import Annotated, Any
 
 import yaml
 
+from nestdata.wrong_path import wrong_path
 from nestmodel.config import preset_names
 from nestmodel.run_config import LAST, RunConfig
 
 from ..options import AsJson, ConfigNames, config_names
-from ..parsing import Unprefixed, UsageError, option
+from ..parsing import Unprefixed, UsageError, check_no_settings, option
 
 PrintConfig = Annotated[bool, option(help="Print all settings as YAML, for --config, and exit.")]
 
@@ -77,10 +78,7 @@ def _is_printed(run: RunConfig, names: Sequence[str], *, command: str, print_con
     if print_config:
         yaml.safe_dump(run.stored(), sys.stdout, sort_keys=False)
         return True
-    for path in run.data.corpora:
-        section, equals, _ = str(path).partition("=")
-        if equals and not path.exists():
-            raise UsageError(f"{path} is no corpus. Settings are options: --{section.replace('_', '-')} VALUE.")
+    check_no_settings(run.data.corpora)
     if not run.data.corpora:
         raise UsageError(
             f"no corpus: give one, such as `nestmodel {command} speech.corpus --config {names[0]}`. "
@@ -88,13 +86,13 @@ def _is_printed(run: RunConfig, names: Sequence[str], *, command: str, print_con
         )
     for given in (*run.data.corpora, run.data.noise, run.data.val_corpus):
         if given is not None and not given.exists():
-            raise UsageError(f"{given}: there is no such corpus. Check the path, or make it by `nestdata prepare`.")
+            raise UsageError(f"{given}: {wrong_path(given, 'a corpus')}")
         if given is not None and not (given / "meta.json").exists():
             from nestdata import Corpus
 
             Corpus.open(given)  # raises an error that says what it is
     if run.ckpt_path not in (None, LAST) and not Path(str(run.ckpt_path)).exists():
-        raise UsageError(f"{run.ckpt_path}: does not exist. Give a checkpoint that exists.")
+        raise UsageError(f"--ckpt-path {run.ckpt_path}: {wrong_path(str(run.ckpt_path), 'a model')}")
     return False
 
 

@@ -10,7 +10,7 @@ from nestmodel.run_config import config_path, read_data
 
 from ..options import AsJson, ConfigNames, CorpusArguments, WorldSize, config_names
 from ..output import console, print_json
-from ..parsing import UsageError, option
+from ..parsing import UsageError, check_no_settings, option
 
 if TYPE_CHECKING:
     from nestdata import PlanSummary
@@ -46,6 +46,7 @@ def _show(paths: list[Path], config: PlanConfig, world_size: int, picture: Path 
         raise UsageError("no corpus: give CORPUS, or a configuration with data.corpus.")
     if picture and picture.suffix not in _PICTURE_SUFFIXES:
         raise ConfigError(f"--picture is {str(picture)!r}: expected a name that ends in .png, .svg or .pdf.")
+    check_no_settings(paths)
     opened = Corpora.open(paths)
     batch_plan = BatchPlan.of(opened, config)
     batch_plan.microbatches_of(0, world_size)  # raises if the ranks cannot share a step

@@ -10,7 +10,7 @@ from nestmodel.run_config import DataConfig, config_path, read_data
 
 from ..options import AsJson, ConfigNames, WorldSize, config_names
 from ..output import console, print_json
-from ..parsing import option
+from ..parsing import check_no_settings, option
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -47,6 +47,7 @@ def _show(data: DataConfig, step: int, rank: int, world_size: int, output: Path,
     from nestdata.plan.summary import left_out_text
     from nestmodel.training.open_data import open_training_data
 
+    check_no_settings(data.corpora)
     dataset = open_training_data(data)
     plan, sampling_rate = dataset.plan, dataset.corpus.sampling_rate
     batch = dataset[step, plan.microbatches_of(rank, world_size)[0]]

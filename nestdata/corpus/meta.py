@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from nestdata.errors import CorpusError
-from nestdata.storage import has_scheme
+from nestdata.wrong_path import wrong_path
 
 FORMAT_VERSION = 3
 _META_TYPES: Mapping[str, type | tuple[type, ...]] = {
@@ -55,9 +55,6 @@ def meta_content(meta: Mapping[str, Any]) -> bytes:
 def why_no_corpus(path: Path) -> str:
     """Returns what a path without `meta.json` is, and what to do."""
     partial = path.with_name(f"{path.name}.partial") if path.name else path
-    if path.is_file():
-        output = f"{path.name.split('.')[0]}.corpus"
-        return f"is a file, not a corpus. Run `nestdata prepare {path} -o {output}`, and give {output}."
     if path.is_dir() and path.name.endswith(".partial"):
         return "is a corpus that is not complete. Run the same `nestdata prepare` again, which goes on or starts over."
     if path.is_dir() and any((path / name).exists() for name in ("index.npy", "cuts.jsonl")):
@@ -65,20 +62,12 @@ def why_no_corpus(path: Path) -> str:
             "is a corpus that is not complete (it has no meta.json), perhaps because copying it was interrupted. Copy "
             "or prepare it again."
         )
-    if path.is_dir():
-        output = f"{path.resolve().name}.corpus"
-        return (
-            "is not a corpus (it has no meta.json). If it holds audio or a data set, run "
-            f"`nestdata prepare {path} -o {output}`, and give {output}."
-        )
     if partial.is_dir():
         return (
             f"does not exist, but {partial.name} does, so that preparing it was interrupted or still runs. Run the "
             "same `nestdata prepare` again."
         )
-    if has_scheme(str(path).replace(":/", "://", 1)):  # a path has lost one of the two slashes
-        return "is a URL, and a corpus is a local directory. Copy it to this machine; its audio may stay where it is."
-    return f"does not exist. Check the path, or make one with `nestdata prepare INPUT -o {path}`."
+    return wrong_path(path, "a corpus")
 
 
 def _check_types(fields: Mapping[str, Any], types: Mapping[str, type | tuple[type, ...]]) -> None:

@@ -20,7 +20,8 @@ from typing import Any, BinaryIO, Literal
 import yaml
 from torch import Tensor
 
-from nestdata import NestError, is_url
+from nestdata import NestError
+from nestdata.wrong_path import kind_of, wrong_path
 from nestmodel.config import NestConfig
 from nestmodel.errors import WeightsError
 from nestmodel.formats.hub import fetch_from_hub, is_on_hub, parse_hub_name
@@ -152,18 +153,12 @@ def _open(path: Path, stack: ExitStack) -> tuple[BinaryIO, ModelFileKind]:
         with suppress(zipfile.BadZipFile):  # some damage raises it
             if zipfile.is_zipfile(file):
                 return file, "checkpoint"
-    except FileNotFoundError as error:
-        if is_url(str(path).replace(":/", "://", 1)):  # a path has lost one of the two slashes
-            raise WeightsError(
-                f"{path}: is a URL, and a model is a local file or hf://OWNER/NAME. Download it, and give its path."
-            ) from error
-        raise WeightsError(f"{path}: does not exist. Give a file that exists.") from error
-    except IsADirectoryError as error:
-        raise WeightsError(
-            f"{path}: a folder, and not one of `nestmodel export --to huggingface`. Give a model file."
-        ) from error
+    except (FileNotFoundError, IsADirectoryError) as error:
+        raise WeightsError(f"{path}: {wrong_path(path, 'a model')}") from error
     except OSError as error:
         raise WeightsError(f"{path}: cannot be read ({error.strerror}). Give a file that exists.") from error
+    if kind_of(path) not in ("a model file", "a file"):
+        raise WeightsError(f"{path}: {wrong_path(path, 'a model')}")
     raise WeightsError(
         f"{path}: neither a .nemo file, a checkpoint of nestmodel nor safetensors, or damaged. "
         "Give one of these, and check that it was copied completely; ONNX files are not read back."

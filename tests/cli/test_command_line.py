@@ -150,7 +150,7 @@ def test_the_printed_settings_are_read_as_they_were_given(tmp_path: Path, capsys
         ("{speech} --config dem", "the nearest is 'demo'"),
         ("{speech} --config unified", "unified is not a whole model"),
         ("{speech} --config v2", "v2 is not a whole model"),
-        ("gone.corpus --config demo", "gone.corpus: there is no such corpus"),
+        ("gone.corpus --config demo", "gone.corpus: does not exist"),
         ("{speech} -c demo --conf demo", "unknown option --conf; the nearest is '--config'"),
         ("{speech} -c demo --gpus 2", "unknown option --gpus; here it is --devices"),
         ("{speech} -c demo --max-steps ten", "'ten'"),

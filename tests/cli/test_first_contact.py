@@ -38,7 +38,7 @@ LINES = (
     (
         "nestdata plan speech.csv",
         1,
-        "error: speech.csv: is a file, not a corpus. Run `nestdata prepare ...",
+        "error: speech.csv: is a manifest, not a corpus. Run `nestdata prepare ...",
     ),
     (
         "nestdata plan ready.corpus --max-batch-seconds 1.2",
@@ -50,8 +50,30 @@ LINES = (
         1,
         "error: pages: exists already and is not a preview. Choose another path.",
     ),
-    ("nestmodel fit speech.csv --config demo", 1, "error: speech.csv: is a file, not a corpus. ..."),
-    ("nestmodel features talks last.ckpt -o my.features", 1, "error: talks: a folder, and not one of ..."),
+    ("nestmodel fit speech.csv --config demo", 1, "error: speech.csv: is a manifest, not a corpus. ..."),
+    ("nestmodel features talks last.ckpt -o my.features", 1, "error: talks: is a folder, not a model. ..."),
+    ("nestmodel features runs/a ready.corpus -o f", 1, "error: runs/a: ...newest checkpoint, runs/a/version_0/..."),
+    ("nestmodel features ready.corpus talks -o f", 1, "error: ready.corpus: is a corpus, not a model. ..."),
+    ("nestmodel average 'runs/a/version_0/checkpoints/*.ckpt' -o m.ckpt", 1, "error: ...Leave out the quotes..."),
+    ("nestmodel export runs/b --to nemo", 1, "error: runs/b: ...no 'b' in ... Check the path."),
+    ("nestmodel fit ready.corpus -c demo --init-from runs", 1, "error: runs: ...newest checkpoint, runs/a/..."),
+    ("nestmodel fit ready.corpus -c demo --init-from facebook/wav2vec2", 1, "error: ...hf://facebook/wav2vec2."),
+    ("nestmodel fit ready.corpus -c demo --ckpt-path runs/a", 2, "error: ...newest checkpoint, runs/a/version_0/..."),
+    ("nestmodel fit ready.corpus -c runs/a", 2, "error: runs/a: ...its settings, runs/a/version_0/config.yaml."),
+    ("nestmodel fit runs/a -c demo", 1, "error: runs/a: is the folder of a run, not a corpus. ..."),
+    ("nestmodel fit ready.json -c demo", 1, "error: ready.json: is a manifest, not a corpus. Give ready.corpus."),
+    ("nestdata plan ready.corpu", 1, "error: ready.corpu: ...the nearest is 'ready.corpus'. ..."),
+    ("nestdata prepare 'talks/*.flac' -o f.corpus", 1, "error: ...Leave out the quotes...the 8 paths..."),
+    ("nestdata prepare runs -o f.corpus", 1, "error: runs: is the folder of a run, not audio. ..."),
+    ("nestdata prepare talks -o f.corpus --num-workers 2", 2, "error: ...--jobs..."),
+    ("nestdata prepare talks -o f.corpus --max-duration 20", 2, "error: ...--max-seconds..."),
+    ("nestmodel fit ready.corpus -c demo --learning-rate 0.1", 2, "error: ...here it is --lr..."),
+    ("nestmodel fit ready.corpus -c demo --trainer.gpus 2", 2, "error: ...here it is --devices..."),
+    ("nestmodel fit -c demo --train-manifest x.json", 2, "error: ...the argument CORPUS..."),
+    ("nestmodel fit model.encoder.n_layers=16 -c demo", 2, "error: ...--model.config.encoder.num-layers 16..."),
+    ("nestdata plan ready.corpus trainer.max_duration=9", 2, "error: ...max-batch-seconds 9..."),
+    ("nestmodel fit ready.corpus -c demo -c nemo.yaml", 2, "error: nemo.yaml: model.train_ds ...data.corpus."),
+    ("nestdata plan ready.corpus -c hf.yaml", 2, "error: ...data.plan.batch_size ...data.plan.max_batch_seconds."),
 )
 
 
@@ -65,7 +87,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "speech.csv").write_text("path,text\n" + "".join(f"{name},what was said\n" for name in names))
     (folder / "list.txt").write_text("".join(f"{name}\n" for name in names))
     prepare_corpus(folder / "talks", folder / "ready.corpus")
-    (folder / "empty.json").touch()
+    for name in ("empty.json", "ready.json", "runs/a/version_0/config.yaml", "runs/a/version_0/checkpoints/last.ckpt"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).touch()
+    (folder / "nemo.yaml").write_text("model: {train_ds: {manifest_filepath: speech.json}}")
+    (folder / "hf.yaml").write_text("data: {plan: {batch_size: 8}}")
     for name in ("pages/index.html", "broken/0.wav"):
         (folder / name).parent.mkdir()
         (folder / name).write_text("This is no audio.")

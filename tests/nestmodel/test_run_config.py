@@ -175,11 +175,11 @@ def test_a_duration_without_a_unit_is_refused(text: str) -> None:
 def test_an_error_names_the_file_and_where_a_misplaced_section_belongs(tmp_path: Path) -> None:
     path = tmp_path / "mine.yaml"
     path.write_text("optimizer: {lr: 1.0}\n")
-    with pytest.raises(ConfigError, match=r"mine\.yaml: optimizer is unknown; model\.config\.optimizer is known"):
+    with pytest.raises(ConfigError, match=r"mine\.yaml: optimizer is unknown; here it is model\.config\.optimizer"):
         RunConfig.read(["demo", path])
-    with pytest.raises(ConfigError, match=r"other\.yml: there is no such file"):
+    with pytest.raises(ConfigError, match=r"other\.yml: does not exist"):
         RunConfig.read([tmp_path / "other.yml"])
-    with pytest.raises(ConfigError, match="is a folder"):
+    with pytest.raises(ConfigError, match="is a folder, not a configuration"):
         RunConfig.read([tmp_path])
 
 

@@ -196,11 +196,6 @@ def resolve(directory: str, name: str) -> str:
     return os.path.normpath(path).replace("//", "/") if "/." in path or "//" in path else path
 
 
-def where_paths_start(path: Path) -> str:
-    """Returns a hint for a path that does not exist."""
-    return "Check the path." if path.is_absolute() else f"Check the path, which starts from {os.getcwd()}."
-
-
 def _resolve_url(url: str) -> str:
     scheme, _, rest = url.partition("://")
     bucket, _, key = rest.partition("/")

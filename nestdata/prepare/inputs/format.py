@@ -18,12 +18,13 @@ from nestdata.audio.channels import Channel
 from nestdata.columns import Column
 from nestdata.errors import ManifestError, StorageError
 from nestdata.input_format import InputFormat
-from nestdata.prepare.inputs.entry import AUDIO_SUFFIXES, Source, where_paths_start
+from nestdata.prepare.inputs.entry import AUDIO_SUFFIXES, Source
 from nestdata.prepare.inputs.lines import LineReader, is_spread, open_lines, parse_object, spread_objects
 from nestdata.prepare.inputs.patterns import TAR, cannot_be_listed, expand, is_pattern, objects_below
 from nestdata.redaction import redacted_url
 from nestdata.storage import has_scheme, is_url, join, parent, storage
 from nestdata.storage.location import parse_url
+from nestdata.wrong_path import wrong_path
 
 AudioInput = str | os.PathLike[str] | Any
 """Audio: the path or URL of whatever `nestdata prepare` reads, such as `talk.wav`, `speech.csv`, a folder or a corpus
@@ -248,7 +249,7 @@ class GivenInput:
             reads = "a Kaldi directory, which holds wav.scp" if self.format == "kaldi" else "a folder"
             raise ManifestError(f"{self.path}: a file, but --format {self.format} reads {reads}. Give the folder.")
         if not self.path.is_dir():
-            raise ManifestError(f"{self.path}: no such folder. {where_paths_start(self.path)}")
+            raise ManifestError(f"{self.path}: {wrong_path(self.path, 'audio')}")
         try:
             return [os.path.join(self.location, name) for name in os.listdir(self.location)]
         except OSError as error:

@@ -20,8 +20,8 @@ import orjson
 
 from nestdata.audio.file_kind import special_file_kind
 from nestdata.errors import ManifestError, StorageError
-from nestdata.prepare.inputs.entry import where_paths_start
 from nestdata.storage import is_url, storage
+from nestdata.wrong_path import wrong_path
 
 MAX_LINE_BYTES = 1 << 24
 """Length of the longest line. A cut with an alignment of every word of a day is a few megabytes."""
@@ -235,5 +235,4 @@ def _why_no_manifest(path: Path) -> str:
             f"{path}: {kind}, not a file. Manifests are opened more than once, so process substitution and devices "
             "do not work. Write the manifest to a file, and give that."
         )
-    advice = "Separate inputs by spaces." if "," in path.name else where_paths_start(path)
-    return f"{path}: no such file or folder. {advice}"
+    return f"{path}: {wrong_path(path, 'audio')}{' Separate inputs by spaces.' if ',' in path.name else ''}"

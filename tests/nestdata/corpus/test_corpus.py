@@ -141,12 +141,12 @@ def test_damaged_line_is_an_error_that_names_its_byte(corpus: Corpus, tmp_path: 
 @pytest.mark.parametrize(
     ("files", "given", "message"),
     [
-        (["speech.json"], "speech.json", r"is a file, not a corpus\. Run `nestdata prepare \S+/speech\.json -o "),
-        (["a/x.wav"], "a", r"is not a corpus \(it has no meta\.json\)\. If it .* `nestdata prepare \S+/a -o a\.c"),
+        (["speech.json"], "speech.json", r"is a manifest, not a corpus\. Run `nestdata prepare \S+/speech\.json -o "),
+        (["a/x.wav"], "a", r"is a folder, not a corpus\. Run `nestdata prepare \S+/a -o a\.c"),
         (["a.corpus/index.npy"], "a.corpus", r"is a corpus that is not complete \(it has no meta\.json\)"),
         (["a.corpus.partial/x"], "a.corpus.partial", r"is a corpus that is not complete\. Run the same"),
         (["a.corpus.partial/x"], "a.corpus", r"does not exist, but a\.corpus\.partial does"),
-        ([], "a.corpus", r"does not exist\. Check the path, or make one with `nestdata prepare INPUT -o "),
+        ([], "a.corpus", r"does not exist: .* Check the path\. `nestdata prepare` makes"),
     ],
 )  # fmt: skip
 def test_what_is_no_corpus_is_named_with_its_remedy(tmp_path: Path, files: list[str], given: str, message: str) -> None:

@@ -110,7 +110,7 @@ def test_a_bad_manifest_is_an_error_that_names_the_line_and_leaves_nothing_behin
 def test_a_missing_manifest_is_an_error_before_any_work(manifest: Path, tmp_path: Path) -> None:
     before = tree(tmp_path)
     seen: list[int] = []
-    with pytest.raises(ManifestError, match=r"gone\.json: no such file or folder"):
+    with pytest.raises(ManifestError, match=r"gone\.json: does not exist"):
         prepare_corpus(
             [manifest, tmp_path / "gone.json"],
             tmp_path / "speech.corpus",

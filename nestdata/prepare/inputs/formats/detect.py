@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import reduce
+from pathlib import Path
 from typing import Any, get_args
 
 from nestdata.errors import ConfigError, ManifestError
@@ -24,6 +25,7 @@ from nestdata.prepare.inputs.formats.folder import AudioFiles
 from nestdata.prepare.inputs.formats.lhotse import open_objects
 from nestdata.prepare.inputs.patterns import forget_answers
 from nestdata.storage import common_folder
+from nestdata.wrong_path import kind_of, wrong_path
 
 # In the order in which they are asked. The kind of an input and its first line are read once for all of them.
 FORMATS: tuple[Format, ...] = (
@@ -63,6 +65,8 @@ def detect_format(given: GivenInput) -> Format:
             f"{given.path}: a configuration, such as an input_cfg of NeMo. Give each manifest in it as an argument of "
             "its own, and their tars with --tars."
         )
+    if given.format is None and isinstance(given.path, Path) and kind_of(given.path) == "a model file":
+        raise ManifestError(f"{given.path}: {wrong_path(given.path, 'audio')}")
     for form in FORMATS:
         if form.name == given.format or (given.format is None and form.detect(given)):
             return form

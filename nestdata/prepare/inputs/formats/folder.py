@@ -19,6 +19,7 @@ from nestdata.prepare.inputs.formats.webdataset import WebDataset, check_not_nem
 from nestdata.prepare.inputs.lines import check_manifest
 from nestdata.prepare.inputs.patterns import TAR, cannot_be_listed, folder_of, objects_below
 from nestdata.storage import ObjectInfo, name_of, parent
+from nestdata.wrong_path import kind_of, wrong_path
 
 _AUDIO, _MAIN = frozenset(AUDIO_SUFFIXES), frozenset(MAIN_SUFFIXES)
 _LOSSLESS = frozenset({".wav", ".flac", ".aiff", ".aif", ".sph", ".w64"})
@@ -256,6 +257,8 @@ def _open_folder(given: GivenInput) -> Opened:
             if isinstance(given.path, str):
                 what = "object of this name, and no audio below it"
             found = ", ".join(f"{number} {kind}" for kind, number in others.most_common(10))
+            if isinstance(given.path, Path) and kind_of(given.path) != "a folder":
+                raise ManifestError(f"{given.path}: {wrong_path(given.path, 'audio')}")
             kinds = f"; of other kinds: {found}" if found else ""
             raise ManifestError(f"{given.folder}: no {what}{kinds}. docs/formats.md lists what is read.")
         opened: list[Source] = []

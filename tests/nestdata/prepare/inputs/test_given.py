@@ -44,7 +44,7 @@ def test_a_file_that_is_no_audio_is_rejected_and_one_that_is_missing_is_an_error
         ManifestError, match=r"bad\.wav: no usable cut among 1 entries \(1 unreadable\); the first: .*unreadable"
     ):
         prepare_corpus(audio / "bad.wav", tmp_path / "x.corpus")
-    with pytest.raises(ManifestError, match=r"gone\.wav: no such file or folder"):
+    with pytest.raises(ManifestError, match=r"gone\.wav: does not exist"):
         prepare_corpus([audio / "a.flac", audio / "gone.wav"], tmp_path / "x.corpus")
 
 

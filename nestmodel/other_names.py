@@ -1,0 +1,35 @@
+"""Names of settings in NeMo, Lightning, Hugging Face, fairseq, lhotse and ESPnet, and the names here.
+
+Everything that reads settings asks this module about a name that it does not know: YAML files and options alike.
+"""
+
+from collections.abc import Collection
+from functools import cache
+from importlib.resources import files
+
+
+def name_here(name: str, places: Collection[str]) -> list[str]:
+    """Returns where a setting is that has another name or another place in other tools.
+
+    Args:
+        name: Dotted, as it was given, in a file or as an option.
+        places: Dotted names of the settings that exist.
+
+    Returns:
+        The place, or up to three that share the name; none if it is not known.
+    """
+    name = name.strip("+~-").replace("-", "_").lower()
+    ours = [own for own, others in names_elsewhere() if any(f".{name}".endswith(f".{other}") for other in others)]
+    for wanted in (name, *ours, name.rpartition(".")[2]):
+        found = [place for place in places if f".{place}".endswith(f".{wanted}")]
+        if found:
+            return [wanted] if wanted in found else found[:3]
+    return []
+
+
+@cache
+def names_elsewhere() -> list[tuple[str, list[str]]]:
+    """Returns the names here, each with those elsewhere; a name elsewhere may stand for several."""
+    lines = files("nestmodel").joinpath("other_names.txt").read_text(encoding="utf-8").splitlines()
+    pairs = (line.split(": ") for line in lines if not line.startswith("#"))
+    return [(own, others.split()) for own, others in pairs]
