@@ -117,7 +117,8 @@ def fit(config: RunConfig, callbacks: Sequence[pl.Callback] = (), *, encoder: En
         stack.enter_context(_ends_its_ranks(run.trainer))
         _guard(run.trainer).start(run.trainer)  # before the ranks connect to each other
         run.trainer.fit(run.model, run.data, ckpt_path=run.ckpt_path, weights_only=True)
-    print_results(run.trainer, time.monotonic() - started_s)
+    if not run.config.quiet:
+        print_results(run.trainer, time.monotonic() - started_s)
     return run.trainer
 
 
@@ -239,8 +240,8 @@ def _own_callbacks(config: RunConfig, stage: str) -> list[pl.Callback]:
         StallGuard(config.guard),
         Throughput(),
         Curves(),
-        PreemptionHandler(limit_s),
         *([] if config.quiet else [Progress(renderer())]),
+        PreemptionHandler(limit_s),  # after the progress, so that what it says at the end is below the panel
         *(stopping if stage == "fit" else []),
         *([ConfigFile(config), Checkpoints(config.checkpoints)] if stage == "fit" else []),
     ]

@@ -274,7 +274,7 @@ class RunConfig:
     replaces what files have."""
 
     quiet: bool = False
-    """Show no summary and no progress."""
+    """Show no summary, no progress and no results."""
 
     ckpt_path: str | None = None
     """Checkpoint to load; `last`: the newest of the output folder, if any."""

@@ -21,7 +21,7 @@ from nestmodel.training.step_limits import num_steps_of_run
 Activity = Literal["starting", "training", "validating", "writing a checkpoint", "finished"]
 
 _FIRST_STEPS = 5
-"""Steps of a start that do not count for its speed once there are more: they include compilation and empty caches."""
+"""Steps of a start that do not count for its speed: they include compilation and empty caches."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,9 +99,9 @@ class RunClock:
 
     def seconds_left(self, step: int, num_steps: int | None) -> float | None:
         """Returns the estimate at a step, or None if there is none yet or the run has no last step."""
-        if num_steps is None or step <= self._start[0]:
+        since_step, since_s = self._warm
+        if num_steps is None or step <= since_step or self._warm == self._start:
             return None
-        since_step, since_s = self._warm if step > self._warm[0] else self._start
         return max(0, num_steps - step) * (self._now() - since_s) / (step - since_step)
 
 

@@ -8,6 +8,7 @@ import importlib.util
 import json
 import os
 import re
+import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -168,7 +169,11 @@ def start_trackers(loggers: Sequence[Logger], settings: Mapping[str, Any], *, mu
     directory = next(logger for logger in loggers if isinstance(logger, MetricsFile)).claim()
     params = {name: redacted(str(value)) for name, value in _flat(settings).items()}
     for tracker in trackers:
-        tracker.open(must_open=must_open)
+        try:
+            tracker.open(must_open=must_open)
+        except TrainingError:
+            shutil.rmtree(directory, ignore_errors=True)  # this start has made it, and does not begin
+            raise
         if tracker.is_new:  # MLflow refuses other values of the same settings
             tracker.log_hyperparams(params)
     if ids := {

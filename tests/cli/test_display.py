@@ -42,7 +42,7 @@ def test_a_run_on_a_terminal_shows_a_summary_and_a_panel(messy_corpora: MessyCor
     assert not re.search("FLOPs|TPU|Tip|Seed set|`Trainer", "\n".join(lines))
 
 
-def test_a_quiet_run_shows_its_results_only(
+def test_a_quiet_run_shows_nothing(
     messy_corpora: MessyCorpora, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -51,9 +51,12 @@ def test_a_quiet_run_shows_its_results_only(
     arguments += ["--max-steps", "2"]
     assert main(arguments) == 0
     shown = capsys.readouterr()
+    assert shown.out == ""
     assert not re.search(r"^(step|corpus)\b", shown.err, re.MULTILINE)
+    assert main([*arguments, "--no-quiet"]) == 0
+    shown = capsys.readouterr()
     assert re.match(r"finished: step 2 after 0:\d\d:\d\d, loss \d\.\d{3} \(token entropy \d\.\d{3}\)\n", shown.out)
-    assert "export run/version_0/checkpoints/last.ckpt --to onnx-streaming\n" in shown.out  # which can hold its encoder
+    assert "export run/version_1/checkpoints/last.ckpt --to onnx-streaming\n" in shown.out  # which can hold its encoder
     assert not (tmp_path / "run" / "version_0" / "tensorboard").exists()
 
 

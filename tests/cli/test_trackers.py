@@ -49,6 +49,13 @@ def test_a_tracker_that_cannot_be_reached_at_the_start_is_an_error() -> None:
         Tracker("wandb", FailingLogger).open(must_open=True)
 
 
+def test_a_start_that_cannot_be_logged_leaves_no_folder(tmp_path: Path) -> None:
+    csv, *_ = open_loggers(["csv"], tmp_path, None)
+    with pytest.raises(TrainingError):
+        start_trackers([csv, Tracker("wandb", FailingLogger)], {}, must_open=True)
+    assert [*tmp_path.iterdir()] == []
+
+
 def test_a_tracker_that_cannot_be_reached_when_a_run_resumes_is_a_warning() -> None:
     tracker = Tracker("wandb", FailingLogger)
     with pytest.warns(UserWarning, match="wandb does not take the metrics of this run"):

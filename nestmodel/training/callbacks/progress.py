@@ -213,7 +213,7 @@ def training_facts(state: RunState) -> list[str]:
 def score_facts(scores: Scores) -> list[str]:
     """Returns loss and accuracy. Below the entropy, a model knows more than the frequency of each token."""
     entropy = f"entropy {scores.token_entropy:.3f}"
-    compared = entropy if scores.loss < scores.token_entropy else f"above {entropy}: nothing learned yet"
+    compared = entropy if scores.loss < scores.token_entropy else f"above {entropy}: no better than chance"
     return [f"loss {scores.loss:.3f} ({compared})", f"masked accuracy {100 * scores.accuracy:.1f} %"]
 
 

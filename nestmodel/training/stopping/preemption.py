@@ -143,6 +143,7 @@ class PreemptionHandler(pl.Callback):
         self.max_time_s = max_time_s
         self._previous_handlers: dict[signal.Signals, Any] = {}
         self._interrupts: InterruptWatch | None = None
+        self._farewell = ""
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Installs the signal handlers in place of Lightning's, which may start a collective at any point of a step."""
@@ -197,12 +198,12 @@ class PreemptionHandler(pl.Callback):
         # The ranks agree on the exit code only here, so that the vector of every step need not carry it.
         is_interrupted = trainer.strategy.reduce_boolean_decision(model.stop_requests.interrupted_here, all=False)
         destroy_process_group_at_exit()
-        if is_interrupted:
-            rank_zero_info(
-                f"interrupted after step {trainer.global_step}; continue with the same command and --resume."
-            )
-        else:
-            rank_zero_info(f"preempted after step {trainer.global_step}; start the run again with --resume.")
+        what, remedy = (
+            ("interrupted", "continue with the same command and --resume")
+            if is_interrupted
+            else ("preempted", "start the run again with --resume")
+        )
+        self._farewell = f"{what} after step {trainer.global_step}; {remedy}."
         # Lightning kills the rank that started the others as soon as one of them exits with another code than 0.
         code = EXIT_INTERRUPTED if is_interrupted else EXIT_PREEMPTED
         raise Preempted(0 if is_started_by_lightning() else code)
@@ -221,4 +222,6 @@ class PreemptionHandler(pl.Callback):
         if isinstance(error, Preempted | NotSaved):
             # Some launchers signal the other ranks as soon as one has exited, which would change their exit codes.
             self._previous_handlers = dict.fromkeys(self._previous_handlers, signal.SIG_IGN)
+        if isinstance(error, Preempted):
+            rank_zero_info(self._farewell)  # by a callback after `Progress`, whose panel has ended: this stays last
         self.teardown(trainer, pl_module, "fit")

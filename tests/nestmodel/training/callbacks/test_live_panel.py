@@ -59,7 +59,7 @@ def test_a_panel_has_what_is_known() -> None:
     assert lines[1:] == [
         "training   loss 5.100 (entropy 5.200)   masked accuracy 12.3 %",
         "12,345 s of audio/s   3 % waiting   71.2 GB   2 steps skipped",
-        "validation at 30,000   loss 5.300 (above entropy 5.200: nothing learned yet)",
+        "validation at 30,000   loss 5.300 (above entropy 5.200: no better than chance)",
         "masked accuracy 10.0 %",
         "",
     ]
