@@ -9,13 +9,14 @@ import os
 import posixpath
 import re
 from pathlib import Path
+from typing import Any
 
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 # Pages that the search lists after the guides.
-BACKGROUND = ("CHANGELOG.md", "benchmarks/", "decisions/")
+BACKGROUND = ("CHANGELOG.md", "api/", "benchmarks/", "decisions/", "results.md")
 ADDED = (
     "README.md",
     "CHANGELOG.md",
@@ -32,6 +33,10 @@ ADDED = (
 ADDED_FOLDERS = ("benchmarks/results",)
 # A picture that is HTML, because it has a variant for narrow screens.
 _PICTURE = re.compile(r'\b(src|srcset)="([^":]+)"')
+# Code in text, and commands, both of which wrap; and words in them.
+_WRAPS = re.compile(r'<code>[^<]*</code>|<div class="language-sh.*?</div>', re.DOTALL)
+_HYPHENATED = re.compile(r"(?<=[\s>])[^\s<>]*-[^\s<>]*(?![^<]*>)")
+_LONGEST_WHOLE = 36
 # The text of a link may be wrapped over lines, but not over paragraphs.
 _LINK = re.compile(r"(!?)\[((?:[^\]\n]|\n(?!\s*\n))*)\]\(([^)#\s]+)(#[^)\s]*)?\)")
 
@@ -50,7 +55,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Rewrites links, which are relative to the file in the repository, to be relative to the page in the site."""
     if page.file.src_uri.startswith(BACKGROUND):
-        page.meta["search"] = {"boost": 0.3}
+        page.meta["search"] = {"boost": 0.001}  # a word in a title counts a thousand times as much as in a text
     repository = _repository(config)
     source = Path(str(page.file.abs_src_path)).resolve()
     here = posixpath.dirname(page.file.src_uri)
@@ -78,6 +83,15 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         return f'{match[1]}="{site_uri(match[2]) or match[2]}"'
 
     return _PICTURE.sub(rewrite_picture, _LINK.sub(rewrite, markdown))
+
+
+def on_page_content(html: str, **_: Any) -> str:
+    """Keeps browsers from breaking options and names at their hyphens, if they fit on a narrow screen."""
+
+    def whole(match: re.Match[str]) -> str:
+        return f'<span class="whole">{match[0]}</span>' if len(match[0]) <= _LONGEST_WHOLE else match[0]
+
+    return _WRAPS.sub(lambda code: _HYPHENATED.sub(whole, code[0]), html)
 
 
 def _repository(config: MkDocsConfig) -> Path:

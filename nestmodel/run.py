@@ -285,8 +285,10 @@ def _check_hardware(config: RunConfig) -> None:
     if accelerator in ("gpu", "cuda"):
         raise ConfigError(f"--accelerator {accelerator}: torch {torch.__version__} finds no GPU here. Leave it out.")
     if isinstance(devices, int) and devices > 1 and find_launch(os.environ) is None:
+        number = config.data.plan.microbatches_per_step
+        share = "" if number % devices == 0 else f" --microbatches-per-step {number + -number % devices}"
         raise ConfigError(
-            f"--devices {devices}: torch finds no GPU here. Add --accelerator cpu for {devices} ranks on the CPU."
+            f"--devices {devices}: torch finds no GPU here. For {devices} ranks on the CPU: --accelerator cpu{share}."
         )
 
 

@@ -48,10 +48,21 @@ def link_targets(text: str) -> list[str]:
 
 
 @pytest.mark.parametrize("package", ["nestdata", "nestmodel", "nestguard"])
-def test_api_page_lists_every_public_name_once(package: str) -> None:
-    page = (REPOSITORY / "docs" / "api" / f"{package}.md").read_text(encoding="utf-8")
+def test_api_pages_list_every_public_name_once(package: str) -> None:
+    api = REPOSITORY / "docs" / "api"
+    pages = [api / f"{package}.md", *sorted((api / package).glob("*.md"))]
+    page = "".join(path.read_text(encoding="utf-8") for path in pages)
     listed = re.findall(r"^::: (\S+)$", page, re.MULTILINE)
     assert Counter(listed) == Counter(f"{package}.{name}" for name in public_names(package))
+
+
+def test_a_paragraph_after_a_list_has_an_empty_line_before() -> None:
+    """Without one, it belongs to the last item; a heading after a table would be a row of it."""
+    for path in PAGES:
+        text = re.sub(r"^```.*?^```", "", path.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+        assert not re.findall(
+            r"^(?:[-*] |  \S).*\n(?![-*] |\d+\. |\s|\||```|$).*|^[|].*\n[^|\n].*", text, re.MULTILINE
+        ), path
 
 
 def test_the_table_of_rejects_has_every_reason_once() -> None:

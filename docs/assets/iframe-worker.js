@@ -21,3 +21,10 @@ if (location.protocol === "file:") {
     }
   }
 }
+
+// Options such as --pcm are searched as words. The search would read hyphens as operators, and refuse some of them.
+const send = Worker.prototype.postMessage
+Worker.prototype.postMessage = function (message, ...rest) {
+  const isQuery = typeof message?.data === "string"
+  send.call(this, isQuery ? { ...message, data: message.data.replace(/[-+~:^]+/g, " ").trim() } : message, ...rest)
+}

@@ -75,6 +75,8 @@ Processor = ParakeetProcessor | LiveProcessor
 def main(argv: list[str] | None = None) -> dict[str, Any]:
     """Trains and scores a recogniser, and returns what `results.json` contains."""
     args = parse_arguments(argv)
+    if not (args.encoder / "config.json").exists():
+        read_config(args.encoder)  # an error says what it is, unless it is a model file
     write_or_compare_options(args)
     disable_progress_bar()
     torch.manual_seed(args.seed)
@@ -227,6 +229,10 @@ def load_features(corpus: Corpus, rows: list[int], processor: Processor) -> dict
     return dict(processor.feature_extractor(audio, sampling_rate=corpus.sampling_rate, return_tensors="pt"))
 
 
+class Help(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
+    """Shows the text above as it is, and the defaults of the options."""
+
+
 class FreezeEncoder(TrainerCallback):
     """Keeps the encoder's weights as they are for the first steps, while the new head learns.
 
@@ -344,12 +350,12 @@ def print_score(name: str, lines: list[dict[str, str]]) -> dict[str, Any]:
 
 def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     """Returns the arguments of the command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=Help)
     add = parser.add_argument
     add("encoder", type=Path, help="directory of `nestmodel export --to huggingface`, or a file of a live encoder")
     add("train", type=Path, help="manifest with transcripts")
     add("test", type=Path, help="manifest with transcripts")
-    add("-o", "--output", type=Path, required=True, help="directory to write")
+    add("-o", "--output", type=Path, required=True, default=argparse.SUPPRESS, help="directory to write")
     add("--from-scratch", action="store_true", help="use the encoder's architecture with new weights")
     add("--labels", type=float, default=1.0, help="share of the training utterances to use, drawn by --seed")
     add("--vocabulary", type=int, default=128, help="number of tokens; small values give characters")
@@ -368,7 +374,10 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     add("--resume", action="store_true", help="continue from the last checkpoint in OUTPUT")
     args = parser.parse_args(argv)
     if args.freeze_steps >= args.steps and not args.from_scratch:
-        parser.error(f"--freeze-steps is {args.freeze_steps} of {args.steps} --steps: the encoder would never learn")
+        parser.error(
+            f"--freeze-steps is {args.freeze_steps} of {args.steps} --steps, so that the encoder would never learn: "
+            f"give a lower one, such as --freeze-steps {args.steps // 4} --warmup-steps {args.steps // 4}"
+        )
     checkpoints = args.output / "checkpoints"
     has_checkpoint = checkpoints.exists() and get_last_checkpoint(str(checkpoints)) is not None
     if has_checkpoint and not args.resume:

@@ -27,6 +27,12 @@ NETWORK_FILE = "network.ckpt"
 HEAD_FILE = "ctc_head.safetensors"
 
 
+def check_recogniser(directory: Path) -> None:
+    """Ends the program unless a directory holds a recogniser."""
+    if not any((directory / name).is_file() for name in (NETWORK_FILE, "tokenizer.json")):
+        raise SystemExit(f"error: {directory}: holds no recogniser. Give the directory that finetune.py wrote.")
+
+
 class LiveFeatures:
     """Computes the features of a network, which are those of a stream; called as transformers' extractors are."""
 

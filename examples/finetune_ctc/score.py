@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 from finetune import LiveProcessor, Model, Processor, labelled, prepare, score_corpus
-from live_model import NETWORK_FILE, LiveFeatures, LiveRecogniser
+from live_model import NETWORK_FILE, LiveFeatures, LiveRecogniser, check_recogniser
 from transformers import AutoModelForCTC, AutoProcessor, ParakeetTokenizer
 from transformers.utils.logging import disable_progress_bar
 
@@ -39,6 +39,7 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
         "has no limit",
     )
     args = parser.parse_args(argv)
+    check_recogniser(args.model)
     if args.contexts and not (args.model / NETWORK_FILE).exists():
         parser.error(f"{args.model} is not a recogniser for live speech, which alone has contexts: drop --context")
     names = [path.name.partition(".")[0] for path in args.manifests]

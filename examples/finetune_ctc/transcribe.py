@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import soundfile
-from live_model import NETWORK_FILE
+from live_model import NETWORK_FILE, check_recogniser
 from transformers import pipeline
 from transformers.utils.logging import disable_progress_bar
 
@@ -26,6 +26,9 @@ def main(argv: list[str] | None = None) -> list[str]:
     parser.add_argument("model", type=Path, help="directory that finetune.py wrote")
     parser.add_argument("audio", type=Path, nargs="+", help="audio files")
     args = parser.parse_args(argv)
+    if missing := [str(path) for path in args.audio if not path.is_file()]:
+        parser.error(f"there is no file {', '.join(missing)}: give audio files that exist, after the model")
+    check_recogniser(args.model)
     if (args.model / NETWORK_FILE).exists():
         parser.error(f"{args.model} is a recogniser for live speech: transcribe with examples/live_text.py --fast")
     disable_progress_bar()

@@ -37,6 +37,8 @@ class PreviewRow:
     cut: str
     seconds: float
     mode: str
+    """What was added: `noise`, `speech`, or nothing, `clean`."""
+
     noise: str
     """The interference: ids of noise or speech cuts, `white noise`, or empty."""
 
@@ -52,7 +54,7 @@ def preview_rows(batch: AudioNoiseBatch, sampling_rate: int) -> list[PreviewRow]
         PreviewRow(
             cut=cut_id,
             seconds=int(length) / sampling_rate,
-            mode=mix.mode,
+            mode="clean" if mix.mode == "none" else mix.mode,
             noise=" + ".join(mix.sources),
             snr_db=None if mix.mode == "none" else mix.snr_db,
             padding=1.0 - int(length) / width,
@@ -124,6 +126,8 @@ def _write_files(batch: AudioNoiseBatch, sampling_rate: int, page: Path, max_cut
         length = int(batch.audio_len[i])
         tensors = (batch.audio, batch.noise, batch.noisy_audio)
         signals = {name: tensor[i, :length].numpy() for name, tensor in zip(_SIGNALS, tensors, strict=True)}
+        if np.array_equal(signals["clean"], signals["noisy"]):
+            del signals["noise"], signals["noisy"]
         stem = f"{i:02d}"
         for name, samples in signals.items():
             # As float, because a noisy signal may exceed [-1, 1] and must not be clipped.
@@ -131,9 +135,9 @@ def _write_files(batch: AudioNoiseBatch, sampling_rate: int, page: Path, max_cut
             soundfile.write(sound, samples, sampling_rate, format="WAV", subtype="FLOAT")
             (directory / f"{stem}_{name}.wav").write_bytes(sound.getvalue())
         _draw(signals, batch.mixes[i], rows[i], sampling_rate, directory / f"{stem}.png")
-        shown.append({"row": rows[i], "stem": stem})
+        shown.append({"row": rows[i], "stem": stem, "signals": [*signals]})
     (directory / "batch.json").write_text(json.dumps(batch_digest(batch), indent=2) + "\n")
-    write_page(page, "preview.html", batch=batch, rows=rows, shown=shown, signals=_SIGNALS, rate=sampling_rate)
+    write_page(page, "preview.html", batch=batch, rows=rows, shown=shown, rate=sampling_rate)
 
 
 def _plain(mix: Mix) -> dict[str, Any]:
@@ -143,11 +147,13 @@ def _plain(mix: Mix) -> dict[str, Any]:
 def _draw(signals: dict[str, NDArray[np.float32]], mix: Mix, row: PreviewRow, rate: int, path: Path) -> None:
     from matplotlib.figure import Figure  # not pyplot, which keeps global state and looks for a display
 
-    figure = Figure(figsize=(10, 8.4))
+    height = 2.6 * len(signals) + 0.9  # in inches, of which labels are legible on a narrow screen
+    figure = Figure(figsize=(6.5, height))
     # Fixed margins: a layout engine would draw every picture twice.
-    margins = {"left": 0.075, "right": 0.985, "top": 0.93, "bottom": 0.06, "hspace": 0.12}
-    axes = figure.subplots(6, 1, sharex=True, height_ratios=[1, 1.4] * 3, gridspec_kw=margins)
-    figure.suptitle(_title(row), fontsize=11, parse_math=False)  # a dollar sign of an id does not begin a formula
+    margins = {"left": 0.12, "right": 0.985, "top": 1 - 0.5 / height, "bottom": 0.45 / height, "hspace": 0.12}
+    axes = figure.subplots(2 * len(signals), 1, sharex=True, height_ratios=[1, 1.4] * len(signals), gridspec_kw=margins)
+    # A dollar sign of an id does not begin a formula.
+    figure.suptitle(_title(row), y=1 - 0.05 / height, fontsize=9, parse_math=False)
     peak = max(float(np.abs(samples).max()) for samples in signals.values()) or 1.0
     mels = {name: _log_mel_db(samples, rate) for name, samples in signals.items()}
     top_db = max(float(mel.max()) for mel in mels.values())
@@ -163,12 +169,12 @@ def _draw(signals: dict[str, NDArray[np.float32]], mix: Mix, row: PreviewRow, ra
         )
         spectrum.set(ylabel="mel bin", yticks=[0, 40, 80])
     axes[-1].set_xlabel("seconds")
-    figure.savefig(path, dpi=80)
+    figure.savefig(path, dpi=130)
 
 
 def _title(row: PreviewRow) -> str:
     """Returns two lines that fit above the picture: the cut and its interference."""
-    cut, noise = _shortened(redacted(row.cut), 96), _shortened(redacted(row.noise), 72)
+    cut, noise = _shortened(redacted(row.cut), 80), _shortened(redacted(row.noise), 50)
     interference = row.mode if row.snr_db is None else f"{row.mode} ({noise}) at {row.snr_db:.1f} dB"
     return f"{cut}\n{interference}"
 

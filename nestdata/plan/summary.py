@@ -175,7 +175,7 @@ def left_out_text(plan: BatchPlan) -> str | None:
     texts = []
     if left_out.num_long:
         what, them = _counted(left_out.num_long, left_out.long_samples / rate)
-        limit = f"{left_out.longest_allowed / rate:g}"
+        limit = f"{math.floor(100 * left_out.longest_allowed / rate) / 100:g}"
         texts.append(
             f"{what}, longer than the {limit} s that a microbatch holds. To keep {them}, raise max_batch_seconds, or "
             f"prepare the corpus with --window-seconds {limit}, or --segment vad --max-segment-seconds {limit}"
@@ -242,7 +242,7 @@ def draw_plan(summary: PlanSummary, path: str | Path) -> None:
     """
     from matplotlib.figure import Figure  # not pyplot, which keeps global state and looks for a display
 
-    figure = Figure(figsize=(9, 6.4), layout="constrained")
+    figure = Figure(figsize=(6.5, 6.4), layout="constrained")
     hours, cuts = figure.subplots(2, 1, sharex=True, height_ratios=[1.5, 1])
     figure.suptitle(
         f"{summary.steps_per_epoch:,} steps, {summary.hours:,.1f} h an epoch: {100 * summary.padding:.2f} % padding, "
@@ -266,7 +266,7 @@ def draw_plan(summary: PlanSummary, path: str | Path) -> None:
         axis.set_major_formatter("{x:g}")
     for axes in (hours, cuts):
         axes.spines[["top", "right"]].set_visible(False)
-    figure.savefig(path, dpi=110)
+    figure.savefig(path, dpi=140)
 
 
 class _CorpusLengths:

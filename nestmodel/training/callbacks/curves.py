@@ -141,7 +141,7 @@ def draw_curves(directory: Path, picture: Path) -> None:
         ("seconds of audio per second", {"audio_s_per_s": GREY}, 1.0),
         ("share of time waiting for data, %", {"data_wait": GREY}, 100.0),
     ]
-    figure = new_figure(9.0, 13.0)
+    figure = new_figure(6.5, 13.0)
     all_axes = figure.subplots(len(panels), 1, sharex=True, height_ratios=[2.2, 1.2, 1, 1, 1])
     for axes, (title, lines, factor) in zip(all_axes, panels, strict=True):
         for name, colour in lines.items():
@@ -155,7 +155,7 @@ def draw_curves(directory: Path, picture: Path) -> None:
                     axes.plot(steps, smooth(values), color=colour, label=name)
         finish_axes(axes, title, has_legend=len(lines) > 1 and axes.has_data())
     all_axes[-1].set_xlabel("optimizer step")
-    figure.savefig(picture, dpi=90)
+    figure.savefig(picture, dpi=130)
 
 
 def smooth(values: NDArray[np.float64]) -> NDArray[np.float64]:
