@@ -144,9 +144,8 @@ def parse(function: Callable[..., Result], arguments: Sequence[str], *, prog: st
         shown = io.StringIO()
         with contextlib.suppress(SystemExit), contextlib.redirect_stdout(shown):
             run(["--help"])
-        raise UsageError(
-            f"{_message(mistake.getvalue(), shown.getvalue())} See `{prog} {HELP_ALL if has_settings else _HELP[1]}`."
-        ) from None
+        message = _message(mistake.getvalue(), shown.getvalue(), arguments)
+        raise UsageError(f"{message} See `{prog} {HELP_ALL if has_settings else _HELP[1]}`.") from None
     _check_given(function, parsed[0])
     return function(**parsed[0])
 
@@ -314,8 +313,8 @@ _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 """Codes of colours and fonts, which are there if the program writes to a terminal."""
 
 
-def _message(box: str, help_of_all: str) -> str:
-    """Returns the message of a box that tyro prints, with the nearest name of an unknown option."""
+def _message(box: str, help_of_all: str, arguments: Sequence[str]) -> str:
+    """Returns the message of a box that tyro prints, with the name here, or the nearest one, of an unknown option."""
     box, help_of_all = _COLOURS.sub("", box), _COLOURS.sub("", help_of_all)
     rows = [re.sub(r"^[│╭╰─\s]+|[│╮╯─\s]+$", "", row) for row in box.splitlines()]
     title, *rows = rows or ["the command line is invalid"]
@@ -332,11 +331,14 @@ def _message(box: str, help_of_all: str) -> str:
         first = "; arguments come before a list" if "..." in accepted else ""
         return f"{option} is {' '.join(ast.literal_eval(words))}: expected {accepted}{first}."
     unknown, found, words = message.partition("Unrecognized options: ")
-    if not found:
+    known = re.findall(r"(?<=[ ,])--[a-z][\w.-]*", help_of_all)
+    if not found:  # a value may be missing because its option is unknown
+        options = [word for word in arguments if re.match("--[a-z]", word)]
+        words = next((word for word in options if word.partition("=")[0].replace("_", "-") not in known), "")
+    if not words:
         return f"{message.rstrip('.')}."
     unknown = words.split(", ")[0]
     setting, equals, value = unknown.partition("=")
-    known = re.findall(r"(?<=[ ,])--[a-z][\w.-]*", help_of_all)
     if equals and not setting.startswith("-"):
         return f"{unknown} is no argument. {_as_option(setting, value, known)}"
     if not setting.startswith("-"):
@@ -345,7 +347,7 @@ def _message(box: str, help_of_all: str) -> str:
     options |= {name.lower(): f"the argument {name}" for name in re.findall(r"\b(?:CORPUS|INPUT|MODEL)\b", help_of_all)}
     if here := name_here(setting, options):
         return f"unknown option {setting}; here it is {' or '.join(options[each] for each in here)}."
-    return f"unknown option {setting}{nearest_name_hint(setting, known, min_similarity=0.6)}."
+    return f"unknown option {setting}{nearest_name_hint(setting, known, min_similarity=0.7)}."
 
 
 def check_no_settings(corpora: Iterable[Path]) -> None:
@@ -362,4 +364,6 @@ def _as_option(setting: str, value: str, known: Collection[str]) -> str:
     """Returns how a setting that was given as NAME=VALUE is given as an option, of those that are known."""
     options = {name.lstrip("-").replace("-", "_"): name for name in known}
     here = name_here(setting, options) or get_close_matches(setting, options, n=1)
+    if here == ["trainer.lightning"]:
+        value = f"'{{{setting.rpartition('.')[2]}: {value}}}'"
     return f"Settings are options{': ' if here else ''}{' or '.join(f'{options[each]} {value}' for each in here)}."

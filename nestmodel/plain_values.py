@@ -79,9 +79,9 @@ def build(cls: type[ConfigT], mapping: object, where: str, root: type | None = N
         ConfigError: It cannot be built.
     """
     root = root or cls
-    if not isinstance(mapping, Mapping):
-        raise ConfigError(f"{where} is {shown(mapping)}: expected a mapping of the fields of {cls.__name__}.")
     hints = get_type_hints(cls)
+    if not isinstance(mapping, Mapping):
+        raise ConfigError(f"{where} is {shown(mapping)}: expected a mapping with {', '.join(hints)}.")
     check_keys(mapping, hints, where, root)
     values = {key: convert(value, hints[key], _below(where, key), root) for key, value in mapping.items()}
     try:
@@ -94,10 +94,14 @@ def check_keys(mapping: Mapping[Any, Any], known: Iterable[str], where: str, roo
     """Raises ConfigError for a key that is unknown, with its name here, or its place in a class of settings."""
     for key in mapping:
         if key not in known:
-            here = " or ".join(name_here(_below(where, key), list(places(root))))
-            hint = f"; here it is {here}" if here else nearest_name_hint(str(key), known, min_similarity=0.6)
-            fields_of_it = "" if here else f" The fields are {', '.join(known)}."
-            raise ConfigError(f"{_below(where, key)} is unknown{hint}.{fields_of_it}")
+            name, fields_of_it = _below(where, key), f" The fields are {', '.join(known)}."
+            if here := " or ".join(name_here(name, list(places(root)))):
+                # Lightning's other arguments keep their names; a dotted key is right but for its form.
+                here += f": {{{key}: ...}}" if here == "trainer.lightning" else ", as keys below keys" * (here == name)
+                hint, fields_of_it = f"; here it is {here}", ""
+            else:
+                hint = nearest_name_hint(str(key), known, min_similarity=0.6)
+            raise ConfigError(f"{name} is unknown{hint}.{fields_of_it}")
 
 
 def to_plain(value: object) -> Any:

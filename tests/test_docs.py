@@ -61,7 +61,7 @@ def test_a_paragraph_after_a_list_has_an_empty_line_before() -> None:
     for path in PAGES:
         text = re.sub(r"^```.*?^```", "", path.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
         assert not re.findall(
-            r"^(?:[-*] |  \S).*\n(?![-*] |\d+\. |\s|\||```|$).*|^[|].*\n[^|\n].*", text, re.MULTILINE
+            r"^(?:[-*] |  \S).*\n(?![-*] |\d+\. |\s|\||<|$).*|^[|].*\n[^|\n].*", text, re.MULTILINE
         ), path
 
 

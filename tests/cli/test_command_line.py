@@ -151,7 +151,7 @@ def test_the_printed_settings_are_read_as_they_were_given(tmp_path: Path, capsys
         ("{speech} --config unified", "unified is not a whole model"),
         ("{speech} --config v2", "v2 is not a whole model"),
         ("gone.corpus --config demo", "gone.corpus: does not exist"),
-        ("{speech} -c demo --conf demo", "unknown option --conf; the nearest is '--config'"),
+        ("{speech} -c demo --conf demo", "unknown option --conf; here it is --config"),
         ("{speech} -c demo --gpus 2", "unknown option --gpus; here it is --devices"),
         ("{speech} -c demo --max-steps ten", "'ten'"),
         ("{speech} -c demo --max-steps 0", "trainer.max_steps is 0"),

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from nestcli import nestdata, nestmodel
 from nestdata import AudioNoiseDataset, BatchPlan, Corpus, NoiseSampler, PlanConfig, SpeakerNoiseMixer, prepare_corpus
@@ -73,6 +74,9 @@ LINES = (
     ("nestmodel fit model.encoder.n_layers=16 -c demo", 2, "error: ...--model.config.encoder.num-layers 16..."),
     ("nestdata plan ready.corpus trainer.max_duration=9", 2, "error: ...max-batch-seconds 9..."),
     ("nestmodel fit ready.corpus -c demo -c nemo.yaml", 2, "error: nemo.yaml: model.train_ds ...data.corpus."),
+    ("nestmodel export last.ckpt --format nemo", 2, "error: unknown option --format; here it is --to..."),
+    ("nestmodel features --checkpoint last.ckpt talks -o f", 2, "error: unknown option --checkpoint; ...MODEL..."),
+    ("nestmodel fit ready.corpus -c demo +trainer.fast_dev_run=true", 2, "error: ...'{fast_dev_run: true}'..."),
     ("nestdata plan ready.corpus -c hf.yaml", 2, "error: ...data.plan.batch_size ...data.plan.max_batch_seconds."),
 )
 
@@ -121,6 +125,15 @@ def test_a_line_ends_with_its_code_and_says_what_it_has_to(
     assert any(re.fullmatch(pattern, line) for line in text.splitlines()), f"{shown.out}\n{shown.err}"
     assert "\x1b" not in shown.out + shown.err
     assert code == 0 or set(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
+def test_several_ranks_on_a_cpu_are_told_all_options_at_once(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert nestmodel.main(["fit", str(folder / "ready.corpus"), "--config", "demo", "--devices", "2"]) == 2
+    assert "--accelerator cpu --microbatches-per-step 2" in capsys.readouterr().err
 
 
 def test_objects_show_themselves_in_a_line_in_a_notebook(folder: Path) -> None:
