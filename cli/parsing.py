@@ -333,8 +333,8 @@ def _message(box: str, help_of_all: str, arguments: Sequence[str]) -> str:
     unknown, found, words = message.partition("Unrecognized options: ")
     known = re.findall(r"(?<=[ ,])--[a-z][\w.-]*", help_of_all)
     if not found:  # a value may be missing because its option is unknown
-        options = [word for word in arguments if re.match("--[a-z]", word)]
-        words = next((word for word in options if word.partition("=")[0].replace("_", "-") not in known), "")
+        given = [word for word in arguments if re.match("--[a-z]", word)]
+        words = next((word for word in given if word.partition("=")[0].replace("_", "-") not in known), "")
     if not words:
         return f"{message.rstrip('.')}."
     unknown = words.split(", ")[0]

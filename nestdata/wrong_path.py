@@ -3,10 +3,7 @@
 Only names are looked at, because a path may be wrong in any way. Nothing is opened.
 """
 
-import os
 import re
-from collections.abc import Mapping
-from contextlib import suppress
 from glob import glob
 from itertools import islice
 from pathlib import Path
@@ -16,7 +13,7 @@ from nestdata.config_checks import nearest_name_hint
 
 Wanted = Literal["a model", "a corpus", "audio", "a configuration"]
 
-_GIVE: Mapping[Wanted, str] = {
+_GIVE = {
     "a model": "Give a checkpoint of `nestmodel fit`, a .nemo or safetensors file of NEST, or hf://OWNER/NAME.",
     "a corpus": "Give a folder that `nestdata prepare` has made from audio.",
     "audio": "Give audio files, folders of audio, manifests or corpora; docs/formats.md lists what is read.",
@@ -35,12 +32,7 @@ _FILES = {
     "a manifest": (".json", ".jsonl", ".jsonl.gz", ".csv", ".tsv", ".txt", ".scp", ".tar", ".parquet"),
     "a configuration": (".yaml", ".yml"),
 }
-_IN_RUNS: Mapping[Wanted, tuple[str, str]] = {
-    "a model": ("newest checkpoint", "checkpoints/*.ckpt"),
-    "a configuration": ("settings", "config.yaml"),
-}
-_MAX_NAMES = 1000
-"""Names of a folder that are compared with a missing one."""
+_IN_RUNS = {"a model": ("newest checkpoint", "checkpoints/*.ckpt"), "a configuration": ("settings", "config.yaml")}
 
 
 def wrong_path(path: str | Path, wanted: Wanted) -> str:
@@ -49,6 +41,10 @@ def wrong_path(path: str | Path, wanted: Wanted) -> str:
     if not path.exists():
         return _why_missing(text, wanted)
     kind = kind_of(path)
+    if wanted == "a corpus" and path.name.endswith(".partial"):
+        return "is a corpus that is not complete. Run the same `nestdata prepare` again, which goes on or starts over."
+    if wanted == "a corpus" and any((path / name).exists() for name in ("index.npy", "cuts.jsonl")):
+        return "is a corpus without meta.json, which is not complete, as if copying it was interrupted. Copy it again."
     if kind == _RUN and wanted in _IN_RUNS and (found := _newest(path, _IN_RUNS[wanted][1])):
         return f"is {kind}. Give its {_IN_RUNS[wanted][0]}, {found}."
     if wanted == "a corpus" and kind in (_FOLDER, "a file", "an audio file", "a manifest"):
@@ -83,12 +79,12 @@ def _why_missing(text: str, wanted: Wanted) -> str:
     if re.match(r"\w[\w+.-]+:/{1,2}[^/]", text):  # a path has lost one of the two slashes
         return f"is a URL, and {wanted} has to be on this machine: download it. {_GIVE[wanted]}"
     path = Path(text).absolute()
+    if wanted == "a corpus" and (partial := path.with_name(f"{path.name}.partial")).is_dir():
+        return f"does not exist, but {partial.name} does, which is not complete. Run the same `nestdata prepare` again."
     if wanted == "a model" and re.fullmatch(r"[\w.-]+/[\w.-]+", text) and not path.parent.exists():
         return f"does not exist here. If it is a NEST model on the Hugging Face hub, give hf://{text}."
     folder = next(parent for parent in path.parents if parent.is_dir())
-    missing, names = path.relative_to(folder).parts[0], []
-    with suppress(OSError):
-        names = [entry.name for entry in islice(os.scandir(folder), _MAX_NAMES)]
+    # Of a huge folder, some names are compared.
+    missing, names = path.relative_to(folder).parts[0], [each.name for each in islice(folder.glob("*"), 1000)]
     hint = nearest_name_hint(missing, names, min_similarity=0.6)
-    make = " `nestdata prepare` makes a corpus from audio." if wanted == "a corpus" else ""
-    return f"does not exist: there is no {missing!r} in {folder}{hint}. Check the path.{make}"
+    return f"does not exist: there is no {missing!r} in {folder}{hint}. Check the path. {_GIVE[wanted]}"

@@ -85,12 +85,8 @@ def _is_printed(run: RunConfig, names: Sequence[str], *, command: str, print_con
             "`nestdata prepare` makes corpora from audio."
         )
     for given in (*run.data.corpora, run.data.noise, run.data.val_corpus):
-        if given is not None and not given.exists():
-            raise UsageError(f"{given}: {wrong_path(given, 'a corpus')}")
         if given is not None and not (given / "meta.json").exists():
-            from nestdata import Corpus
-
-            Corpus.open(given)  # raises an error that says what it is
+            raise UsageError(f"{given}: {wrong_path(given, 'a corpus')}")
     if run.ckpt_path not in (None, LAST) and not Path(str(run.ckpt_path)).exists():
         raise UsageError(f"--ckpt-path {run.ckpt_path}: {wrong_path(str(run.ckpt_path), 'a model')}")
     return False

@@ -29,10 +29,11 @@ from nestdata.corpus.addresses import NO_SHARD, Address, AddressTable, Shard
 from nestdata.corpus.bank import SampleBank
 from nestdata.corpus.file_version import FileVersions, check_version
 from nestdata.corpus.members import load_member, point_to
-from nestdata.corpus.meta import meta_content, read_meta, why_no_corpus
+from nestdata.corpus.meta import meta_content, read_meta
 from nestdata.corpus.parts import map_array, parse_line
 from nestdata.errors import ConfigError, CorpusError
 from nestdata.storage import FileVersion, Storage, is_url, storage
+from nestdata.wrong_path import wrong_path
 
 
 class Corpus:
@@ -78,7 +79,7 @@ class Corpus:
         """
         path = Path(path)
         if not (path / "meta.json").is_file():
-            raise CorpusError(f"{path}: {why_no_corpus(path)}")
+            raise CorpusError(f"{path}: {wrong_path(path, 'a corpus')}")
         try:
             meta = read_meta(path)
             index = map_array(path / "index.npy", np.int64, (2, meta["num_cuts"]))

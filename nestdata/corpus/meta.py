@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 from nestdata.errors import CorpusError
-from nestdata.wrong_path import wrong_path
 
 FORMAT_VERSION = 3
 _META_TYPES: Mapping[str, type | tuple[type, ...]] = {
@@ -50,24 +49,6 @@ def read_meta(directory: Path) -> dict[str, Any]:
 def meta_content(meta: Mapping[str, Any]) -> bytes:
     """Returns the content of `meta.json` as it is written."""
     return (json.dumps(meta, indent=2, default=str) + "\n").encode()
-
-
-def why_no_corpus(path: Path) -> str:
-    """Returns what a path without `meta.json` is, and what to do."""
-    partial = path.with_name(f"{path.name}.partial") if path.name else path
-    if path.is_dir() and path.name.endswith(".partial"):
-        return "is a corpus that is not complete. Run the same `nestdata prepare` again, which goes on or starts over."
-    if path.is_dir() and any((path / name).exists() for name in ("index.npy", "cuts.jsonl")):
-        return (
-            "is a corpus that is not complete (it has no meta.json), perhaps because copying it was interrupted. Copy "
-            "or prepare it again."
-        )
-    if partial.is_dir():
-        return (
-            f"does not exist, but {partial.name} does, so that preparing it was interrupted or still runs. Run the "
-            "same `nestdata prepare` again."
-        )
-    return wrong_path(path, "a corpus")
 
 
 def _check_types(fields: Mapping[str, Any], types: Mapping[str, type | tuple[type, ...]]) -> None:

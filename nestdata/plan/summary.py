@@ -175,7 +175,7 @@ def left_out_text(plan: BatchPlan) -> str | None:
     texts = []
     if left_out.num_long:
         what, them = _counted(left_out.num_long, left_out.long_samples / rate)
-        limit = f"{math.floor(100 * left_out.longest_allowed / rate) / 100:g}"
+        limit = f"{100 * left_out.longest_allowed // rate / 100:g}"
         texts.append(
             f"{what}, longer than the {limit} s that a microbatch holds. To keep {them}, raise max_batch_seconds, or "
             f"prepare the corpus with --window-seconds {limit}, or --segment vad --max-segment-seconds {limit}"

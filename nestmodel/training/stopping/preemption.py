@@ -198,11 +198,9 @@ class PreemptionHandler(pl.Callback):
         # The ranks agree on the exit code only here, so that the vector of every step need not carry it.
         is_interrupted = trainer.strategy.reduce_boolean_decision(model.stop_requests.interrupted_here, all=False)
         destroy_process_group_at_exit()
-        what, remedy = (
-            ("interrupted", "continue with the same command and --resume")
-            if is_interrupted
-            else ("preempted", "start the run again with --resume")
-        )
+        what, remedy = "preempted", "start the run again with --resume"
+        if is_interrupted:
+            what, remedy = "interrupted", "continue with the same command and --resume"
         self._farewell = f"{what} after step {trainer.global_step}; {remedy}."
         # Lightning kills the rank that started the others as soon as one of them exits with another code than 0.
         code = EXIT_INTERRUPTED if is_interrupted else EXIT_PREEMPTED

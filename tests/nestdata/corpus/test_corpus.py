@@ -143,10 +143,10 @@ def test_damaged_line_is_an_error_that_names_its_byte(corpus: Corpus, tmp_path: 
     [
         (["speech.json"], "speech.json", r"is a manifest, not a corpus\. Run `nestdata prepare \S+/speech\.json -o "),
         (["a/x.wav"], "a", r"is a folder, not a corpus\. Run `nestdata prepare \S+/a -o a\.c"),
-        (["a.corpus/index.npy"], "a.corpus", r"is a corpus that is not complete \(it has no meta\.json\)"),
+        (["a.corpus/index.npy"], "a.corpus", r"is a corpus without meta\.json, which is not complete"),
         (["a.corpus.partial/x"], "a.corpus.partial", r"is a corpus that is not complete\. Run the same"),
         (["a.corpus.partial/x"], "a.corpus", r"does not exist, but a\.corpus\.partial does"),
-        ([], "a.corpus", r"does not exist: .* Check the path\. `nestdata prepare` makes"),
+        ([], "a.corpus", r"does not exist: .* Check the path\. .*`nestdata prepare`"),
     ],
 )  # fmt: skip
 def test_what_is_no_corpus_is_named_with_its_remedy(tmp_path: Path, files: list[str], given: str, message: str) -> None:
