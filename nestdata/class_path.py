@@ -22,7 +22,7 @@ def class_at(class_path: str, where: str, base: type = object) -> Any:
     module, _, name = str(class_path).rpartition(".")
     try:
         found = getattr(import_module(module), name)
-    except Exception as error:  # a module may do anything
+    except (Exception, SystemExit) as error:  # a module may do anything
         raise ConfigError(
             f"{where}: class_path {class_path}: {type(error).__name__}: {' '.join(str(error).split())}. Give "
             "module.Class, installed or in a folder of PYTHONPATH."
@@ -50,7 +50,7 @@ def build_object(settings: Mapping[str, Any], where: str, base: type = object) -
     found = class_at(path, where, base)
     try:
         return found(**arguments)
-    except Exception as error:  # a class may do anything
+    except (Exception, SystemExit) as error:  # a class may do anything
         raise ConfigError(
             f"{where}: class_path {path} with {shown(arguments)}: {type(error).__name__}: "
             f"{' '.join(str(error).split())}. Give arguments that it takes."

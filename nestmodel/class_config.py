@@ -1,9 +1,12 @@
-"""The setting of an object: its class and its arguments. `nestdata.class_path` builds it."""
+"""The setting of an object: its class and its arguments."""
 
+import json
 from dataclasses import dataclass, field
 from typing import Any
 
+from nestdata.config_checks import shown
 from nestdata.field_docs import with_field_docs
+from nestmodel.errors import ConfigError
 
 
 @with_field_docs
@@ -21,3 +24,17 @@ class ClassConfig:
     def of(cls, given: object) -> "ClassConfig":
         """Returns what settings say of an object that was given in Python."""
         return cls(class_path=f"{type(given).__module__}.{type(given).__qualname__}", init_args=None)
+
+    def plain(self, where: str) -> "ClassConfig":
+        """Returns the same with arguments of its own, as JSON holds them: a model file has to describe the object.
+
+        Raises:
+            ConfigError: An argument is no number, text, list or mapping.
+        """
+        try:
+            return ClassConfig(class_path=self.class_path, init_args=json.loads(json.dumps(self.init_args)))
+        except (TypeError, ValueError) as error:
+            raise ConfigError(
+                f"{where}.init_args is {shown(self.init_args)}: {error}. Give numbers, texts, lists and mappings: "
+                "a path is a text."
+            ) from error

@@ -378,12 +378,23 @@ class NestConfig:
     """Seed of all random numbers of the model: initial weights, masks, dropout."""
 
     def __post_init__(self) -> None:
+        require(
+            isinstance(self.encoder, EncoderConfig | ClassConfig),
+            "encoder",
+            self.encoder,
+            "sizes, or a class_path; an object is the argument `encoder` of `fit` and of NestNetwork",
+        )
+        require(
+            self.quantizer.source == "log_mels" or self.quantizer.normalize == "as_features",
+            "quantizer.normalize",
+            self.quantizer.normalize,
+            "as_features with quantizer.source encoder",
+        )
         if isinstance(self.encoder, ClassConfig):
             is_pre_conv = self.masking.position == "pre_conv"
             require(is_pre_conv, "masking.position", "post_conv", "pre_conv, unless the encoder is FastConformer")
+            object.__setattr__(self, "encoder", self.encoder.plain("model.config.encoder"))
             return
-        is_own = self.quantizer.source == "encoder"
-        require(not is_own, "quantizer.source", "encoder", "log_mels, unless the encoder brings its own features")
         # A token stacks the feature frames of one encoder frame, so an incomplete stack would have no target.
         require(
             self.features.pad_to % self.encoder.subsampling_factor == 0,

@@ -122,11 +122,12 @@ def fit(config: RunConfig, callbacks: Sequence[pl.Callback] = (), *, encoder: En
     return run.trainer
 
 
-def validate(config: RunConfig) -> pl.Trainer:
+def validate(config: RunConfig, *, encoder: Encoder | None = None) -> pl.Trainer:
     """Evaluates a checkpoint, or the weights of `model.init_from`, on the validation corpus.
 
     Args:
         config: Settings of the run, with `data.val_corpus` and `ckpt_path`.
+        encoder: An object like the one that the model was trained with, if that was given as an object.
 
     Returns:
         Lightning's trainer, whose `callback_metrics` are the result.
@@ -140,7 +141,7 @@ def validate(config: RunConfig) -> pl.Trainer:
         raise ConfigError(
             "no checkpoint to evaluate: give --ckpt-path FILE, or --ckpt-path last and the run's folder by -o DIR."
         )
-    run = build_run(replace(config, resume=config.resume or config.ckpt_path == LAST), "validate")
+    run = build_run(replace(config, resume=config.resume or config.ckpt_path == LAST), "validate", encoder=encoder)
     check_outputs(run.trainer)
     print_left_out(run)
     with _ends_its_ranks(run.trainer):

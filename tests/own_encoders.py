@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from nestmodel import Encoder, EncoderOutput, FeatureConfig, FeatureEncoder
+from nestmodel import Encoder, EncoderOutput, FeatureConfig, FeatureEncoder, HiddenStates
 from nestmodel.nn.features import LogMelFeatures
 
 
@@ -112,3 +112,43 @@ class FromElsewhere(Convolutions):
         super().__init__()
         self.eval()
         torch.nn.init.ones_(self.last.bias)
+
+
+class WrongLens(Convolutions):
+    """Returns the lengths of its input."""
+
+    def forward(self, feats: Tensor, feat_lens: Tensor) -> EncoderOutput:
+        """Returns frames of another length than their number says."""
+        frames, _ = super().forward(feats, feat_lens)
+        return EncoderOutput(frames, feat_lens)
+
+
+class OneTensor(Convolutions):
+    """Returns frames alone."""
+
+    def forward(self, feats: Tensor, feat_lens: Tensor) -> Tensor:  # type: ignore[override]
+        """Returns no lengths."""
+        return super().forward(feats, feat_lens).frames
+
+
+class WrongHop(Waveform):
+    """Says that its frames are half as far apart as they are."""
+
+    hop_length = 160
+
+
+class Halves(Convolutions):
+    """Has weights of 16 bits."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bfloat16()
+
+
+class ThreeStates(Convolutions):
+    """Returns outputs of layers, and does not say of how many."""
+
+    def hidden_states(self, feats: Tensor, feat_lens: Tensor) -> HiddenStates:
+        """Returns three outputs."""
+        frames, lens = self(feats, feat_lens)
+        return HiddenStates([frames] * 3, lens)

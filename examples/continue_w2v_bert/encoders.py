@@ -5,7 +5,6 @@ audio; see README.md beside this file.
 """
 
 import math
-from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +12,9 @@ from torchaudio.compliance.kaldi import fbank
 from transformers import Wav2Vec2BertModel, Wav2Vec2Model
 
 from nestmodel import EncoderOutput, FeatureEncoder, HiddenStates
+
+# What is masked and dropped is drawn by nestmodel and by torch, so that a resume is exact.
+_SETTINGS = {"apply_spec_augment": False, "layerdrop": 0.0}
 
 
 class _OfTransformers(FeatureEncoder):
@@ -38,10 +40,9 @@ class W2vBert(_OfTransformers):
 
     num_features, hop_length = 160, 320
 
-    def __init__(self, name: str | Path) -> None:
+    def __init__(self, name: str) -> None:
         super().__init__()
-        # What is masked and dropped is drawn by nestmodel and by torch, so that a resume is exact.
-        self.use(Wav2Vec2BertModel.from_pretrained(name, apply_spec_augment=False, layerdrop=0.0))
+        self.use(Wav2Vec2BertModel.from_pretrained(name, dtype=torch.float32, **_SETTINGS))
         self.num_layers = self.model.config.num_hidden_layers
 
     def feature_lens(self, audio_lens: Tensor) -> Tensor:
@@ -77,9 +78,9 @@ class Wav2Vec2(_OfTransformers):
         name: On the hub, or a folder that `save_pretrained` has written.
     """
 
-    def __init__(self, name: str | Path) -> None:
+    def __init__(self, name: str) -> None:
         super().__init__()
-        self.use(Wav2Vec2Model.from_pretrained(name, apply_spec_augment=False, layerdrop=0.0))
+        self.use(Wav2Vec2Model.from_pretrained(name, dtype=torch.float32, **_SETTINGS))
         self.num_features, self.hop_length = self.model.config.conv_dim[-1], math.prod(self.model.config.conv_stride)
 
     def feature_lens(self, audio_lens: Tensor) -> Tensor:

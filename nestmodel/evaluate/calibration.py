@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from nestdata import Corpus
-from nestmodel.evaluate.encode import OnReject, iterate_corpus
+from nestmodel.evaluate.encode import OnReject, iterate_corpus, layer_function
 from nestmodel.nn.batch_norm import StepBatchNorm
+from nestmodel.nn.encoder import ConformerEncoder
 from nestmodel.nn.network import NestNetwork
 
 
@@ -29,7 +30,8 @@ def calibrate_batch_norm(
     One pass computes all statistics: as in training, each batch is normalised by its own statistics on its way to the
     next block. Differs from training: padded frames do not count, there are no dropout, noise and masks, and the result
     is the mean over all frames instead of a moving average over steps. The first block's statistics do not depend on
-    the batches, except for rounding. An encoder without batch norm is unchanged.
+    the batches, except for rounding. An encoder without batch norm is unchanged. That of another author gets the mean
+    over batches of the statistics of all frames, with padding.
 
     Args:
         network: Moved to the device.
@@ -42,7 +44,25 @@ def calibrate_batch_norm(
     norms = [module for module in network.encoder.modules() if isinstance(module, StepBatchNorm)]
     if not norms:
         return
-    encoder = network.conformer
+    if not isinstance(network.encoder, ConformerEncoder):
+        compute, momenta = layer_function(network, "last"), [norm.momentum for norm in norms]
+
+        def encode_in_training(audio: Tensor, audio_lens: Tensor) -> tuple[Tensor, Tensor]:
+            for norm in norms:  # everything else stays in eval mode
+                norm.train()
+            return compute(audio, audio_lens)
+
+        for norm in norms:
+            norm.reset_running_stats()
+            norm.momentum = None  # the mean over all batches
+        limits = (max_batch_seconds, device)
+        for _ in iterate_corpus(network, corpus, encode_in_training, *limits, rows=rows, on_reject=on_reject):
+            pass
+        for norm, momentum in zip(norms, momenta, strict=True):
+            norm.eval()
+            norm.momentum = momentum
+        return
+    encoder = network.encoder
     is_valid = torch.empty(0)  # of the frames of the current batch, one utterance after the other
     num_frames = 0
     sums = {norm: torch.zeros(2, norm.num_features, dtype=torch.float64) for norm in norms}

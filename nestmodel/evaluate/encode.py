@@ -25,6 +25,7 @@ from nestmodel.evaluate.inputs import RejectedUtterance, audio_path, check_rate,
 from nestmodel.evaluate.windows import check_memory, longest_whole_s, needed_bytes, states_in_windows
 from nestmodel.formats.weights import load_network
 from nestmodel.nn.encoder import ConformerEncoder
+from nestmodel.nn.encoder_base import check_output
 from nestmodel.nn.network import NestNetwork
 
 Model = NestNetwork | str | Path
@@ -262,12 +263,18 @@ def layer_function(model: NestNetwork, layers: Layers, window_seconds: float | N
 
 def _own_layer_function(model: NestNetwork, layers: list[int]) -> BatchFunction:
     """Returns the function that computes outputs of an encoder of another author, always of whole utterances."""
+    encoder = model.encoder
 
     def compute(audio: Tensor, audio_lens: Tensor) -> tuple[Tensor, Tensor]:
         feats, feat_lens = model.read_features(audio, audio_lens)
-        states, lens = model.encoder.hidden_states(feats, feat_lens)
-        frames = torch.stack([states[layer] for layer in layers])
-        return frames, lens.clamp(max=frames.shape[2])
+        states, lens = encoder.hidden_states(feats, feat_lens)
+        if len(states) != encoder.num_layers + 1:
+            raise ConfigError(
+                f"{type(encoder).__name__}.hidden_states returns {len(states)} outputs: expected num_layers + 1, "
+                f"{encoder.num_layers + 1}."
+            )
+        _, lens = check_output(encoder, (states[-1], lens), feat_lens, feats.shape[-1])
+        return torch.stack([states[layer] for layer in layers]), lens
 
     return compute
 

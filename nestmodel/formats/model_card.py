@@ -56,7 +56,7 @@ size, step = chunk.shape[1], {step}  # samples that a chunk reads, which overlap
 stream = np.pad(audio, ({in_front}, size))  # a chunk reads {in_front} samples before its own
 frames = []
 for start in range(0, len(audio) + 1, step):
-    # How many samples are left from here; while the end is not known, any number of more than a chunk.
+    # How many samples are left from here; while the end is not known, size.
     inputs = {{"audio": stream[None, start : start + size], "audio_lens": np.array([len(audio) - start])}}
     encoded, num_frames, *new = session.run(None, {{**inputs, **caches}})
     caches = dict(zip(caches, new))

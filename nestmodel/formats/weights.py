@@ -16,7 +16,7 @@ from torch import Tensor
 from nestmodel.attention_context import Context
 from nestmodel.class_config import ClassConfig
 from nestmodel.config import NestConfig, WeightParts
-from nestmodel.errors import WeightsError
+from nestmodel.errors import ConfigError, WeightsError
 from nestmodel.formats.model_file import open_model_file
 from nestmodel.nn.encoder_base import Encoder
 from nestmodel.nn.network import NestNetwork
@@ -84,7 +84,9 @@ def load_network(path: str | Path, context: Context | None = None, *, encoder: E
     with open_model_file(path) as file:
         config, state = file.read_config(), file.read_state()
         is_own = encoder is not None or isinstance(config.encoder, ClassConfig)
-        if not is_own:
+        if is_own:
+            _check_own(config, state, file.path, encoder)
+        else:
             _check_shapes(config, state, file.path)
         network = NestNetwork(config, encoder).eval()
         if is_own:
@@ -104,6 +106,22 @@ def _check_shapes(config: NestConfig, state: Mapping[str, Tensor], path: Path) -
     except (OverflowError, RuntimeError, TypeError) as error:  # numbers or products of more than 63 bits
         raise WeightsError(f"{path}: its configuration has impossible sizes ({error}). Export it again.") from error
     _check_complete(_compare(shapes, state, path))
+
+
+def _check_own(config: NestConfig, state: Mapping[str, Tensor], path: Path, encoder: Encoder | None) -> None:
+    """Checks what a file says of a model with an encoder of another author, before it is built.
+
+    Raises:
+        ConfigError: The encoder that is given is of another class than that of the file.
+        WeightsError: The file claims other sizes than its weights have.
+    """
+    if encoder is not None and ClassConfig.of(encoder).class_path != getattr(config.encoder, "class_path", None):
+        expected = getattr(config.encoder, "class_path", "FastConformer, which needs no `encoder`")
+        raise ConfigError(f"{path}: its encoder is {expected}, and not {ClassConfig.of(encoder).class_path}.")
+    quantizer, codes = config.quantizer, state.get("quantizer.codebooks")
+    sizes = (quantizer.num_codebooks, quantizer.num_classes, quantizer.code_dim)
+    if codes is None or codes.shape != sizes:
+        raise WeightsError(f"{path}: its codebooks do not have the sizes of its configuration. Export it again.")
 
 
 def load_weights(network: NestNetwork, path: str | Path, parts: WeightParts = "all") -> WeightReport:

@@ -25,23 +25,35 @@ class StepBatchNorm(nn.BatchNorm1d):
     def __init__(self, num_features: int) -> None:
         super().__init__(num_features)
         self._collected: Tensor | None = None
+        self._num_collected = 0
         self._is_frozen = False
 
     def start_collecting(self) -> None:
         """Makes training collect the statistics of microbatches instead of updating the running statistics."""
         assert self.running_mean is not None
         self._collected = torch.zeros(2, self.num_features, device=self.running_mean.device)
+        self._num_collected = 0
 
     def stop_collecting(self) -> None:
         """Makes training update the running statistics again, once per microbatch."""
         self._collected = None
 
-    def pop_collected(self) -> Float[Tensor, "2 features"]:
-        """Returns the sums over microbatches of means and of unbiased variances, and resets them to zero."""
+    def pop_collected(self, num_microbatches: int) -> Float[Tensor, "2 features"]:
+        """Returns the sums over microbatches of means and of unbiased variances, and resets them to zero.
+
+        Args:
+            num_microbatches: Number of microbatches. A norm that an encoder calls more often in each, or recomputes,
+                gives the mean of its calls; one that it never called, what the running statistics are.
+        """
         assert self._collected is not None
-        collected = self._collected.clone()
+        assert self.running_mean is not None
+        assert self.running_var is not None
+        collected, num_calls = self._collected.clone(), self._num_collected
         self._collected.zero_()
-        return collected
+        self._num_collected = 0
+        if num_calls == 0:
+            return torch.stack([self.running_mean, self.running_var]) * num_microbatches
+        return collected if num_calls == num_microbatches else collected * (num_microbatches / num_calls)
 
     def forward(self, input: Float[Tensor, "batch features *frames"]) -> Float[Tensor, "batch features *frames"]:
         """Normalises each feature by its mean and variance in the microbatch; in eval mode by the running ones."""
@@ -53,6 +65,7 @@ class StepBatchNorm(nn.BatchNorm1d):
         normalised = F.batch_norm(input, mean, var, self.weight, self.bias, training=True, momentum=1.0, eps=self.eps)
         if not self._is_frozen:
             self._collected.add_(statistics)
+            self._num_collected += 1
         return normalised
 
     @contextmanager

@@ -4,6 +4,8 @@ FastConformer and every encoder of another author are an `Encoder`. One that was
 features, and is a `FeatureEncoder`.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import torch
@@ -18,8 +20,10 @@ from nestmodel.nn.batch_norm import StepBatchNorm
 _NORMS = nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm
 """Norms whose running statistics follow the microbatches of one rank."""
 
-_MAX_MORE, _MAX_SHARE = 2, 0.05
-"""By how many frames, and by which share of them, the output of an encoder may differ from its factor: borders."""
+_MAX_MORE = 4
+"""Frames by which numbers and lengths may differ from what the sizes of an encoder give: borders."""
+
+_MANY_FRAMES = 100
 
 
 class EncoderOutput(NamedTuple):
@@ -58,6 +62,9 @@ class Encoder(nn.Module):
 
     num_layers: int = 0
     """Layers whose outputs `hidden_states` returns besides their input; 0 if it returns the last output alone."""
+
+    is_checked: bool = False
+    """Whether the lengths that it returns have been compared with its sizes."""
 
     def forward(self, feats: Float[Tensor, "batch values frames"], feat_lens: Int[Tensor, " batch"]) -> EncoderOutput:
         """Encodes features, some of whose frames are masked in training.
@@ -140,37 +147,97 @@ def adopt_encoder(encoder: object) -> None:
         value = getattr(encoder, size, None)
         if type(value) is not int or value < 1:
             raise ConfigError(f"{name}.{size} is {value!r}: its __init__ must set it to a whole number, 1 or more.")
+    halves = [path for path, parameter in encoder.named_parameters() if parameter.dtype != torch.float32]
+    if halves:
+        raise ConfigError(
+            f"{name}.{halves[0]} is not in float32: call `float()` of the encoder. trainer.precision says how."
+        )
+    if isinstance(encoder, FeatureEncoder):
+        num_frames = int(encoder.feature_lens(torch.tensor([_MANY_FRAMES * encoder.hop_length])))
+        if abs(num_frames - _MANY_FRAMES) > _MAX_MORE:
+            raise ConfigError(
+                f"{name}.feature_lens gives {num_frames} frames for {_MANY_FRAMES} times its hop_length of "
+                f"{encoder.hop_length} samples. Set it to the samples from one frame to the next."
+            )
     encoder.train()
-    for path, module in list(encoder.named_modules()):
+    norms: dict[nn.Module, StepBatchNorm] = {}
+    for path, module in list(encoder.named_modules(remove_duplicate=False)):
         if isinstance(module, _NORMS) and not isinstance(module, StepBatchNorm):
-            if type(module) is not nn.BatchNorm1d or module.momentum != nn.BatchNorm1d(1).momentum or not module.affine:
-                raise ConfigError(
-                    f"{name}.{path} is {module}: its statistics would be those of one rank. Use nn.BatchNorm1d with "
-                    "its default momentum, or another norm."
-                )
-            norm = StepBatchNorm(module.num_features)
-            norm.eps = module.eps
-            norm.load_state_dict(module.state_dict())
+            if module not in norms:
+                norms[module] = _step_norm(module, f"{name}.{path}")
             parent, _, last = path.rpartition(".")
-            setattr(encoder.get_submodule(parent), last, norm)
+            setattr(encoder.get_submodule(parent), last, norms[module])
 
 
-def check_output(encoder: Encoder, output: tuple[Tensor, Tensor], num_tokens: int) -> EncoderOutput:
-    """Returns the output of an encoder of another author, after a check of its shape.
+def _step_norm(module: nn.Module, path: str) -> StepBatchNorm:
+    """Returns the norm of whole steps with the state of torch's norm."""
+    plain = nn.BatchNorm1d(1)
+    settings = ("momentum", "affine", "track_running_stats")
+    if type(module) is not nn.BatchNorm1d or any(getattr(module, each) != getattr(plain, each) for each in settings):
+        raise ConfigError(
+            f"{path} is {module}: its statistics would be those of one rank. Use nn.BatchNorm1d with its defaults, or "
+            "another norm."
+        )
+    norm = StepBatchNorm(module.num_features)
+    norm.eps = module.eps
+    norm.load_state_dict(module.state_dict())
+    for own, given in zip(norm.parameters(), module.parameters(), strict=True):
+        own.requires_grad_(given.requires_grad)
+    return norm
+
+
+@contextmanager
+def without_training(encoder: Encoder) -> Iterator[None]:
+    """Puts an encoder into eval mode, and each of its modules back into its own mode at the end."""
+    modes = [(module, module.training) for module in encoder.modules()]
+    encoder.eval()
+    try:
+        yield
+    finally:
+        for module, is_training in modes:
+            module.training = is_training
+
+
+def check_output(encoder: Encoder, output: object, feat_lens: Int[Tensor, " batch"], num_feats: int) -> EncoderOutput:
+    """Returns the output of an encoder of another author, after a check.
+
+    The lengths are compared on a CPU and for the first batch: a GPU would have to be waited for.
+
+    Args:
+        encoder: The encoder.
+        output: What its `forward` returned.
+        feat_lens: What it was called with.
+        num_feats: Number of feature frames that it was called with.
 
     Raises:
-        ConfigError: It is not (batch, enc_frames, dim), or its number of frames is not that of its subsampling factor.
+        ConfigError: It is no pair of (batch, enc_frames, dim) and lengths, or the numbers of frames and the lengths are
+            not those of its subsampling factor.
     """
+    name, factor = type(encoder).__name__, encoder.subsampling_factor
+    is_pair = isinstance(output, tuple) and len(output) == 2 and all(isinstance(each, Tensor) for each in output)
+    if not is_pair:
+        raise ConfigError(f"{name}.forward returns {type(output).__name__}: expected (frames, lens), two tensors.")
+    assert isinstance(output, tuple)
     frames, lens = output
-    name = type(encoder).__name__
-    if frames.dim() != 3 or frames.shape[2] != encoder.dim or frames.shape[0] != lens.shape[0]:
+    if frames.dim() != 3 or frames.shape[::2] != (len(feat_lens), encoder.dim):
         raise ConfigError(
-            f"{name} returns frames of shape {tuple(frames.shape)}: expected ({lens.shape[0]}, enc_frames, dim "
+            f"{name} returns frames of shape {tuple(frames.shape)}: expected ({len(feat_lens)}, enc_frames, dim "
             f"{encoder.dim})."
         )
-    if abs(frames.shape[1] - num_tokens) > _MAX_MORE + _MAX_SHARE * num_tokens:
+    if lens.shape != feat_lens.shape or lens.is_floating_point():
         raise ConfigError(
-            f"{name} returns {frames.shape[1]} frames where its subsampling_factor {encoder.subsampling_factor} gives "
-            f"{num_tokens}. Set the factor to its number of feature frames per encoder frame."
+            f"{name} returns lens {lens.dtype} of shape {tuple(lens.shape)}: expected whole numbers, one each."
         )
-    return EncoderOutput(frames, lens.to(frames.device, torch.int64))
+    lens = lens.to(frames.device, torch.int64)
+    is_right = abs(frames.shape[1] - num_feats / factor) <= _MAX_MORE
+    if lens.device.type == "cpu" or not encoder.is_checked:
+        differences = (lens - feat_lens.to(lens.device) / factor).abs()
+        is_right = is_right and bool(differences.max() <= _MAX_MORE) and bool(lens.max() <= frames.shape[1])
+    encoder.is_checked = True
+    if not is_right:
+        raise ConfigError(
+            f"{name} returns {frames.shape[1]} frames of lengths {lens.tolist()} for {num_feats} feature frames of "
+            f"lengths {feat_lens.tolist()}, which its subsampling_factor {factor} does not give. Set the factor to its "
+            "number of feature frames per encoder frame, and divide the lengths by it."
+        )
+    return EncoderOutput(frames, lens)

@@ -18,8 +18,17 @@ from nestdata.config_checks import require
 from nestmodel.attention_context import Context
 from nestmodel.class_config import ClassConfig
 from nestmodel.config import EncoderConfig, FeatureConfig, NestConfig, not_conformer
+from nestmodel.errors import ConfigError
 from nestmodel.nn.encoder import ConformerEncoder, DropoutKeys, why_not_compiled
-from nestmodel.nn.encoder_base import Encoder, EncoderOutput, FeatureEncoder, adopt_encoder, build_encoder, check_output
+from nestmodel.nn.encoder_base import (
+    Encoder,
+    EncoderOutput,
+    FeatureEncoder,
+    adopt_encoder,
+    build_encoder,
+    check_output,
+    without_training,
+)
 from nestmodel.nn.features import LogMelFeatures, normalise
 from nestmodel.nn.gpu.forms import Forms
 from nestmodel.nn.masking import BlockMask, scored_token_mask
@@ -110,6 +119,8 @@ class FrameSizes(NamedTuple):
         """
         mels, features = config.features.num_mels, config.features
         if isinstance(config.encoder, EncoderConfig):
+            expected = "log_mels, unless the encoder brings its own features"
+            require(config.quantizer.source == "log_mels", "quantizer.source", config.quantizer.source, expected)
             factor = config.encoder.subsampling_factor
             if config.masking.position == "post_conv":
                 return cls(config.encoder.d_model, factor, 1, config.encoder.d_model, 1)
@@ -117,13 +128,16 @@ class FrameSizes(NamedTuple):
         assert encoder is not None
         factor, name = encoder.subsampling_factor, type(encoder).__name__
         if isinstance(encoder, FeatureEncoder):
-            if config.quantizer.source == "encoder":
-                return cls(encoder.num_features, 1, factor, encoder.num_features, factor)
             num_samples = factor * encoder.hop_length
             is_whole = num_samples % features.hop_length == 0
             expected = f"a divisor of the {num_samples} samples of an encoder frame of {name}"
             require(is_whole, "features.hop_length", features.hop_length, expected)
-            return cls(encoder.num_features, 1, factor, mels, num_samples // features.hop_length)
+            per_token = num_samples // features.hop_length
+            expected = f"a multiple of the {per_token} log-mel frames of an encoder frame of {name}"
+            require(features.pad_to % per_token == 0, "features.pad_to", features.pad_to, expected)
+            if config.quantizer.source == "encoder":
+                return cls(encoder.num_features, 1, factor, encoder.num_features, factor)
+            return cls(encoder.num_features, 1, factor, mels, per_token)
         require(config.quantizer.source == "log_mels", "quantizer.source", "encoder", f"log_mels, which {name} reads")
         expected = f"a multiple of the subsampling_factor {factor} of {name}"
         require(features.pad_to % factor == 0, "features.pad_to", features.pad_to, expected)
@@ -158,15 +172,18 @@ class NestNetwork(nn.Module):
     def __init__(self, config: NestConfig, encoder: Encoder | None = None) -> None:
         super().__init__()
         if encoder is not None:
-            config = replace(config, encoder=ClassConfig.of(encoder))
+            of_ours = encoder.config if isinstance(encoder, ConformerEncoder) else None
+            config = replace(config, encoder=of_ours or ClassConfig.of(encoder))
         self.config = config
         self.source = None
         self.forms = Forms(subsampling_kernel=True, compiled=False)
+        if isinstance(config.encoder, ClassConfig):
+            with torch.random.fork_rng(devices=[]):  # the other parts do not depend on what the class draws
+                torch.manual_seed(derive_key(config.seed, "encoder weights"))
+                encoder = build_encoder(config.encoder) if encoder is None else encoder
+            adopt_encoder(encoder)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(derive_key(config.seed, "weights"))
-            if isinstance(config.encoder, ClassConfig):
-                encoder = build_encoder(config.encoder) if encoder is None else encoder
-                adopt_encoder(encoder)
             sizes = FrameSizes.of(config, encoder)
             self.num_stacked = sizes.per_token
             self.preprocessor = nn.ModuleDict({"featurizer": LogMelFeatures(config.features)})
@@ -316,7 +333,7 @@ class NestNetwork(nn.Module):
     ) -> tuple[Int[Tensor, "scored codebooks"], Float[Tensor, "batch mels frames"], Int[Tensor, " batch"]]:
         """Returns the scored tokens of the clean audio, the features of the noisy audio, and their valid lengths."""
         if isinstance(self.encoder, FeatureEncoder):
-            noisy, feat_lens = self.encoder.features(batch.noisy_audio, batch.audio_len)
+            noisy, feat_lens = self._own_features(self.encoder, batch.noisy_audio, batch.audio_len)
             return self._own_tokens(self.encoder, batch), noisy, feat_lens
         # Features of clean and noisy audio are computed in one call. In training, each is dithered independently.
         both = torch.cat([batch.audio, batch.noisy_audio])
@@ -324,11 +341,28 @@ class NestNetwork(nn.Module):
         (clean, noisy), feat_lens = feats.chunk(2), feat_lens[: len(batch.audio)]
         return self.tokens(clean, feat_lens, batch.scored_rows), noisy, feat_lens
 
+    def _own_features(
+        self, encoder: FeatureEncoder, audio: Float[Tensor, "batch samples"], audio_lens: Int[Tensor, " batch"]
+    ) -> tuple[Float[Tensor, "batch values frames"], Int[Tensor, " batch"]]:
+        """Returns the features of an encoder, in float32 for every precision mode of a run, as log-mels are."""
+        with torch.autocast(audio.device.type, enabled=False):
+            feats, lens = encoder.features(audio, audio_lens)
+        num_frames = int(encoder.feature_lens(torch.tensor([audio.shape[1]])))
+        if feats.shape[1] != encoder.num_features or feats.shape[2] != num_frames:
+            raise ConfigError(
+                f"{type(encoder).__name__}.features returns the shape {tuple(feats.shape)}: expected ({len(audio)}, "
+                f"num_features {encoder.num_features}, feature_lens {num_frames})."
+            )
+        return feats, lens
+
     @torch.no_grad()
     def _own_tokens(self, encoder: FeatureEncoder, batch: NetworkInput) -> Int[Tensor, "scored codebooks"]:
         """Returns the scored tokens for an encoder whose frames are not those of the log-mels."""
-        is_mel = self.config.quantizer.source == "log_mels"
-        clean, lens = (self.features if is_mel else encoder.features)(batch.audio, batch.audio_len)
+        if self.config.quantizer.source == "log_mels":
+            clean, lens = self.features(batch.audio, batch.audio_len)
+        else:
+            with without_training(encoder):
+                clean, lens = self._own_features(encoder, batch.audio, batch.audio_len)
         clean = F.pad(clean, (0, -clean.shape[-1] % self.quantizer.num_stacked))
         num_tokens, num_own = batch.is_scored.shape[1], clean.shape[-1] // self.quantizer.num_stacked
         utterances, frames = batch.scored_rows // num_tokens, batch.scored_rows % num_tokens
@@ -371,7 +405,6 @@ class NestNetwork(nn.Module):
         encoded, enc_lens = self.encode_masked(noisy, feat_lens, masks.is_masked, masks.dropout_keys, masks.att_context)
         num_tokens = masks.is_scored.shape[1]
         if not isinstance(self.encoder, ConformerEncoder):
-            encoded, enc_lens = check_output(self.encoder, (encoded, enc_lens), num_tokens)
             encoded = F.pad(encoded, (0, 0, 0, max(0, num_tokens - encoded.shape[1])))
         rows = self._predicting_rows(masks.scored_rows, num_tokens, encoded.shape[1], enc_lens)
         logits = self.decoder.logits(encoded.flatten(0, 1)[rows])
@@ -392,7 +425,7 @@ class NestNetwork(nn.Module):
             return scored
         utterances, frames = scored // num_tokens, scored % num_tokens
         if shift > 0 or not is_conformer:
-            frames = torch.minimum(frames + shift, (enc_lens[utterances] - 1).clamp(min=0))
+            frames = torch.minimum(frames + shift, (enc_lens[utterances] - 1).clamp(0, num_frames - 1))
         return utterances * num_frames + frames
 
     def _with_scored_rows(self, is_masked: Bool[Tensor, "batch masked_frames"]) -> Masks:
@@ -450,7 +483,7 @@ class NestNetwork(nn.Module):
         encoder = self.encoder
         if not isinstance(encoder, ConformerEncoder):
             masked = self.mask_processor.apply_mask(noisy, is_masked[:, : noisy.shape[-1]])
-            return EncoderOutput(*encoder(masked, feat_lens))
+            return check_output(encoder, encoder(masked, feat_lens), feat_lens, noisy.shape[-1])
         if self.config.masking.position == "pre_conv":
             masked = self.mask_processor.apply_mask(noisy, is_masked)
             output: EncoderOutput = encoder(masked, feat_lens, dropout_keys, context)
@@ -463,8 +496,11 @@ class NestNetwork(nn.Module):
         self, audio: Float[Tensor, "batch samples"], audio_lens: Int[Tensor, " batch"]
     ) -> tuple[Float[Tensor, "batch values frames"], Int[Tensor, " batch"]]:
         """Returns what the encoder reads of audio: log-mels, or its own features; and their numbers of valid frames."""
-        compute = self.encoder.features if isinstance(self.encoder, FeatureEncoder) else self.features
-        feats, lens = compute(audio, audio_lens)
+        if isinstance(self.encoder, FeatureEncoder):
+            # Convolutions refuse audio that is shorter than their first frame.
+            shortest = self.config.features.sampling_rate
+            return self._own_features(self.encoder, F.pad(audio, (0, max(0, shortest - audio.shape[1]))), audio_lens)
+        feats, lens = self.features(audio, audio_lens)
         return feats, lens
 
     def seed_for(self, purpose: str, batch: Microbatch) -> int:

@@ -205,7 +205,7 @@ class StepStats:
         # Not `new_tensor`, which copies from the CPU and waits for the device.
         flags = [losses.new_full((), float(number)) for number in numbers]
         counts = torch.stack([(~losses.isfinite()).sum().to(losses.dtype), *flags])
-        collected = [norm.pop_collected().flatten() for norm in self._norms]
+        collected = [norm.pop_collected(self.num_microbatches).flatten() for norm in self._norms]
         return torch.cat([counts, *collected, self._values])
 
     def unflatten(self, values: Float[Tensor, " values"]) -> StepTotals:

@@ -22,7 +22,7 @@ def ours_and_torchs() -> tuple[StepBatchNorm, nn.BatchNorm1d]:
 
 
 def end_step(norm: StepBatchNorm, num_microbatches: int) -> None:
-    update_running_stats([norm], [norm.pop_collected() / num_microbatches])
+    update_running_stats([norm], [norm.pop_collected(num_microbatches) / num_microbatches])
 
 
 def test_it_equals_torchs_batch_norm_before_collecting() -> None:
@@ -53,7 +53,7 @@ def test_running_statistics_do_not_depend_on_how_microbatches_are_split_over_ran
     for norm, share in zip(ranks, (microbatches[:2], microbatches[2:]), strict=True):
         for x in share:
             norm(x)
-    total = ranks[0].pop_collected() + ranks[1].pop_collected()
+    total = ranks[0].pop_collected(2) + ranks[1].pop_collected(2)
     for norm in ranks:
         update_running_stats([norm], [total / 4])
     end_step(alone, 4)
@@ -71,6 +71,6 @@ def test_nothing_is_collected_while_statistics_are_frozen() -> None:
     ours(x)
     with ours.frozen_statistics():
         ours(x)
-    once = ours.pop_collected()
+    once = ours.pop_collected(1)
     ours(x)
-    assert torch.equal(ours.pop_collected(), once)
+    assert torch.equal(ours.pop_collected(1), once)

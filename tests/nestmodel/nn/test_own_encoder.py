@@ -11,6 +11,7 @@ from nestmodel import (
     ClassConfig,
     ConfigError,
     Encoder,
+    ExtractError,
     MaskConfig,
     NestConfig,
     NestModel,
@@ -24,6 +25,7 @@ from nestmodel import (
     loss_stats,
     save_network,
 )
+from nestmodel.nn.batch_norm import StepBatchNorm
 from tests.own_encoders import Convolutions, FromElsewhere
 from tests.training import tiny_config
 
@@ -150,6 +152,9 @@ def test_tokens_may_be_computed_from_the_features_of_the_encoder() -> None:
         ("tests.own_encoders.Convolutions", {"factor": 3}, "features.pad_to"),
         ("tests.own_encoders.WithoutWidth", {}, "dim"),
         ("tests.own_encoders.ImageNorm", {}, "norm"),
+        ("tests.own_encoders.WrongHop", {}, "hop_length"),
+        ("tests.own_encoders.Halves", {}, "float32"),
+        ("tests.own_encoders.Convolutions", {"dim": Path("16")}, "init_args"),
         ("tests.own_encoders.Convolutions", None, "load_network"),
     ],
 )
@@ -157,17 +162,68 @@ def test_what_is_no_encoder_is_refused_by_its_name_and_not_called(
     class_path: str, init_args: dict[str, Any] | None, named: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    config = replace(config_of("Convolutions"), encoder=ClassConfig(class_path=class_path, init_args=init_args))
+    encoder = ClassConfig(class_path=class_path, init_args=init_args)
     with pytest.raises(ConfigError, match=named) as caught:
-        NestNetwork(config)
-    assert class_path.split(".")[-1] in str(caught.value)
+        NestNetwork(replace(config_of("Convolutions"), encoder=encoder))
+    assert class_path.split(".")[-1] in str(caught.value) or named == "init_args"
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize(("name", "named"), [("WrongWidth", "dim"), ("WrongFactor", "subsampling_factor")])
+@pytest.mark.parametrize(
+    ("name", "named"),
+    [("WrongWidth", "dim"), ("WrongFactor", "subsampling_factor"), ("WrongLens", "lens"), ("OneTensor", "lens")],
+)
 def test_an_encoder_that_does_not_keep_to_its_sizes_is_named_at_the_first_batch(name: str, named: str) -> None:
     with pytest.raises(ConfigError, match=f"{name}.*{named}"):
         NestNetwork(config_of(name))(batch_of(48000))
+
+
+def test_the_quantizer_is_the_same_for_encoders_of_every_width() -> None:
+    networks = [NestNetwork(config_of("Convolutions", dim=dim, factor=8)) for dim in (16, 32)]
+    for network in (*networks, NestNetwork(tiny_config(), encoder=Convolutions(factor=8))):
+        for name, value in NestNetwork(plain_config(8)).quantizer.state_dict().items():
+            assert torch.equal(network.quantizer.state_dict()[name], value)
+
+
+def test_a_norm_that_is_called_several_times_or_never_has_the_statistics_of_its_calls() -> None:
+    once, twice, never = (StepBatchNorm(1) for _ in range(3))
+    for norm in (once, twice, never):
+        norm.start_collecting()
+    for values in (torch.full((4, 1), 100.0), torch.full((4, 1), 200.0)):
+        once(values)
+        twice(twice(values) * 0 + values)
+    for norm in (once, twice):
+        assert norm.pop_collected(2)[0].item() == 300.0
+    assert never.pop_collected(2).tolist() == [[0.0], [2.0]]  # the initial mean and variance, twice
+
+
+def test_tokens_of_an_encoders_own_features_are_the_same_in_every_pass() -> None:
+    config = config_of("Waveform")
+    network = NestNetwork(replace(config, quantizer=replace(config.quantizer, source="encoder")))
+    network.encoder.frames = torch.nn.Sequential(network.encoder.frames, torch.nn.Dropout(0.5))
+    batch = batch_of(16000, 30000)
+    first, second = (network(batch).targets for _ in range(2))
+    assert torch.equal(first, second)
+    assert all(module.training for module in network.encoder.modules())
+
+
+def test_audio_that_is_shorter_than_a_frame_is_too_short() -> None:
+    network = NestNetwork(config_of("Waveform")).eval()
+    with pytest.raises(ExtractError, match="too_short"):
+        encode(network, torch.zeros(300), sampling_rate=16000)
+
+
+def test_outputs_of_layers_have_to_be_as_many_as_the_encoder_says() -> None:
+    network = NestNetwork(config_of("ThreeStates")).eval()
+    with pytest.raises(ConfigError, match="num_layers"):
+        encode(network, torch.zeros(16000), sampling_rate=16000)
+
+
+def test_fastconformer_may_be_given_as_an_object() -> None:
+    given = NestNetwork(tiny_config()).encoder
+    network = NestNetwork(replace(tiny_config(), seed=1), encoder=given)
+    assert network.encoder is given
+    assert network.config.encoder == tiny_config().encoder
 
 
 def test_what_only_fastconformer_can_do_is_refused_in_one_line(tmp_path: Path) -> None:
@@ -200,6 +256,8 @@ def test_an_object_is_trained_and_is_needed_again_to_load_the_model(tmp_path: Pa
     assert torch.equal(
         encode(loaded, audio, sampling_rate=16000).values, encode(network, audio, sampling_rate=16000).values
     )
+    with pytest.raises(ConfigError, match=r"Convolutions.*FromElsewhere"):
+        load_network(path, encoder=FromElsewhere())
     model = NestModel.load_from_checkpoint(path, encoder=Convolutions(dim=24))
     assert all(torch.equal(value, model.state_dict()[name]) for name, value in network.state_dict().items())
 
