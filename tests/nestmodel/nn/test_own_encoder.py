@@ -171,7 +171,7 @@ def test_what_is_no_encoder_is_refused_by_its_name_and_not_called(
 
 @pytest.mark.parametrize(
     ("name", "named"),
-    [("WrongWidth", "dim"), ("WrongFactor", "subsampling_factor"), ("WrongLens", "lens"), ("OneTensor", "lens")],
+    [("WrongWidth", "dim"), ("WrongFactor", "subsampling_factor"), ("WrongLens", "lengths"), ("OneTensor", "lens")],
 )
 def test_an_encoder_that_does_not_keep_to_its_sizes_is_named_at_the_first_batch(name: str, named: str) -> None:
     with pytest.raises(ConfigError, match=f"{name}.*{named}"):
