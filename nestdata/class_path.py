@@ -28,8 +28,9 @@ def class_at(class_path: str, where: str, base: type = object) -> Any:
             "module.Class, installed or in a folder of PYTHONPATH."
         ) from error
     if not (isinstance(found, type) and issubclass(found, base)):
-        kind = "a class" if base is object else f"a subclass of {base.__module__.partition('.')[0]}.{base.__name__}"
-        raise ConfigError(f"{where}: class_path {class_path} is no such class: expected {kind}.")
+        expected = "a class" if base is object else f"a subclass of {base.__module__.partition('.')[0]}.{base.__name__}"
+        what = "another class" if isinstance(found, type) else f"a {type(found).__name__}"
+        raise ConfigError(f"{where}: class_path {class_path} is {what}: expected {expected}.")
     return found
 
 
@@ -53,5 +54,5 @@ def build_object(settings: Mapping[str, Any], where: str, base: type = object) -
     except (Exception, SystemExit) as error:  # a class may do anything
         raise ConfigError(
             f"{where}: class_path {path} with {shown(arguments)}: {type(error).__name__}: "
-            f"{' '.join(str(error).split())}. Give arguments that it takes."
+            f"{' '.join(str(error).split())}. Check its __init__ and its init_args."
         ) from error

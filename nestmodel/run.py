@@ -22,7 +22,6 @@ from nestdata.config_checks import nearest_name_hint, require, require_instance
 from nestdata.output import replace_file
 from nestmodel.class_config import ClassConfig
 from nestmodel.errors import ConfigError
-from nestmodel.formats.weights import load_weights
 from nestmodel.nn.encoder_base import Encoder
 from nestmodel.plain_values import build, read_yaml
 from nestmodel.run_config import LAST, RunConfig, parse_duration
@@ -104,7 +103,7 @@ def fit(config: RunConfig, callbacks: Sequence[pl.Callback] = (), *, encoder: En
         if run.ckpt_path is not None and run.first_step >= run.config.trainer.max_steps > 0:
             if run.trainer.is_global_zero:
                 print_nothing_to_train(run)
-            load_weights(run.model, run.ckpt_path)
+            run.model.load_all(run.ckpt_path)
             attach_model(run.trainer, run.model)
             return run.trainer
         check_outputs(run.trainer)

@@ -1,5 +1,8 @@
 """Encoders of another author, which settings name by `tests.own_encoders.CLASS`."""
 
+import random
+
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -152,3 +155,42 @@ class ThreeStates(Convolutions):
         """Returns three outputs."""
         frames, lens = self(feats, feat_lens)
         return HiddenStates([frames] * 3, lens)
+
+
+class WithoutForward(Encoder):
+    """Encodes nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dim, self.subsampling_factor = 16, 4
+
+
+class OtherMels(Convolutions):
+    """Reads more mel bins than there are."""
+
+    def __init__(self) -> None:
+        super().__init__(num_mels=128)
+
+
+class LayersAlone(Convolutions):
+    """Says that it has layers, and does not return their outputs."""
+
+    num_layers = 3
+
+
+class Detached(Convolutions):
+    """Returns frames that no gradient leads through."""
+
+    def forward(self, feats: Tensor, feat_lens: Tensor) -> EncoderOutput:
+        """Returns detached frames."""
+        frames, lens = super().forward(feats, feat_lens)
+        return EncoderOutput(frames.detach(), lens)
+
+
+class RandomElsewhere(Convolutions):
+    """Draws from the generators of NumPy and Python."""
+
+    def forward(self, feats: Tensor, feat_lens: Tensor) -> EncoderOutput:
+        """Returns frames times numbers that are drawn."""
+        frames, lens = super().forward(feats, feat_lens)
+        return EncoderOutput(frames * (1 + np.random.rand() + random.random()), lens)

@@ -154,11 +154,13 @@ class Chain:
         except Exception as error:  # transforms raise the errors of many libraries
             called = " when called with (samples, sampling_rate, rng)" if isinstance(transform, OwnTransform) else ""
             raise ConfigError(f"{path}: {kind} fails{called}: {type(error).__name__}: {error}") from error
-        if changed.shape != samples.shape:
+        if np.shape(changed) != samples.shape:
+            remedy = "Set leave_length_unchanged: true if it has that parameter, or remove it."
+            if isinstance(transform, OwnTransform):
+                remedy = "It has to return as many samples as it gets."
             raise ConfigError(
-                f"{path}: {kind} returns samples of shape {changed.shape} for {samples.shape}, so noisy and "
-                "clean audio would not be aligned. Set leave_length_unchanged: true if it has that parameter, or "
-                "remove it."
+                f"{path}: {kind} returns samples of shape {np.shape(changed)} for {samples.shape}, so noisy and clean "
+                f"audio would not be aligned. {remedy}"
             )
         if not np.isfinite(changed).all():
             raise ConfigError(f"{path}: {kind} returns NaN or Inf for finite samples. Change its parameters.")
@@ -202,7 +204,8 @@ def _build(spec: TransformSpec, path: str, tried: Callable[[Any, str], Any]) -> 
     name, parameters = _parse(spec, path)
     kinds = _transform_classes()
     if name not in kinds:
-        raise ConfigError(f"{path}: audiomentations has no transform {name!r}{nearest_name_hint(name, kinds)}.")
+        own = ". One of your own is `class_path: module.Class`" if "." in name else nearest_name_hint(name, kinds)
+        raise ConfigError(f"{path}: audiomentations has no transform {name!r}{own}.")
     kind = kinds[name]
     known = [parameter for parameter in inspect.signature(kind).parameters if parameter != "self"]
     for parameter in parameters:

@@ -329,6 +329,8 @@ def resolve_layers(layers: Layers, num_layers: int) -> list[int]:
     if layers == "last":
         return [num_layers]
     selected = [layer for layer in layers if isinstance(layer, int)]
+    if num_layers == 0 and layers != [0] and layers != (0,):
+        raise ConfigError(f"layers is {','.join(map(str, layers))!r}: the encoder has one output. Leave it out.")
     if not selected or len(set(selected)) < len(layers) or not all(0 <= layer <= num_layers for layer in selected):
         raise ConfigError(
             f"layers is {','.join(map(str, layers))!r}: give each layer once, from 0 (the input of the first "

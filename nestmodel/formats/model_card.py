@@ -22,7 +22,7 @@ _DISTRIBUTION = "nest-pretrain"
 _HEADER = """---
 # Fill in, for example apache-2.0:
 # license:
-tags: [speech, self-supervised, nest, fastconformer]
+tags: [speech, self-supervised, nest{tag}]
 {library}pipeline_tag: feature-extraction
 ---"""
 _PARTS: Mapping[str, str] = {"all": "encoder, decoder and quantizer", "encoder": "encoder"}
@@ -114,7 +114,10 @@ def model_card(
     }
     settings = {k: v for k, v in training.settings.items() if not k.startswith("model.config") and v != "None"}
     sections = [
-        _HEADER.format(library="library_name: transformers\n" if to == "huggingface" else ""),
+        _HEADER.format(
+            library="library_name: transformers\n" if to == "huggingface" else "",
+            tag="" if isinstance(encoder, ClassConfig) else ", fastconformer",
+        ),
         f"# {escaped(title)}",
         "A speech encoder, pretrained on unlabelled speech with NEST "
         "([arXiv:2408.13106](https://arxiv.org/abs/2408.13106)).",

@@ -4,6 +4,7 @@ FastConformer and every encoder of another author are an `Encoder`. One that was
 features, and is a `FeatureEncoder`.
 """
 
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 
 from nestdata.class_path import build_object
 from nestmodel.class_config import ClassConfig
-from nestmodel.errors import ConfigError
+from nestmodel.errors import ConfigError, is_out_of_memory
 from nestmodel.nn.batch_norm import StepBatchNorm
 
 _NORMS = nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm
@@ -141,7 +142,12 @@ def adopt_encoder(encoder: object) -> None:
     """
     name = type(encoder).__name__
     if not isinstance(encoder, Encoder):
-        raise ConfigError(f"encoder is of type {name}: expected an object of a subclass of nestmodel.Encoder.")
+        what = f"the class {encoder.__name__}" if isinstance(encoder, type) else f"of type {name}"
+        raise ConfigError(f"encoder is {what}: expected an object of a subclass of nestmodel.Encoder.")
+    if encoder.num_layers > 0 and type(encoder).hidden_states is Encoder.hidden_states:
+        raise ConfigError(
+            f"{name}.num_layers is {encoder.num_layers}: define hidden_states, which returns their outputs."
+        )
     own = ("num_features", "hop_length") if isinstance(encoder, FeatureEncoder) else ()
     for size in ("dim", "subsampling_factor", *own):
         value = getattr(encoder, size, None)
@@ -184,6 +190,22 @@ def _step_norm(module: nn.Module, path: str) -> StepBatchNorm:
     for own, given in zip(norm.parameters(), module.parameters(), strict=True):
         own.requires_grad_(given.requires_grad)
     return norm
+
+
+@contextmanager
+def naming_encoder(encoder: Encoder, method: str, given: Tensor) -> Iterator[None]:
+    """Turns an error in a method of an encoder of another author into one that names it, its input and its line."""
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error, ConfigError) or is_out_of_memory(error):
+            raise
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        called, text = f"{type(encoder).__name__}.{method}", " ".join(str(error).split())
+        raise ConfigError(
+            f"{called} fails for an input of shape {tuple(given.shape)}: {type(error).__name__}: {text} "
+            f"({last.filename}, line {last.lineno})."
+        ) from error
 
 
 @contextmanager

@@ -27,6 +27,7 @@ from nestmodel.nn.encoder_base import (
     adopt_encoder,
     build_encoder,
     check_output,
+    naming_encoder,
     without_training,
 )
 from nestmodel.nn.features import LogMelFeatures, normalise
@@ -345,9 +346,9 @@ class NestNetwork(nn.Module):
         self, encoder: FeatureEncoder, audio: Float[Tensor, "batch samples"], audio_lens: Int[Tensor, " batch"]
     ) -> tuple[Float[Tensor, "batch values frames"], Int[Tensor, " batch"]]:
         """Returns the features of an encoder, in float32 for every precision mode of a run, as log-mels are."""
-        with torch.autocast(audio.device.type, enabled=False):
+        with torch.autocast(audio.device.type, enabled=False), naming_encoder(encoder, "features", audio):
             feats, lens = encoder.features(audio, audio_lens)
-        num_frames = int(encoder.feature_lens(torch.tensor([audio.shape[1]])))
+            num_frames = int(encoder.feature_lens(torch.tensor([audio.shape[1]])))
         if feats.shape[1] != encoder.num_features or feats.shape[2] != num_frames:
             raise ConfigError(
                 f"{type(encoder).__name__}.features returns the shape {tuple(feats.shape)}: expected ({len(audio)}, "
@@ -483,7 +484,9 @@ class NestNetwork(nn.Module):
         encoder = self.encoder
         if not isinstance(encoder, ConformerEncoder):
             masked = self.mask_processor.apply_mask(noisy, is_masked[:, : noisy.shape[-1]])
-            return check_output(encoder, encoder(masked, feat_lens), feat_lens, noisy.shape[-1])
+            with naming_encoder(encoder, "forward", masked):
+                encoded = encoder(masked, feat_lens)
+            return check_output(encoder, encoded, feat_lens, noisy.shape[-1])
         if self.config.masking.position == "pre_conv":
             masked = self.mask_processor.apply_mask(noisy, is_masked)
             output: EncoderOutput = encoder(masked, feat_lens, dropout_keys, context)

@@ -150,6 +150,8 @@ def _result_lines(trainer: pl.Trainer, directory: Path, seconds: float) -> list[
         is_own = isinstance(encoder, ClassConfig)
         is_live = not is_own and encoder.causal_downsampling and any(map(config.delay_s, encoder.att_context_size))
         to = "safetensors" if is_own else "onnx-streaming" if is_live else "huggingface"
+        if is_own and encoder.init_args is None:
+            return [*lines, f"next: nestmodel.load_network({str(last)!r}, encoder=...), with an equal object"]
         lines += [
             f"next: nestmodel features {model} talks/ -o talks.features",
             f"  or: nestmodel export {model} --to {to}",

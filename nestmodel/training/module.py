@@ -8,12 +8,14 @@ accumulated, and the gradients are divided by the number of tokens once, before 
 """
 
 import math
+import random
 import warnings
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytorch_lightning as pl
 import torch
 from pytorch_lightning.trainer.states import TrainerFn
@@ -24,10 +26,11 @@ import nestguard
 from nestdata import AudioNoiseBatch
 from nestmodel.attention_context import context_name
 from nestmodel.config import Kernels, NestConfig, WeightParts
-from nestmodel.errors import ConfigError, WeightsError
+from nestmodel.errors import ConfigError, TrainingError, WeightsError
 from nestmodel.formats.safetensors import CONFIG_KEY, RECORD_KEY, SETTINGS_KEY
-from nestmodel.formats.weights import load_network, load_weights
+from nestmodel.formats.weights import WeightReport, load_network, load_weights
 from nestmodel.nn.batch_norm import StepBatchNorm, update_running_stats
+from nestmodel.nn.encoder import ConformerEncoder
 from nestmodel.nn.encoder_base import Encoder
 from nestmodel.nn.loss import CONTEXT_METRICS, LossStats, loss_stats
 from nestmodel.nn.network import NestNetwork
@@ -82,14 +85,7 @@ class NestModel(NestNetwork, pl.LightningModule):
         """
         super().__init__(config, encoder)
         if init_from is not None:
-            report = load_weights(self, init_from, init_parts)
-            if report.missing or report.mismatched:
-                raise WeightsError(
-                    f"{report.summary()}. Give a model of the same sizes, or load the parts that fit, by "
-                    "--model.init-parts encoder."
-                    if init_parts == "all"
-                    else f"{report.summary()}. Give an encoder of the same sizes."
-                )
+            report = self.load_all(init_from, init_parts)
             rank_zero_info(report.summary())
             for setting in report.differing_settings:
                 rank_zero_warn(f"{init_from}: {setting}, so its weights may have another meaning.")
@@ -109,6 +105,22 @@ class NestModel(NestNetwork, pl.LightningModule):
         self._val_stats: Tensor | None = None
         self._train_counts = DecayedCounts()
         self._record = {} if init_from is None else {"started with the weights of": init_from.name}
+
+    def load_all(self, path: Path, parts: WeightParts = "all") -> WeightReport:
+        """Loads all weights of the model, or of its encoder, from a file; see `load_weights`.
+
+        Raises:
+            WeightsError: The file cannot be read, or not all of these weights are in it in the same shapes.
+        """
+        report = load_weights(self, path, parts)
+        if report.missing or report.mismatched:
+            raise WeightsError(
+                f"{report.summary()}. Give a model of the same sizes, or load the parts that fit, by "
+                "--model.init-parts encoder."
+                if parts == "all"
+                else f"{report.summary()}. Give an encoder of the same sizes."
+            )
+        return report
 
     @classmethod
     def load_from_checkpoint(  # type: ignore[override]  # the configuration in the file decides the rest
@@ -258,6 +270,12 @@ class NestModel(NestNetwork, pl.LightningModule):
         """
         assert self._step is not None
         step, self._step = self._step, None
+        trained = [parameter for parameter in self.encoder.parameters() if parameter.requires_grad]
+        if trained and all(parameter.grad is None for parameter in trained):
+            raise TrainingError(
+                f"no gradient reaches the encoder {type(self.encoder).__name__}: its output is detached, or computed "
+                "without gradients. Look for `detach` and `no_grad` in it."
+            )
         step.check_complete(self.trainer.accumulate_grad_batches, self.global_rank)
         totals = step.unflatten(self._sum_over_ranks(step.flatten(self.stop_requests)))
         class_counts = self._train_counts.plus(totals.stats)
@@ -435,10 +453,14 @@ class NestModel(NestNetwork, pl.LightningModule):
 def seed_generators(network: NestNetwork, batch: NetworkInput) -> None:
     """Seeds torch's generators, from which dither and some dropout are drawn, for a microbatch.
 
-    Those of the CPU and of the current GPU; `torch.manual_seed` seeds those of all visible GPUs.
+    Those of the CPU and of the current GPU; `torch.manual_seed` seeds those of all visible GPUs. Encoders of other
+    authors may draw from the generators of NumPy and Python as well.
     """
     seed = network.seed_for("dropout", batch)
     torch.default_generator.manual_seed(seed)
+    if not isinstance(network.encoder, ConformerEncoder):
+        random.seed(seed)
+        np.random.seed(seed % 2**32)
     if batch.audio.device.type == "cuda":
         torch.cuda.manual_seed(seed)
 

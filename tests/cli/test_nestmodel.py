@@ -227,3 +227,32 @@ def test_a_deterministic_run_refuses_other_values_than_nccl_needs(
     monkeypatch.setenv("NCCL_ALGO", "Tree")
     assert main(["fit", str(messy_corpora.speech), *tiny(tmp_path), "--trainer.deterministic"]) == 2
     assert "trainer.deterministic needs NCCL_ALGO=Ring, but the environment sets it to 'Tree'" in error_of(capsys)
+
+
+def own_encoder(directory: Path, name: str) -> list[str]:
+    """Returns the options of the tiny model with an encoder of `tests.own_encoders`."""
+    encoder = {"class_path": f"tests.own_encoders.{name}"}
+    return tiny(directory, model={"config": {**TINY["model"]["config"], "encoder": encoder}})
+
+
+def test_an_encoder_without_gradients_ends_the_run_at_its_first_step(
+    messy_corpora: MessyCorpora, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["fit", str(messy_corpora.speech), *own_encoder(tmp_path, "Detached")]) == 1
+    assert "Detached" in error_of(capsys)
+
+
+@pytest.mark.slow
+def test_an_encoder_that_draws_from_numpy_and_python_resumes_exactly(
+    messy_corpora: MessyCorpora, tmp_path: Path
+) -> None:
+    losses = []
+    for name, stops in (("whole", (4,)), ("parts", (2, 4))):
+        directory = tmp_path / name
+        directory.mkdir()
+        for steps in stops:
+            options = [*own_encoder(directory, "RandomElsewhere"), "--max-steps", str(steps)]
+            assert main(["fit", str(messy_corpora.speech), *options, *(["--resume"] if steps != stops[0] else [])]) == 0
+        checkpoint = max(directory.rglob("step_00000004.ckpt"))
+        losses.append(load_network(checkpoint).state_dict())
+    assert all(torch.equal(value, losses[1][name]) for name, value in losses[0].items())

@@ -79,7 +79,7 @@ MISTAKES: list[tuple[Any, str]] = [
     ({"class_path": "nowhere.Echo"}, r"class_path nowhere\.Echo: ModuleNotFoundError: .*PYTHONPATH"),
     ({"class_path": f"{HERE}.Ecko"}, r"Ecko: AttributeError: .*'Ecko'.* Give module\.Class"),
     ({"class_path": "Echo"}, r"class_path Echo: .* Give module\.Class"),
-    ({"class_path": f"{HERE}.shorter"}, r"shorter is no such class"),
+    ({"class_path": f"{HERE}.shorter"}, r"shorter is a function"),
     ({"class_path": "pathlib.Path"}, r"is PosixPath\('\.'\): expected a callable object"),
     ({**ECHO, "init_args": {"gain": 1}}, r"Echo with \{'gain': 1\}: TypeError: .*'gain'"),
     ({**ECHO, "init_args": [1]}, r"expected class_path, and the arguments by name in init_args"),
