@@ -17,7 +17,7 @@ from nestdata import AudioNoiseBatch, Microbatch, derive_key
 from nestdata.config_checks import require
 from nestmodel.attention_context import Context
 from nestmodel.class_config import ClassConfig
-from nestmodel.config import EncoderConfig, FeatureConfig, NestConfig, not_conformer
+from nestmodel.config import FeatureConfig, NestConfig, not_conformer
 from nestmodel.errors import ConfigError
 from nestmodel.nn.encoder import ConformerEncoder, DropoutKeys, why_not_compiled
 from nestmodel.nn.encoder_base import (
@@ -118,31 +118,20 @@ class FrameSizes(NamedTuple):
         Raises:
             ConfigError: A token does not cover a whole number of log-mel frames, or a batch of whole tokens.
         """
-        mels, features = config.features.num_mels, config.features
-        if isinstance(config.encoder, EncoderConfig):
-            expected = "log_mels, unless the encoder brings its own features"
-            require(config.quantizer.source == "log_mels", "quantizer.source", config.quantizer.source, expected)
-            factor = config.encoder.subsampling_factor
-            if config.masking.position == "post_conv":
-                return cls(config.encoder.d_model, factor, 1, config.encoder.d_model, 1)
-            return cls(mels, 1, factor, mels, factor)
-        assert encoder is not None
-        factor, name = encoder.subsampling_factor, type(encoder).__name__
-        if isinstance(encoder, FeatureEncoder):
-            num_samples = factor * encoder.hop_length
-            is_whole = num_samples % features.hop_length == 0
-            expected = f"a divisor of the {num_samples} samples of an encoder frame of {name}"
-            require(is_whole, "features.hop_length", features.hop_length, expected)
-            per_token = num_samples // features.hop_length
-            expected = f"a multiple of the {per_token} log-mel frames of an encoder frame of {name}"
-            require(features.pad_to % per_token == 0, "features.pad_to", features.pad_to, expected)
-            if config.quantizer.source == "encoder":
-                return cls(encoder.num_features, 1, factor, encoder.num_features, factor)
-            return cls(encoder.num_features, 1, factor, mels, per_token)
-        require(config.quantizer.source == "log_mels", "quantizer.source", "encoder", f"log_mels, which {name} reads")
-        expected = f"a multiple of the subsampling_factor {factor} of {name}"
-        require(features.pad_to % factor == 0, "features.pad_to", features.pad_to, expected)
-        return cls(mels, 1, factor, mels, factor)
+        features, mels, source = config.features, config.features.num_mels, config.quantizer.source
+        factor = (config.conformer if encoder is None else encoder).subsampling_factor
+        is_own, name = isinstance(encoder, FeatureEncoder), type(encoder).__name__
+        expected = "log_mels, unless the encoder brings its own features"
+        require(is_own or source == "log_mels", "quantizer.source", source, expected)
+        if config.masking.position == "post_conv":
+            dim = config.conformer.d_model
+            return cls(dim, factor, 1, dim, 1)
+        dim, hop = (encoder.num_features, encoder.hop_length) if is_own else (mels, features.hop_length)
+        per_target = factor * hop / features.hop_length
+        is_whole = per_target.is_integer() and features.pad_to % per_target == 0
+        expected = f"a multiple of the log-mel frames of an encoder frame of {name}, which are {per_target:g}"
+        require(is_whole, "features.pad_to", features.pad_to, expected)
+        return cls(dim, 1, factor, *((dim, factor) if source == "encoder" else (mels, int(per_target))))
 
 
 class NestNetwork(nn.Module):
@@ -254,7 +243,7 @@ class NestNetwork(nn.Module):
         )
         return (
             f"{type(self).__name__}({name} of dim {encoder.dim}, frames of {1000 * self.frame_s:g} ms; "
-            f" {num_parameters:,} parameters, {num_in_encoder:,} of them in the "
+            f"{num_parameters:,} parameters, {num_in_encoder:,} of them in the "
             f"encoder; weights {f'from {self.source}' if self.source else 'of this program'})"
         )
 
