@@ -242,20 +242,16 @@ class CorpusWriter:
             The lengths in samples, ascending, shape (num_cuts,), and the statistics of the shards.
         """
         order = np.argsort(records["num_samples"], kind="stable")
-
-        def column(name: str) -> NDArray[Any]:
-            values: NDArray[Any] = records[name][order]
-            return values
-
-        lengths, has_checksums = column("num_samples"), bool((records["crc32"] >= 0).all())
-        self._write_array("index.npy", np.stack([lengths, column("offset")]))
+        lengths: NDArray[np.int64] = records["num_samples"][order]
+        self._write_array("index.npy", np.stack([lengths, records["offset"][order]]))
         if self._shards or records["size"].any():
-            extent = column("shard").astype(np.int64) << 32 | column("size")
-            self._write_array("addresses.npy", np.stack([column("begin"), extent]))
+            extents = records["shard"].astype(np.int64) << 32 | records["size"]
+            self._write_array("addresses.npy", np.stack([records["begin"][order], extents[order]]))
         if not self._shards:
             return lengths, None
+        has_checksums = bool((records["crc32"] >= 0).all())
         if has_checksums:
-            self._write_array("checksums.npy", column("crc32").astype(np.uint32))
+            self._write_array("checksums.npy", records["crc32"][order].astype(np.uint32))
         return lengths, self._write_shards(records["shard"], has_checksums)
 
     def _write_shards(self, numbers: NDArray[np.uint32], has_checksums: bool) -> dict[str, Any]:
@@ -297,9 +293,8 @@ def _repeated(records: NDArray[Any]) -> dict[int, int]:
 
 def _samples_by_rate(records: NDArray[Any]) -> Counter[str]:
     """Returns the number of samples by the sampling rate of the file in Hz."""
-    rates, inverse = np.unique(records["file_rate"], return_inverse=True)
-    totals = np.bincount(inverse, weights=records["num_samples"])
-    return Counter({f"{rate} Hz": round(total) for rate, total in zip(rates.tolist(), totals.tolist(), strict=True)})
+    rates, samples = records["file_rate"], records["num_samples"]
+    return Counter({f"{rate} Hz": int(samples[rates == rate].sum()) for rate in np.unique(rates)})
 
 
 def _fingerprint(records: NDArray[Any], sampling_rate: int) -> str:

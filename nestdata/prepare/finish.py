@@ -65,6 +65,7 @@ def finish_corpus(
 
 def _report(stats: CorpusStats, sources: Sequence[Source], output: Path, config: PrepareConfig) -> PrepareReport:
     rate, lengths, others = config.sampling_rate, stats.lengths, other_files(sources)
+    notes = [*_read_as(stats, sources), *_notes(stats, config, others)]
     return PrepareReport(
         path=output,
         num_cuts=stats.num_cuts,
@@ -73,7 +74,7 @@ def _report(stats: CorpusStats, sources: Sequence[Source], output: Path, config:
         longest_s=int(lengths[-1]) / rate,
         num_resampled=stats.num_resampled,
         other_files=others,
-        notes=[*_read_as(stats, sources), *_notes(stats, config, others)],
+        notes=[line if line.isprintable() else repr(line) for line in notes],
         rejected=dict(stats.rejected.most_common()),
         hours_by_rate={name: number / rate / 3600 for name, number in stats.samples_by_rate.most_common()},
         hours_by_language={name: number / rate / 3600 for name, number in stats.samples_by_language.most_common()},
@@ -91,17 +92,18 @@ def _read_as(stats: CorpusStats, sources: Sequence[Source]) -> list[str]:
         roles = [f"{role} from {' and '.join(names[role])}" for role in ROLES if role in names]
         for what, title in (("labels", "labels"), ("unread", "not read")):
             if what in names:
-                more = f" and {len(names[what]) - _MAX_KINDS} more" if len(names[what]) > _MAX_KINDS else ""
-                roles.append(f"{title}: {', '.join(names[what][:_MAX_KINDS])}{more}")
+                roles.append(f"{title}: {_first_of(names[what], _MAX_KINDS)}")
         lines.append(f"{path} read as {source.format}{': ' if roles else ''}{', '.join(roles)}")
     if len(sources) > _MAX_SOURCES:
         lines.append(f"{len(sources) - _MAX_SOURCES:,} more inputs: how they were read is in meta.json")
-    outputs = outputs_in(sources)
-    if outputs:
-        more = f" and {len(outputs) - _MAX_SOURCES} more" if len(outputs) > _MAX_SOURCES else ""
-        folders = ", ".join(shortened(redacted(name), _MAX_PATH) for name in outputs[:_MAX_SOURCES])
-        lines.append(f"left out, as outputs of this program: {folders}{more}")
-    return [line if line.isprintable() else repr(line) for line in lines]
+    if outputs := [shortened(redacted(name), _MAX_PATH) for name in outputs_in(sources)]:
+        lines.append(f"left out, as outputs of this program: {_first_of(outputs, _MAX_SOURCES)}")
+    return lines
+
+
+def _first_of(names: Sequence[str], most: int) -> str:
+    """Returns the first names, and how many more there are."""
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
 def _notes(stats: CorpusStats, config: PrepareConfig, others: dict[str, int]) -> list[str]:
@@ -119,15 +121,12 @@ def _notes(stats: CorpusStats, config: PrepareConfig, others: dict[str, int]) ->
         notes.append(f"speech found by {detector_name()}: {speech / 3600:,.2f} of {searched / 3600:,.2f} h")
     if others:
         kinds = [f"{number:,} {kind}" for kind, number in others.items()]
-        more = f", {len(kinds) - _MAX_KINDS} more kinds" if len(kinds) > _MAX_KINDS else ""
         number = sum(others.values())
         what = "file of another kind" if number == 1 else "files of other kinds"
-        notes.append(f"not read: {number:,} {what} ({', '.join(kinds[:_MAX_KINDS])}{more})")
+        notes.append(f"not read: {number:,} {what} ({_first_of(kinds, _MAX_KINDS)})")
     for kind, text in NOTES.items():
         if kind in stats.notes:
-            detail = stats.first_notes[kind].detail
-            example = detail if detail.isprintable() else repr(detail)
-            notes.append(f"{text}: {stats.notes[kind]:,}, such as {example}; see notes.jsonl")
+            notes.append(f"{text}: {stats.notes[kind]:,}, such as {stats.first_notes[kind].detail}; see notes.jsonl")
     return notes
 
 
