@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import orjson
 
@@ -103,8 +103,8 @@ def prepare_corpus(
     if config.finds_speech:
         detector_name()  # raises an error now if the detector is not installed
     output = _local_path(output)
-    checked = audio_inputs([*config.tars, *audio_inputs(inputs)])[len(config.tars) :]
-    resumable = (KEPT_RESULTS, _SHARDS)
+    given = audio_inputs([*config.tars, *audio_inputs(inputs)])
+    paths = [each.path if is_corpus(each) else each for each in given]
     with ExitStack() as stack:
         partial = stack.enter_context(
             output_directory(
@@ -113,8 +113,8 @@ def prepare_corpus(
                 names=_NAMES,
                 overwrite=overwrite,
                 may_replace=_is_corpus,
-                resumable=resumable,
-                inputs=_local_inputs(checked, config),
+                resumable=(KEPT_RESULTS, _SHARDS),
+                inputs=[path for path in paths if isinstance(path, Path)],
             )
         )
         replaces = output.exists()
@@ -128,7 +128,7 @@ def prepare_corpus(
             stored_in=output,
         )
         _remove_list_of_rejects(output.with_name(output.name + _REJECTS))
-        sources = open_sources(checked, options)
+        sources = open_sources(given[len(config.tars) :], options)
         (partial / KEPT_RESULTS).mkdir(exist_ok=True)
         pool = stack.enter_context(open_pool(jobs, dask, preload=_worker_modules(sources, config)))
         with closing(CorpusWriter(partial)) as writer:
@@ -233,13 +233,6 @@ def probe(entry: Entry, config: PrepareConfig) -> list[Outcome]:
     for part in divide(whole, config):
         found += judge(whole, part, config, content) if isinstance(part, dict) else [part]
     return [*found, *notes] if notes and any(isinstance(outcome, Cut) for outcome in found) else found
-
-
-def _local_inputs(checked: list[Any], config: PrepareConfig) -> list[Path]:
-    """Returns the paths of inputs and tars on this machine."""
-    tars = audio_inputs(config.tars) if config.tars else []
-    paths = [given.path if is_corpus(given) else given for given in (*checked, *tars)]
-    return [path for path in paths if isinstance(path, Path)]
 
 
 def _check_audio(found: Found, output: Path, partial: Path) -> None:
