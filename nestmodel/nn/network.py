@@ -120,14 +120,14 @@ class FrameSizes(NamedTuple):
         """
         features, mels, source = config.features, config.features.num_mels, config.quantizer.source
         factor = (config.conformer if encoder is None else encoder).subsampling_factor
-        is_own, name = isinstance(encoder, FeatureEncoder), type(encoder).__name__
+        own, name = encoder if isinstance(encoder, FeatureEncoder) else None, type(encoder).__name__
         expected = "log_mels, unless the encoder brings its own features"
-        require(is_own or source == "log_mels", "quantizer.source", source, expected)
+        require(own is not None or source == "log_mels", "quantizer.source", source, expected)
         if config.masking.position == "post_conv":
             dim = config.conformer.d_model
             return cls(dim, factor, 1, dim, 1)
-        dim, hop = (encoder.num_features, encoder.hop_length) if is_own else (mels, features.hop_length)
-        per_target = factor * hop / features.hop_length
+        dim, hop = (own.num_features, own.hop_length) if own else (mels, features.hop_length)
+        per_target: float = factor * hop / features.hop_length
         is_whole = per_target.is_integer() and features.pad_to % per_target == 0
         expected = f"a multiple of the log-mel frames of an encoder frame of {name}, which are {per_target:g}"
         require(is_whole, "features.pad_to", features.pad_to, expected)
