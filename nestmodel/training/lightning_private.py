@@ -72,6 +72,22 @@ def scale_loop_progress(checkpoint: dict[str, Any], microbatches_per_rank: int) 
         counts["completed"] -= unfinished
 
 
+def leave_finished_epoch(checkpoint: dict[str, Any]) -> None:
+    """Makes a resume begin the next epoch, in place, if the run had ended with the last step of an epoch.
+
+    Lightning begins an epoch anew only if the checkpoint was written before its end. After a run that has reached
+    `max_steps` at the end of an epoch, it would go on in that epoch, and end it after one microbatch.
+    """
+    loop = checkpoint["loops"]["fit_loop"]
+    epoch, batches = loop["epoch_progress"]["current"], loop["epoch_loop.batch_progress"]
+    if not batches["is_last_batch"] or epoch["completed"] != epoch["ready"]:
+        return
+    batches["is_last_batch"] = False
+    optimizer = loop["epoch_loop.automatic_optimization.optim_progress"]["optimizer"]
+    for progress in (batches, loop["epoch_loop.scheduler_progress"], *optimizer.values()):
+        progress["current"] = dict.fromkeys(progress["current"], 0)
+
+
 def disable_signal_handling(trainer: pl.Trainer) -> None:
     """Prevents Lightning from handling signals, which `PreemptionHandler` does instead.
 

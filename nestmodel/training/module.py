@@ -38,6 +38,7 @@ from nestmodel.nn.network_input import NetworkInput
 from nestmodel.training.data import NestDataModule
 from nestmodel.training.lightning_private import (
     fix_gradient_buckets,
+    leave_finished_epoch,
     log_by_global_step,
     scale_loop_progress,
     set_global_step,
@@ -186,6 +187,7 @@ class NestModel(NestNetwork, pl.LightningModule):
             now = run_settings(self.config, self.kernels, self.trainer)
             check_unchanged(checkpoint[SETTINGS_KEY], now, step=checkpoint["global_step"])
         self._record = dict(checkpoint.get(RECORD_KEY, self._record))
+        leave_finished_epoch(checkpoint)
         scale_loop_progress(checkpoint, self.trainer.accumulate_grad_batches)
         if progress := dict(checkpoint.get(_PROGRESS_KEY, {})):
             self._train_counts.counts = progress.pop("faded_counts")

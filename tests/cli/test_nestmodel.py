@@ -256,3 +256,28 @@ def test_an_encoder_that_draws_from_numpy_and_python_resumes_exactly(
         checkpoint = max(directory.rglob("step_00000004.ckpt"))
         losses.append(load_network(checkpoint).state_dict())
     assert all(torch.equal(value, losses[1][name]) for name, value in losses[0].items())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stops", [(2, 5), (3, 4, 5), (4, 5), (2, 4, 5)])
+def test_a_run_that_was_ended_at_the_end_of_an_epoch_goes_on_with_the_next_one(
+    messy_corpora: MessyCorpora, tmp_path: Path, stops: tuple[int, ...]
+) -> None:
+    states, validations = [], []
+    for name, ends in (("whole", (5,)), ("parts", stops)):
+        directory = tmp_path / name
+        directory.mkdir()
+        options = [str(messy_corpora.windows), "--val-corpus", str(messy_corpora.windows), *tiny(directory)]
+        options += ["--data.bad-audio.max-share", "0.5", "--val-check-interval", "1.0"]
+        for end in ends:  # an epoch has two steps of two microbatches
+            resumed = [] if end == ends[0] else ["--resume"]
+            assert main(["fit", *options, "--max-steps", str(end), *resumed]) == 0
+        states.append(load_network(max(directory.rglob("step_00000005.ckpt"))).state_dict())
+        found: dict[int, float] = {}
+        for folder in sorted((directory / "run").glob("version_*")):
+            series = read_metrics(folder)
+            found |= dict(zip(*series["val_loss"], strict=True)) if "val_loss" in series else {}
+        validations.append(found)
+    assert all(torch.equal(value, states[1][name]) for name, value in states[0].items())
+    assert validations[0] == validations[1]
+    assert len(validations[0]) == 2
