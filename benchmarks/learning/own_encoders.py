@@ -1,10 +1,10 @@
 """Encoders of the examples predict masked tokens of held-out speech better than the entropy of the tokens.
 
-    python -m benchmarks run own_encoders REAL_SPEECH OUTPUT --language cs=TRAIN,TEST [--results NAME.md]
+    python -m benchmarks run own_encoders REAL_SPEECH OUTPUT --language cs=TRAIN,TEST --language es=TRAIN,TEST
 
-Trains SmallTransformer and a w2v-BERT of the same size from random weights, on prompts (REAL_SPEECH, without the
-held-out speakers) and on a second language, with three seeds each. Nothing is chosen on these lines: the settings are
-those of the demo preset, and block lengths are the same in seconds. Runs that are in OUTPUT already are not made again.
+Trains SmallTransformer and a w2v-BERT of the same size from random weights, on each language, with three seeds. The
+noise is that of REAL_SPEECH. The settings are those of the demo preset, which were not chosen on these lines, and block
+lengths are the same in seconds. Runs that are in OUTPUT already are not made again.
 """
 
 import sys
@@ -47,17 +47,15 @@ def main() -> int:
     parser = benchmark_parser(__doc__)
     parser.add_argument("real_speech", type=Path)
     parser.add_argument("output", type=Path)
-    parser.add_argument("--language", type=language, required=True, metavar="NAME=TRAIN,TEST")
+    parser.add_argument("--language", type=language, action="append", required=True, metavar="NAME=TRAIN,TEST")
     parser.add_argument("--steps", type=int, default=120)
     arguments = parser.parse_args()
     output = arguments.output.absolute()
     output.mkdir(parents=True, exist_ok=True)
-    second, *paths = arguments.language
-    prompts = by_speaker(arguments.real_speech)
-    of_second = [read_manifest(Path(path)) for path in paths]
-    sides = {"prompts": (prompts["train"], prompts["held_out"]), second: of_second}
+    sides = {name: [read_manifest(Path(path)) for path in paths] for name, *paths in arguments.language}
+    noise = by_speaker(arguments.real_speech)["noise"]
     for name, lines in [
-        ("noise", prompts["noise"]),
+        ("noise", noise),
         *((f"{name}-{i}", sides[name][i]) for name in sides for i in (0, 1)),
     ]:
         if not (output / f"{name}.corpus").exists():
