@@ -90,7 +90,7 @@ def load_network(path: str | Path, context: Context | None = None, *, encoder: E
             _check_shapes(config, state, file.path)
         network = NestNetwork(config, encoder).eval()
         if is_own:
-            _check_complete(_compare(network.state_dict(), state, file.path))
+            _check_complete(compare_weights(network.state_dict(), state, file.path))
         _copy_weights(network, state, file.path, "all")
         network.source = file.source
     if context is not None:
@@ -105,7 +105,7 @@ def _check_shapes(config: NestConfig, state: Mapping[str, Tensor], path: Path) -
             shapes = NestNetwork(config).state_dict()
     except (OverflowError, RuntimeError, TypeError) as error:  # numbers or products of more than 63 bits
         raise WeightsError(f"{path}: its configuration has impossible sizes ({error}). Export it again.") from error
-    _check_complete(_compare(shapes, state, path))
+    _check_complete(compare_weights(shapes, state, path))
 
 
 def _check_own(config: NestConfig, state: Mapping[str, Tensor], path: Path, encoder: Encoder | None) -> None:
@@ -184,7 +184,7 @@ def _copy_weights(network: NestNetwork, state: Mapping[str, Tensor], path: Path,
     selected = {
         name: value for name, value in network.state_dict().items() if parts == "all" or name.startswith(ENCODER_PREFIX)
     }
-    report = _compare(selected, state, path)
+    report = compare_weights(selected, state, path)
     # Window and filterbank have the same shapes in models of all sizes.
     if all(name.startswith(_FRONT_END_PREFIX) for name in report.loaded):
         raise WeightsError(f"{report.summary()}. None of them fits the model: give another file, or change the model.")
@@ -194,7 +194,7 @@ def _copy_weights(network: NestNetwork, state: Mapping[str, Tensor], path: Path,
     return report
 
 
-def _compare(selected: Mapping[str, Tensor], state: Mapping[str, Tensor], path: Path) -> WeightReport:
+def compare_weights(selected: Mapping[str, Tensor], state: Mapping[str, Tensor], path: Path) -> WeightReport:
     """Compares names and shapes of the selected weights of a network with those of a file."""
     common = [name for name in selected if name in state]
     return WeightReport(

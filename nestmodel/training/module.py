@@ -28,7 +28,7 @@ from nestmodel.attention_context import context_name
 from nestmodel.config import Kernels, NestConfig, WeightParts
 from nestmodel.errors import ConfigError, TrainingError, WeightsError
 from nestmodel.formats.safetensors import CONFIG_KEY, RECORD_KEY, SETTINGS_KEY
-from nestmodel.formats.weights import WeightReport, load_network, load_weights
+from nestmodel.formats.weights import WeightReport, compare_weights, load_network, load_weights
 from nestmodel.nn.batch_norm import StepBatchNorm, update_running_stats
 from nestmodel.nn.encoder import ConformerEncoder
 from nestmodel.nn.encoder_base import Encoder
@@ -179,13 +179,18 @@ class NestModel(NestNetwork, pl.LightningModule):
 
         Raises:
             ConfigError: Data or settings differ.
+            WeightsError: The weights have other shapes.
         """
-        if self.trainer.state.fn != TrainerFn.FITTING:
-            set_global_step(self.trainer, checkpoint["global_step"])
-            return
-        if SETTINGS_KEY in checkpoint:
+        is_fit = self.trainer.state.fn == TrainerFn.FITTING
+        if is_fit and SETTINGS_KEY in checkpoint:
             now = run_settings(self.config, self.kernels, self.trainer)
             check_unchanged(checkpoint[SETTINGS_KEY], now, step=checkpoint["global_step"])
+        report = compare_weights(self.state_dict(), checkpoint["state_dict"], Path("the checkpoint"))
+        if report.missing or report.mismatched:
+            raise WeightsError(f"{report.summary()}. Give the encoder that it was trained with.")
+        if not is_fit:
+            set_global_step(self.trainer, checkpoint["global_step"])
+            return
         self._record = dict(checkpoint.get(RECORD_KEY, self._record))
         leave_finished_epoch(checkpoint)
         scale_loop_progress(checkpoint, self.trainer.accumulate_grad_batches)

@@ -9,12 +9,13 @@ import torch
 import yaml
 
 from nestcli.nestmodel import main
-from nestmodel import ConfigError, NestNetwork, RunConfig, fit, load_network
+from nestmodel import ConfigError, NestNetwork, RunConfig, WeightsError, fit, load_network
 from nestmodel.formats.nemo_archive import write_nemo
 from nestmodel.training.callbacks.curves import read_metrics
 from nestmodel.training.saving.resume import read_run
 from tests.cli.commands import error_of, run
 from tests.conftest import MessyCorpora
+from tests.own_encoders import Convolutions
 from tests.synthesis import folder_corpus, hiss
 from tests.training import Recorder, tiny_config
 
@@ -281,3 +282,24 @@ def test_a_run_that_was_ended_at_the_end_of_an_epoch_goes_on_with_the_next_one(
     assert all(torch.equal(value, states[1][name]) for name, value in states[0].items())
     assert validations[0] == validations[1]
     assert len(validations[0]) == 2
+
+
+@pytest.mark.parametrize("steps", [2, 3])
+def test_a_run_is_not_resumed_with_an_object_of_another_size(
+    messy_corpora: MessyCorpora, tmp_path: Path, steps: int
+) -> None:
+    def settings_of(max_steps: int, *, resume: bool) -> RunConfig:
+        config = RunConfig.read([tmp_path / "tiny.yaml"])
+        return replace(
+            config,
+            data=replace(config.data, corpus=(messy_corpora.speech,)),
+            trainer=replace(config.trainer, max_steps=max_steps),
+            output=tmp_path / "run",
+            resume=resume,
+            quiet=True,
+        )
+
+    (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(TINY))
+    fit(settings_of(2, resume=False), encoder=Convolutions(dim=16))
+    with pytest.raises(WeightsError, match="encoder"):
+        fit(settings_of(steps, resume=True), encoder=Convolutions(dim=24))
