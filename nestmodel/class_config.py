@@ -29,7 +29,7 @@ class ClassConfig:
         """Returns the same with arguments of its own, as JSON holds them: a model file has to describe the object.
 
         Raises:
-            ConfigError: An argument is no number, text, list or mapping.
+            ConfigError: An argument is not a number, a text, a list or a mapping.
         """
         try:
             return ClassConfig(class_path=self.class_path, init_args=json.loads(json.dumps(self.init_args)))

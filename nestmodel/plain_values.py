@@ -96,7 +96,7 @@ def check_keys(mapping: Mapping[Any, Any], known: Iterable[str], where: str, roo
         if key not in known:
             name, fields_of_it = _below(where, key), f" The fields are {', '.join(known)}."
             if here := " or ".join(name_here(name, list(places(root)))):
-                # Lightning's other arguments keep their names; a dotted key is right but for its form.
+                # Arguments of Lightning's Trainer keep their names. The parts of a dotted key are nested keys.
                 here += f": {{{key}: ...}}" if here == "trainer.lightning" else ", as keys below keys" * (here == name)
                 hint, fields_of_it = f"; here it is {here}", ""
             else:

@@ -17,7 +17,7 @@ import yaml
 from pytorch_lightning.callbacks import EarlyStopping
 
 from nestdata import redacted
-from nestdata.class_path import class_at
+from nestdata.class_path import build_object, class_at
 from nestdata.config_checks import nearest_name_hint, require, require_instance
 from nestdata.output import replace_file
 from nestmodel.class_config import ClassConfig
@@ -265,16 +265,12 @@ def _build(given: str | ClassConfig) -> Any:
     """Returns an object of a class that the settings name; a name alone is left to Lightning."""
     if isinstance(given, str):
         return given
-    cls = class_at(given.class_path, "trainer")
-    try:
-        parameters = inspect.signature(cls).parameters
-        arguments = {key: _built(value) for key, value in (given.init_args or {}).items()}
-        for key, value in arguments.items():  # YAML has no type for them
-            if key in parameters and "timedelta" in str(parameters[key].annotation) and value is not None:
-                arguments[key] = timedelta(seconds=parse_duration(key, value) if isinstance(value, str) else value)
-        return cls(**arguments)
-    except (TypeError, ValueError) as error:
-        raise ConfigError(f"class_path {given.class_path}: {error}.") from error
+    parameters = inspect.signature(class_at(given.class_path, "trainer")).parameters
+    arguments = {key: _built(value) for key, value in (given.init_args or {}).items()}
+    for key, value in arguments.items():  # YAML has no type for them
+        if key in parameters and "timedelta" in str(parameters[key].annotation) and value is not None:
+            arguments[key] = timedelta(seconds=parse_duration(key, value) if isinstance(value, str) else value)
+    return build_object({"class_path": given.class_path, "init_args": arguments}, "trainer")
 
 
 def _check_hardware(config: RunConfig) -> None:

@@ -76,20 +76,13 @@ class OwnMels(FeatureEncoder):
         return EncoderOutput(frames.transpose(1, 2), -(-feat_lens // self.subsampling_factor))
 
 
-class WrongWidth(Convolutions):
-    """Says that its frames are wider than they are."""
+class Declared(Convolutions):
+    """Declares other sizes than it has."""
 
-    def __init__(self) -> None:
+    def __init__(self, **sizes: int) -> None:
         super().__init__()
-        self.dim = 32
-
-
-class WrongFactor(Convolutions):
-    """Says that it makes one frame of two, and makes one of four."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.subsampling_factor = 2
+        for name, size in sizes.items():
+            setattr(self, name, size)
 
 
 class WithoutWidth(Encoder):
@@ -170,12 +163,6 @@ class OtherMels(Convolutions):
 
     def __init__(self) -> None:
         super().__init__(num_mels=128)
-
-
-class LayersAlone(Convolutions):
-    """Says that it has layers, and does not return their outputs."""
-
-    num_layers = 3
 
 
 class Detached(Convolutions):

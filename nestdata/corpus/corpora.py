@@ -148,3 +148,8 @@ def open_corpus(given: str | os.PathLike[str] | Corpus | Any) -> Corpus:
         f"{type(given).__name__} where a corpus was expected ({given!r:.80}). Give the path of a corpus directory or a "
         "Corpus; cuts and manifests become one with prepare_corpus(cuts, 'NAME.corpus')."
     )
+
+
+def spread_over(corpus: Corpus | Corpora, most: int) -> list[int]:
+    """Returns the indices of at most so many cuts, evenly from the first one, the shortest of a corpus, to the last."""
+    return list(np.unique(np.linspace(0, len(corpus) - 1, most).astype(int)).tolist())

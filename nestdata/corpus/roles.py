@@ -6,9 +6,7 @@ Warns only of equal content, and of transcripts that only the noise has.
 import logging
 from functools import cache
 
-import numpy as np
-
-from nestdata.corpus.corpora import Corpora
+from nestdata.corpus.corpora import Corpora, spread_over
 from nestdata.corpus.corpus import Corpus
 
 _logger = logging.getLogger(__name__)
@@ -66,9 +64,8 @@ def _is_transcribed(corpus: Corpus) -> bool:
 
 def _text_densities(corpus: Corpus) -> list[float]:
     """Returns the letters of text per second of audio, for cuts spread over the lengths of a corpus."""
-    indices = np.unique(np.linspace(0, len(corpus) - 1, min(len(corpus), _MAX_CUTS_READ)).astype(int))
     densities = []
-    for index in indices.tolist():
+    for index in spread_over(corpus, min(len(corpus), _MAX_CUTS_READ)):
         texts = [str(part.get("text") or "") for part in corpus.line(index).get("supervisions", [])]
         seconds = int(corpus.num_samples[index]) / corpus.sampling_rate
         densities.append(sum(letter.isalpha() for text in texts for letter in text) / seconds)

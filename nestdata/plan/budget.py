@@ -99,7 +99,7 @@ def leave_out_cuts(
         if share > _MAX_LEFT_OUT:
             longest = max(int(lengths[-1]) for lengths in too_long if len(lengths))
             counted = ", quadratic term included" if budget.quadratic_samples else ""
-            seconds = f"{100 * longest_allowed // rate / 100:g}"  # down: cuts of this length have to fit
+            seconds = limit_text(longest_allowed, rate)
             raise PlanError(
                 f"{left_out.num_long} of {num_cuts} cuts, with {100 * share:.0f} % of the audio, are longer than "
                 f"plan.max_batch_seconds allows ({seconds} s{counted}); the longest lasts {longest / rate:.1f} s. At "
@@ -121,3 +121,8 @@ def leave_out_cuts(
 
 def _total(corpora: Sequence[Lengths]) -> int:
     return sum(int(lengths.sum()) for lengths in corpora)
+
+
+def limit_text(num_samples: int, sampling_rate: int) -> str:
+    """Returns the seconds of the longest cut that fits, rounded down, so that a cut of these seconds fits as well."""
+    return f"{100 * num_samples // sampling_rate / 100:g}"

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nestdata.plan.batch_plan import BatchPlan
+from nestdata.plan.budget import limit_text
 from nestdata.plan.lengths import Lengths, LengthsLike, as_lengths
 from nestdata.plan.positions import Bucket, CutRange
 
@@ -175,7 +176,7 @@ def left_out_text(plan: BatchPlan) -> str | None:
     texts = []
     if left_out.num_long:
         what, them = _counted(left_out.num_long, left_out.long_samples / rate)
-        limit = f"{100 * left_out.longest_allowed // rate / 100:g}"
+        limit = limit_text(left_out.longest_allowed, rate)
         texts.append(
             f"{what}, longer than the {limit} s that a microbatch holds. To keep {them}, raise max_batch_seconds, or "
             f"prepare the corpus with --window-seconds {limit}, or --segment vad --max-segment-seconds {limit}"

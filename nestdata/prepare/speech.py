@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from nestdata.audio.decode import at_rate, load_samples, samples_in
 from nestdata.audio.lhotse_audio import needs_whole_cut
 from nestdata.audio.resampling import resample
-from nestdata.corpus.corpora import Corpora
+from nestdata.corpus.corpora import Corpora, spread_over
 from nestdata.corpus.corpus import Corpus
 from nestdata.errors import AudioError, ConfigError
 from nestdata.prepare.config import SegmentConfig
@@ -142,7 +142,7 @@ def share_of_speech(corpus: Corpus | Corpora) -> float | None:
     if not _is_installed() or corpus.is_remote:
         return None
     rate, num_speech, num_samples = corpus.sampling_rate, 0, 0
-    for index in np.unique(np.linspace(0, len(corpus) - 1, _MAX_CUTS_HEARD).astype(int)).tolist():
+    for index in spread_over(corpus, _MAX_CUTS_HEARD):
         length = min(corpus.num_samples_of(index), round(_MAX_SECONDS_HEARD * rate))
         with suppress(AudioError):
             samples = resample(corpus.load(index, num_samples=length)[1], rate, RATE)

@@ -25,7 +25,7 @@ from nestmodel.evaluate.inputs import RejectedUtterance, audio_path, check_rate,
 from nestmodel.evaluate.windows import check_memory, longest_whole_s, needed_bytes, states_in_windows
 from nestmodel.formats.weights import load_network
 from nestmodel.nn.encoder import ConformerEncoder
-from nestmodel.nn.encoder_base import check_output
+from nestmodel.nn.encoder_base import check_output, naming_encoder
 from nestmodel.nn.network import NestNetwork
 
 Model = NestNetwork | str | Path
@@ -267,7 +267,8 @@ def _own_layer_function(model: NestNetwork, layers: list[int]) -> BatchFunction:
 
     def compute(audio: Tensor, audio_lens: Tensor) -> tuple[Tensor, Tensor]:
         feats, feat_lens = model.read_features(audio, audio_lens)
-        states, lens = encoder.hidden_states(feats, feat_lens)
+        with naming_encoder(encoder, "hidden_states", feats):
+            states, lens = encoder.hidden_states(feats, feat_lens)
         if len(states) != encoder.num_layers + 1:
             raise ConfigError(
                 f"{type(encoder).__name__}.hidden_states returns {len(states)} outputs: expected num_layers + 1, "

@@ -35,7 +35,7 @@ _PIECE_S = 300.0
 def longest_whole_s(config: NestConfig) -> float:
     """Returns the length of audio, in seconds, up to which it is encoded as a whole: a function of the model alone."""
     num_frames = math.sqrt(_WHOLE_BYTES / (4 * _SCORES * config.conformer.num_heads))
-    return max(num_frames * _frame_s(config), 4 * CONTEXT_S)
+    return max(num_frames * config.frame_s, 4 * CONTEXT_S)
 
 
 def needed_bytes(config: NestConfig, num_utterances: int, seconds: float, window_s: float) -> int:
@@ -48,8 +48,8 @@ def needed_bytes(config: NestConfig, num_utterances: int, seconds: float, window
         window_s: Longer utterances are encoded in windows of this length, one after the other.
     """
     encoder, at_once = config.conformer, num_utterances if seconds <= window_s else 1
-    scores = 4 * _SCORES * encoder.num_heads * (min(seconds, window_s) / _frame_s(config)) ** 2
-    states = 4 * 2 * (encoder.num_layers + 1) * seconds / _frame_s(config) * encoder.d_model
+    scores = 4 * _SCORES * encoder.num_heads * (min(seconds, window_s) / config.frame_s) ** 2
+    states = 4 * 2 * (encoder.num_layers + 1) * seconds / config.frame_s * encoder.d_model
     return int(at_once * scores + num_utterances * states)
 
 
@@ -106,8 +106,3 @@ def _whole_features(model: NestNetwork, audio: Float[Tensor, "1 samples"]) -> Fl
         pieces.append(mels[:, :, begin - first : end - first].cpu())
     mels = torch.cat(pieces, dim=2)
     return normalise(mels, torch.tensor([num_frames])) if config.normalize == "per_feature" else mels
-
-
-def _frame_s(config: NestConfig) -> float:
-    features = config.features
-    return features.hop_length * config.conformer.subsampling_factor / features.sampling_rate

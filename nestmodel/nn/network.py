@@ -394,8 +394,8 @@ class NestNetwork(nn.Module):
         """
         encoded, enc_lens = self.encode_masked(noisy, feat_lens, masks.is_masked, masks.dropout_keys, masks.att_context)
         num_tokens = masks.is_scored.shape[1]
-        if not isinstance(self.encoder, ConformerEncoder):
-            encoded = F.pad(encoded, (0, 0, 0, max(0, num_tokens - encoded.shape[1])))
+        if encoded.shape[1] < num_tokens:
+            encoded = F.pad(encoded, (0, 0, 0, num_tokens - encoded.shape[1]))
         rows = self._predicting_rows(masks.scored_rows, num_tokens, encoded.shape[1], enc_lens)
         logits = self.decoder.logits(encoded.flatten(0, 1)[rows])
         if num_tokens < encoded.shape[1]:

@@ -277,8 +277,9 @@ class NestModel(NestNetwork, pl.LightningModule):
         """
         assert self._step is not None
         step, self._step = self._step, None
-        trained = [parameter for parameter in self.encoder.parameters() if parameter.requires_grad]
-        if trained and all(parameter.grad is None for parameter in trained):
+        # Of an encoder with gradients, the first parameter is looked at.
+        parameters = self.encoder.parameters
+        if all(each.grad is None for each in parameters()) and any(each.requires_grad for each in parameters()):
             raise TrainingError(
                 f"no gradient reaches the encoder {type(self.encoder).__name__}: its output is detached, or computed "
                 "without gradients. Look for `detach` and `no_grad` in it."

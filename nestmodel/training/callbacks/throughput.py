@@ -41,10 +41,10 @@ class Throughput(pl.Callback):
         self._working_s += self._batch_ended - self._batch_started
         self._samples += batch.num_samples
         self._padded_samples += batch.audio.numel()
-        encoder, features = (config := cast(NestModel, pl_module).config).encoder, config.features
-        if isinstance(encoder, EncoderConfig):
-            num_frames = num_padded_frames(batch.audio.shape[1], features)
-            self._operations += encoder_operations(encoder, features.num_mels, len(batch.audio), num_frames)
+        config = cast(NestModel, pl_module).config
+        if isinstance(config.encoder, EncoderConfig):
+            num_frames, num_mels = num_padded_frames(batch.audio.shape[1], config.features), config.features.num_mels
+            self._operations += encoder_operations(config.encoder, num_mels, len(batch.audio), num_frames)
         self._replaced += len(batch.bad_cuts)
         self._failed_reads += sum(len(mix.bad_noise) for mix in batch.mixes)
         self._white += sum("white noise" in mix.sources for mix in batch.mixes)

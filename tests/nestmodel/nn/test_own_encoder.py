@@ -153,7 +153,7 @@ def test_tokens_may_be_computed_from_the_features_of_the_encoder() -> None:
         ("tests.own_encoders.WithoutWidth", {}, "dim"),
         ("tests.own_encoders.ImageNorm", {}, "norm"),
         ("tests.own_encoders.WrongHop", {}, "hop_length"),
-        ("tests.own_encoders.LayersAlone", {}, "hidden_states"),
+        ("tests.own_encoders.Declared", {"num_layers": 3}, "hidden_states"),
         ("tests.own_encoders.Halves", {}, "float32"),
         ("tests.own_encoders.Convolutions", {"dim": Path("16")}, "init_args"),
         ("tests.own_encoders.Convolutions", None, "load_network"),
@@ -171,19 +171,21 @@ def test_what_is_no_encoder_is_refused_by_its_name_and_not_called(
 
 
 @pytest.mark.parametrize(
-    ("name", "named"),
+    ("name", "sizes", "named"),
     [
-        ("WrongWidth", "dim"),
-        ("WrongFactor", "subsampling_factor"),
-        ("WrongLens", "lengths"),
-        ("OneTensor", "lens"),
-        ("WithoutForward", "forward.*NotImplementedError"),
-        ("OtherMels", "forward.*own_encoders.py, line|forward.*shape"),
+        ("Declared", {"dim": 32}, "dim"),
+        ("Declared", {"subsampling_factor": 2}, "subsampling_factor"),
+        ("WrongLens", {}, "lengths"),
+        ("OneTensor", {}, "lens"),
+        ("WithoutForward", {}, "forward.*NotImplementedError"),
+        ("OtherMels", {}, "forward.*own_encoders.py, line|forward.*shape"),
     ],
 )
-def test_an_encoder_that_does_not_keep_to_its_sizes_is_named_at_the_first_batch(name: str, named: str) -> None:
+def test_an_encoder_that_does_not_keep_to_its_sizes_is_named_at_the_first_batch(
+    name: str, sizes: dict[str, int], named: str
+) -> None:
     with pytest.raises(ConfigError, match=f"{name}.*{named}"):
-        NestNetwork(config_of(name))(batch_of(48000))
+        NestNetwork(config_of(name, **sizes))(batch_of(48000))
 
 
 def test_the_quantizer_is_the_same_for_encoders_of_every_width() -> None:
