@@ -100,16 +100,16 @@ def _report(output: Path, corpora: list[str], steps: int, results: Path | None) 
         f"{versions('torch', 'transformers', 'pytorch-lightning')}.",
         results=results,
     )
-    hours = ", ".join(
-        f"{name} {Corpus.open(output / f'{name}-0.corpus').hours:.2f} h, of which nothing is in the held-out "
-        f"{Corpus.open(output / f'{name}-1.corpus').hours:.2f} h"
+    hours = "; ".join(
+        f"{name}, {Corpus.open(output / f'{name}-0.corpus').hours:.2f} h for training and "
+        f"{Corpus.open(output / f'{name}-1.corpus').hours:.2f} h held out"
         for name in corpora
     )
     report.text(
-        f"The loss on held-out lines after {steps} steps of the demo preset, below the entropy of their tokens by so "
-        f"many nats: mean of the seeds and its interval of 95 %, and the seeds. Trained on {hours}. Of w2v-BERT, the "
-        "random weights are the same for all seeds. The encoders have different numbers of parameters and frames, so "
-        "that their losses are not to be compared."
+        "The columns are, in nats, the entropy of the tokens of held-out lines, and how far the loss is below it after "
+        f"{steps} steps of the demo preset: mean and 95 % interval of the seeds, and each seed. Data: {hours}. The "
+        "first weights of w2v-BERT are the same for all seeds. The encoders have different numbers of parameters and "
+        "frames, so that their losses are not to be compared."
     )
     report.table(["corpus", "encoder", "entropy", "below by", "seeds"], _rows(output, corpora))
 
