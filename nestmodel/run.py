@@ -42,6 +42,7 @@ from nestmodel.training.lightning_private import attach_model, finds_launcher, f
 from nestmodel.training.metrics_file import MetricsFile, claim_folder
 from nestmodel.training.module import NestModel, check_precision
 from nestmodel.training.saving.checkpoints import Checkpoints, NotSaved
+from nestmodel.training.saving.compiled_code import CompiledCode
 from nestmodel.training.saving.resume import find_resumed, read_run
 from nestmodel.training.saving.run_folders import only_start
 from nestmodel.training.starting.launcher import check_main_address
@@ -236,6 +237,7 @@ def _own_callbacks(config: RunConfig, stage: str) -> list[pl.Callback]:
         raise ConfigError("trainer.early_stop needs validations: give --val-corpus, or leave it out.")
     limit_s = None if max_time is None else parse_duration("trainer.max_time", max_time)
     stopping = [_early_stopping(early_stop)] if early_stop else []
+    saving = [ConfigFile(config), Checkpoints(config.checkpoints), CompiledCode(config.output / "compiled")]
     return [
         StallGuard(config.guard),
         Throughput(),
@@ -243,7 +245,7 @@ def _own_callbacks(config: RunConfig, stage: str) -> list[pl.Callback]:
         *([] if config.quiet else [Progress(renderer())]),
         PreemptionHandler(limit_s),  # after the progress, so that what it says at the end is below the panel
         *(stopping if stage == "fit" else []),
-        *([ConfigFile(config), Checkpoints(config.checkpoints)] if stage == "fit" else []),
+        *(saving if stage == "fit" else []),
     ]
 
 

@@ -31,7 +31,7 @@ PRESETS = ("large", "xlarge", "medium", "small")
 COMPARED = ("large", "xlarge")
 """Presets that are measured beside NeMo."""
 
-PARTS = ("machine", "check", "steps", "nemo", "tests")
+PARTS = ("machine", "check", "steps", "nemo", "restart", "tests")
 
 _MIN_S = 8.0
 """A part is not begun if less time is left."""
@@ -168,6 +168,7 @@ def plan(arguments: argparse.Namespace) -> list[list[Part]]:
         ("steps", steps[:2]),
         ("nemo", [[part(f"nemo {preset}", 60, "--preset", preset, *of_nemo)] for preset in compared]),
         ("steps", steps[2:]),
+        ("restart", [[part("restart", 240, "--preset", arguments.presets[0])]]),
         ("tests", [[Part("tests", 120, test)]]),
     ]
     return [parts for kind, groups in in_order if kind in arguments.parts for parts in groups]

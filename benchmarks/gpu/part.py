@@ -11,6 +11,7 @@ from benchmarks.gpu.check import check_forms
 from benchmarks.gpu.forms import FORMS
 from benchmarks.gpu.machine import measure_machine
 from benchmarks.gpu.nemo import measure_nemo
+from benchmarks.gpu.restart import measure_restart
 from benchmarks.gpu.results import Results
 from benchmarks.gpu.steps import measure_steps
 
@@ -18,7 +19,7 @@ from benchmarks.gpu.steps import measure_steps
 def main() -> int:
     """Measures, and adds rows to the results."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("part", choices=("machine", "check", "steps", "nemo"))
+    parser.add_argument("part", choices=("machine", "check", "steps", "nemo", "restart"))
     parser.add_argument("--preset")
     parser.add_argument("--forms", nargs="+", choices=FORMS, default=list(FORMS))
     parser.add_argument("--device", required=True)
@@ -33,6 +34,8 @@ def main() -> int:
         check_forms(results, device, arguments.preset, arguments.forms)
     elif arguments.part == "steps":
         measure_steps(results, device, arguments.preset, arguments.forms)
+    elif arguments.part == "restart":
+        measure_restart(results, device, arguments.preset)
     else:
         measure_nemo(results, device, arguments.preset, arguments.nemo_wheels)
     return 0

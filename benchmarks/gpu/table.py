@@ -38,6 +38,7 @@ def report(rows: Sequence[Row], parts: Iterable[str], failed_tests: Sequence[str
     warned = [f"!! {_name(row)}: {text}" for row in rows for text in row.get("warnings", [])]
     checks = [row for row in rows if "is_right" in row]
     rates = [row for row in rows if row.get("part") == "machine"]
+    restarts = [row for row in rows if row.get("part") == "restart" and "seconds" in row]
     sections = [
         "# Results on a GPU\n",
         f"{rows[0]['device']}, commit {rows[0]['commit']}\n",
@@ -45,6 +46,7 @@ def report(rows: Sequence[Row], parts: Iterable[str], failed_tests: Sequence[str
         *(f"- {row['what']}: {row['value']:.4g}" for row in rates if "what" in row),
         _table("Forms against float32", CHECK_COLUMNS, checks, _check_cells),
         _table("Steps", STEP_COLUMNS, [row for row in rows if _is_of(row, "steps")], _step_cells),
+        _table("From SIGKILL to the next step", ("preset", "compiled code", "s"), restarts, _restart_cells),
         _table("Beside NeMo 3.0.0", NEMO_COLUMNS, [row for row in rows if _is_of(row, "nemo")], _nemo_cells),
     ]
     return "\n".join(filter(None, sections)), not failed and all(row["is_right"] for row in checks)
@@ -95,3 +97,7 @@ def _step_cells(row: Row) -> list[object]:
 def _nemo_cells(row: Row) -> list[object]:
     times = [f"{row['ms']:.1f}", f"{row['nemo_ms']:.1f}", f"{row['nemo_over_ours']:.2f}", f"{row['spread']:.2f}"]
     return [row["preset"], row["attention"], row["form"], row["cuts"], *times]
+
+
+def _restart_cells(row: Row) -> list[object]:
+    return [row["preset"], row["caches"], f"{row['seconds']:.1f}"]
