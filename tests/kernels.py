@@ -46,9 +46,12 @@ def compile_kernel(kernel: Any, types: dict[str, str], constants: dict[str, Any]
     from triton.compiler import compile as compile_source
 
     types = {name: "constexpr" if name in constants else types.get(name, "i32") for name in kernel.arg_names}
+    # As at a launch, tensors and what is named `dim` start at, or are, multiples of 16.
+    aligned = [number for number, name in enumerate(kernel.arg_names) if types[name][0] == "*" or name == "dim"]
+    attributes = {(number,): [["tt.divisibility", 16]] for number in aligned}
     compiled = []
     for architecture in ARCHITECTURES:
-        source = ASTSource(kernel, types, constants)
+        source = ASTSource(kernel, types, constants, attributes)
         found = compile_source(source, target=GPUTarget("cuda", architecture, 32), options=options).asm
         num_registers, stack_bytes = _resources(found["cubin"])
         assert stack_bytes == 0, f"{kernel.__name__} spills registers on sm_{architecture} with {types}"

@@ -15,16 +15,14 @@ from benchmarks.gpu.forms import Form, set_form
 from benchmarks.gpu.results import Results
 from nestguard.observe.process import process_state, start_ticks
 from nestmodel import NestModel
-from nestmodel.nn.gpu import devices
 from tests.nestguard.runs import PATIENCE_S, wait_until
 
 CPU = torch.device("cpu")
 
 
 @pytest.fixture
-def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Results:
-    """An empty folder of results; `devices.is_on_gpu`, which the benchmark replaces, is restored at the end."""
-    monkeypatch.setattr(devices, "is_on_gpu", devices.is_on_gpu)
+def results(tmp_path: Path) -> Results:
+    """An empty folder of results."""
     return Results(tmp_path)
 
 
@@ -59,7 +57,7 @@ def test_forms_are_right_unless_they_differ_from_float32_by_more_than_bf16_does(
 ) -> None:
     def set_wrong_form(model: NestModel, form: Form) -> None:
         set_form(model, form)
-        if not form.subsampling_kernel:
+        if not form.kernels:
             return
         with torch.no_grad():
             model.encoder.layers[1].norm_out.weight.mul_(1.2)

@@ -12,8 +12,8 @@ from nestmodel.nn.gpu.forms import Forms
 class Form:
     """What a form uses."""
 
-    subsampling_kernel: bool = True
-    """The first two stages of the subsampling as one kernel, instead of operations of torch."""
+    kernels: bool = True
+    """Parts of the subsampling and of blocks are kernels in Triton, instead of operations of torch."""
 
     compiled: bool = False
     """Features and blocks are compiled by torch."""
@@ -33,7 +33,7 @@ REFERENCE = "torch"
 PLAIN = "plain"
 
 FORMS = {
-    REFERENCE: Form(subsampling_kernel=False),
+    REFERENCE: Form(kernels=False),
     PLAIN: Form(),
     "compiled": Form(compiled=True),
     "compiled-fixed": Form(compiled=True, has_fixed_shapes=True),
@@ -53,7 +53,7 @@ def set_form(model: NestModel, form: Form) -> None:
     """
     torch.compiler.reset()
     forms = Forms(
-        subsampling_kernel=form.subsampling_kernel,
+        kernels=form.kernels,
         compiled=form.compiled,
         num_shapes=1 if form.has_fixed_shapes else None,
     )

@@ -31,7 +31,7 @@ class StepBatchNorm(nn.BatchNorm1d):
     def start_collecting(self) -> None:
         """Makes training collect the statistics of microbatches instead of updating the running statistics."""
         assert self.running_mean is not None
-        self._collected = torch.zeros(2, self.num_features, device=self.running_mean.device)
+        self._collected = self.running_mean.new_zeros(2, self.num_features)
         self._num_collected = 0
 
     def stop_collecting(self) -> None:
@@ -57,16 +57,27 @@ class StepBatchNorm(nn.BatchNorm1d):
 
     def forward(self, input: Float[Tensor, "batch features *frames"]) -> Float[Tensor, "batch features *frames"]:
         """Normalises each feature by its mean and variance in the microbatch; in eval mode by the running ones."""
-        if not self.training or self._collected is None:
+        if not self.is_collecting:
             return super().forward(input)
+        assert self._collected is not None
         # With a momentum of 1, the running statistics passed in become those of the microbatch.
         statistics = torch.zeros_like(self._collected)
         mean, var = statistics
         normalised = F.batch_norm(input, mean, var, self.weight, self.bias, training=True, momentum=1.0, eps=self.eps)
+        self.collect(statistics)
+        return normalised
+
+    @property
+    def is_collecting(self) -> bool:
+        """Whether the statistics of the next microbatch are collected."""
+        return self.training and self._collected is not None
+
+    def collect(self, statistics: Float[Tensor, "2 features"]) -> None:
+        """Adds the mean and the unbiased variance of a microbatch, unless its forward pass is recomputed."""
+        assert self._collected is not None
         if not self._is_frozen:
             self._collected.add_(statistics)
             self._num_collected += 1
-        return normalised
 
     @contextmanager
     def frozen_statistics(self) -> Iterator[None]:

@@ -6,6 +6,7 @@ around at 32 bits everywhere.
 """
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float, Int16, Int32
 from torch import Tensor, nn
 
@@ -55,17 +56,18 @@ class Dropout(nn.Module):
 
         Args:
             x: Fewer than 2^31 values.
-            key: Determines which values are dropped; None draws from torch's global generator.
+            key: Determines which values are dropped; None draws from torch's global generator of the device.
         """
         if not self.training or self.num_dropped == 0:
             return x
-        if key is not None and torch.compiler.is_compiling():
+        if key is not None and (x.is_cuda or torch.compiler.is_compiling()):
             # The compiler joins this with what surrounds it.
             return drop(x, key, self.num_dropped, counts_from=self._counts_from)
+        if x.is_cuda:
+            return F.dropout(x, self.prob)
         # torch's dropout draws one value after the other and keeps a mask of four bytes per value. This mask has one.
-        # A CPU decides, also for tensors elsewhere; the layers of `gpu` decide on the GPU.
         bits = _draw_bits(x.numel()) if key is None else _hash_bits(x.numel(), key)
-        is_kept = bits.view(x.shape).to(x.device) >= _threshold(self.num_dropped)
+        is_kept = bits.view(x.shape) >= _threshold(self.num_dropped)
         return (x * is_kept).mul_(keep_scale(self.num_dropped))
 
 

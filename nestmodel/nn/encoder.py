@@ -23,12 +23,13 @@ from nestmodel.nn.attention import Frames, describe_frames, relative_positions, 
 from nestmodel.nn.block import KEYS_PER_BLOCK, BlockCache, ConformerBlock, split_keys
 from nestmodel.nn.compiler import allow_shapes, compile_backward_in_forward
 from nestmodel.nn.convolution import ConvModule
-from nestmodel.nn.dropout import draw_keys
+from nestmodel.nn.dropout import Dropout, draw_keys
 from nestmodel.nn.encoder_base import Encoder, EncoderOutput, HiddenStates
 from nestmodel.nn.gpu import devices
 from nestmodel.nn.gpu.block import AcceleratedConformerBlock
-from nestmodel.nn.gpu.dropout import AcceleratedDropout
-from nestmodel.nn.gpu.fused_attention import GpuFrames, describe_gpu_frames
+from nestmodel.nn.gpu.check import has_block_kernels
+from nestmodel.nn.gpu.dropout import drop_on_gpu
+from nestmodel.nn.gpu.relative_attention import GpuFrames, describe_gpu_frames
 from nestmodel.nn.gpu.subsampling import AcceleratedConvSubsampling
 from nestmodel.nn.precision import is_autocast
 
@@ -41,6 +42,9 @@ class ConformerEncoder(Encoder):
 
     Source: FastConformer, arXiv:2305.05084, as used by NEST (arXiv:2408.13106).
     """
+
+    uses_kernels = True
+    """Whether blocks are computed by kernels on a GPU, where these work."""
 
     def __init__(self, config: EncoderConfig, *, num_mels: int) -> None:
         super().__init__()
@@ -55,8 +59,8 @@ class ConformerEncoder(Encoder):
             dim=config.d_model,
             is_causal=config.causal_downsampling,
         )
-        self.dropout_pre_encoder = AcceleratedDropout(config.dropout_pre_encoder)
-        self.dropout_emb = AcceleratedDropout(config.dropout_emb)
+        self.dropout_pre_encoder = Dropout(config.dropout_pre_encoder)
+        self.dropout_emb = Dropout(config.dropout_emb)
         self.layers = nn.ModuleList(AcceleratedConformerBlock(config) for _ in range(config.num_layers))
 
     def draw_keys(self, seed: int) -> DropoutKeys:
@@ -72,7 +76,8 @@ class ConformerEncoder(Encoder):
         self, x: Float[Tensor, "batch enc_frames dim"], enc_lens: Int[Tensor, " batch"], context: Context | None = None
     ) -> Frames | GpuFrames:
         """Returns positions and masks of encoder frames for all blocks; `context` is as in `forward`."""
-        describe: Callable[..., Frames | GpuFrames] = describe_gpu_frames if devices.is_on_gpu(x) else describe_frames
+        has_kernels = self.uses_kernels and devices.is_on_gpu(x) and has_block_kernels(self.config, x)
+        describe: Callable[..., Frames | GpuFrames] = describe_gpu_frames if has_kernels else describe_frames
         if not self.config.is_limited:
             return describe(x, enc_lens)
         # If one of several contexts has no limits, its mask has the shape of the others, for compiled blocks.
@@ -204,12 +209,13 @@ class ConformerEncoder(Encoder):
     ) -> Iterator[Float[Tensor, "batch enc_frames dim"]]:
         before_blocks, *of_blocks = split_keys(keys, len(self.layers) + 1)
         key_input, key_positions, *_ = split_keys(before_blocks, KEYS_PER_BLOCK)
-        x = self.dropout_pre_encoder(x * self.input_scale, key_input)
+        frames = self.describe(x, enc_lens, context)
+        drop = drop_on_gpu if isinstance(frames, GpuFrames) else Dropout.__call__
+        x = drop(self.dropout_pre_encoder, x * self.input_scale, key_input)
         if is_autocast(x):
             x = x.float()  # so that the sums of the residual paths are float32 in the first block as in the others
         yield x
-        frames = self.describe(x, enc_lens, context)
-        frames = frames._replace(positions=self.dropout_emb(frames.positions, key_positions))
+        frames = frames._replace(positions=drop(self.dropout_emb, frames.positions, key_positions))
         for layer, of_block in zip(self.layers, of_blocks, strict=True):
             assert isinstance(layer, AcceleratedConformerBlock)
             if self.config.checkpoint_activations and torch.is_grad_enabled():

@@ -1,7 +1,7 @@
 """The NEST network: features, targets, masks, encoder and decoder. It needs no trainer, no ranks and no optimizer.
 
 Masks, attention contexts and what dropout drops depend on seeds derived from (seed, step, microbatch), so there is no
-generator state to save. They are the same on every device, except for dropout of attention weights on a GPU.
+generator state to save. They are the same on every device.
 """
 
 from collections.abc import Iterator
@@ -166,7 +166,7 @@ class NestNetwork(nn.Module):
             config = replace(config, encoder=of_ours or ClassConfig.of(encoder))
         self.config = config
         self.source = None
-        self.forms = Forms(subsampling_kernel=True, compiled=False)
+        self.forms = Forms(kernels=True, compiled=False)
         if isinstance(config.encoder, ClassConfig):
             with torch.random.fork_rng(devices=[]):  # the other parts do not depend on what the class draws
                 torch.manual_seed(derive_key(config.seed, "encoder weights"))
@@ -255,7 +255,7 @@ class NestNetwork(nn.Module):
             self.features.use_compiled(forms.num_shapes)
         if not isinstance(self.encoder, ConformerEncoder):
             return
-        self.encoder.pre_encode.has_joined_stages = forms.subsampling_kernel
+        self.encoder.uses_kernels = self.encoder.pre_encode.has_joined_stages = forms.kernels
         self.encoder.use_torch()
         if forms.compiled and not why_not_compiled(self.config.encoder):
             self.encoder.use_compiled(forms.num_shapes)
@@ -263,9 +263,9 @@ class NestNetwork(nn.Module):
     def forward(self, batch: AudioNoiseBatch, *, mask_purpose: str = "mask") -> NestOutput:
         """Predicts the masked tokens of a microbatch.
 
-        Masks and dropout are determined by `seed_for`. Torch's global generator draws dither; on a GPU, dropout of
-        attention weights. If the batch is on a GPU, the CPU
-        waits for its lengths; `draw_masks` before `NetworkInput.of` copies it, and `forward_masked` after it, do not.
+        Masks and dropout are determined by `seed_for`; torch's global generator draws dither. If the batch is on a GPU,
+        the CPU waits for its lengths; `draw_masks` before `NetworkInput.of` copies it, and `forward_masked` after it,
+        do not.
 
         Args:
             batch: Clean and noisy audio; its key selects the masks.

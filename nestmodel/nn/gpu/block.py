@@ -1,25 +1,27 @@
-"""A block of the encoder on a GPU: weights that are converted together, fused attention, and compiled code.
+"""A block of the encoder on a GPU: weights that are converted together, kernels in Triton, and compiled code.
 
 It reads the parameters of `ConformerBlock`, which says what a block computes.
 """
 
 from collections.abc import Callable, Sequence
 from functools import cache
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch._dynamo as dynamo
 import torch.nn.functional as F
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
 from nestmodel.nn.attention import Frames
+from nestmodel.nn.batch_norm import StepBatchNorm
 from nestmodel.nn.block import KEYS_PER_BLOCK, BlockKeys, ConformerBlock, FeedForward, split_keys
 from nestmodel.nn.convolution import ConvModule
 from nestmodel.nn.dropout import Key
 from nestmodel.nn.gpu.cast_weights import FusedParameters, Weights, cast_weights, fused_parameters
 from nestmodel.nn.gpu.dropout import drop_on_gpu
-from nestmodel.nn.gpu.fused_attention import GpuFrames, attend, attention_parameters
+from nestmodel.nn.gpu.gated_convolution import ConvWeights, gated_convolution, join_moments
+from nestmodel.nn.gpu.relative_attention import GpuFrames, attend, attention_parameters
 from nestmodel.nn.precision import product_dtype
 
 
@@ -73,8 +75,7 @@ def _compile(function: Callable[..., Tensor], dynamic: bool | None) -> Callable[
 def _mark_varying_sizes(x: Tensor, frames: GpuFrames) -> None:
     """Tells the compiler which sizes differ from batch to batch, so that the first code that it writes takes any."""
     dynamo.maybe_mark_dynamic(x, [0, 1])
-    dynamo.maybe_mark_dynamic(frames.is_valid, [0, 1])
-    dynamo.maybe_mark_dynamic(frames.key_scores, [0, 2, 3])
+    dynamo.maybe_mark_dynamic(frames.lens, 0)
     dynamo.maybe_mark_dynamic(frames.positions, 0)
 
 
@@ -87,10 +88,10 @@ def transform(
 ) -> Float[Tensor, "batch enc_frames dim"]:
     """Applies `block` with weights that were converted before, by `AcceleratedConformerBlock.weights`."""
     of_feed_forward1, of_attention, of_conv, of_feed_forward2 = weights
-    within1, after1, _, after_att, after_conv, within2, after2 = split_keys(keys, KEYS_PER_BLOCK)
+    within1, after1, within_att, after_att, after_conv, within2, after2 = split_keys(keys, KEYS_PER_BLOCK)
     half = _feed_forward(block.feed_forward1, block.norm_feed_forward1(x), of_feed_forward1, within1)
     x = torch.add(x, drop_on_gpu(block.dropout, half, after1), alpha=0.5)
-    attended = attend(block.self_attn, block.norm_self_att(x), frames, of_attention)
+    attended = attend(block.self_attn, block.norm_self_att(x), frames, of_attention, within_att)
     x = x + drop_on_gpu(block.dropout, attended, after_att)
     x = x + drop_on_gpu(block.dropout, _convolve(block.conv, block.norm_conv(x), frames, of_conv), after_conv)
     half = _feed_forward(block.feed_forward2, block.norm_feed_forward2(x), of_feed_forward2, within2)
@@ -114,10 +115,40 @@ def _convolve(
     module: ConvModule, x: Float[Tensor, "batch enc_frames dim"], frames: GpuFrames, weights: Weights
 ) -> Float[Tensor, "batch enc_frames dim"]:
     (weight1, bias1), (weight, bias), (weight2, bias2) = weights
-    x = F.glu(F.linear(x, weight1.squeeze(2), bias1), dim=2) * frames.is_valid
-    pad, right = module.context
-    if pad != right:
-        x, pad = F.pad(x, (0, 0, pad, right)), 0
-    x = F.conv1d(x.transpose(1, 2), weight, bias, padding=pad, groups=len(weight)).transpose(1, 2).contiguous()
-    x = module.batch_norm(x.flatten(0, 1)).view_as(x)
-    return F.linear(F.silu(x), weight2.squeeze(2), bias2)
+    gates = F.linear(x.to(weight1.dtype), weight1.squeeze(2))
+    of_conv = ConvWeights(bias1, weight.squeeze(1), bias)
+    mixed, parts = gated_convolution(gates, frames.lens, of_conv, module.context[0])
+    return F.linear(F.silu(_normalise(module.batch_norm, mixed, parts)), weight2.squeeze(2), bias2)
+
+
+def _normalise(
+    norm: nn.Module, mixed: Float[Tensor, "batch enc_frames dim"], parts: Float[Tensor, "batch parts 2 dim"]
+) -> Float[Tensor, "batch enc_frames dim"]:
+    """Applies the norm of a convolution; batch norm in a training step takes the moments that are known."""
+    if not isinstance(norm, StepBatchNorm) or not norm.is_collecting:
+        out: Tensor = norm(mixed.flatten(0, 1)).view_as(mixed)
+        return out
+    num_values = mixed.shape[0] * mixed.shape[1]
+    mean, var = join_moments(parts, mixed.shape[1])
+    norm.collect(torch.stack([mean, var * num_values / max(1, num_values - 1)]))
+    inputs = mixed, norm.weight, norm.bias, mean, (var + norm.eps).rsqrt()
+    normalised: Tensor = _BatchNorm.apply(*inputs)  # type: ignore[no-untyped-call]  # of torch
+    return normalised.to(mixed.dtype)  # not in the function, whose gradients the compiler loses if this casts nothing
+
+
+class _BatchNorm(torch.autograd.Function):
+    """Normalises by moments of the input, whose share of the gradient is that of batch norm."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, mean: Tensor, scale: Tensor) -> Tensor:
+        ctx.save_for_backward(x, mean, scale, weight)
+        return (x - mean) * (scale * weight) + bias
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        x, mean, scale, weight = ctx.saved_tensors
+        grad, normalised = grads[0], (x - mean) * scale
+        of_bias, of_weight = grad.sum((0, 1)), (grad * normalised).sum((0, 1))
+        num_values = x.shape[0] * x.shape[1]
+        rest = grad - (of_bias + normalised * of_weight) / num_values
+        return (rest * (scale * weight)).to(x.dtype), of_weight, of_bias, None, None

@@ -42,16 +42,23 @@ def launch_drop(x: Tensor, key: Tensor, num_dropped: int, scale: float) -> Tenso
 
 @triton.jit
 @no_type_check
-def drop_kernel(x, key, out, num_values, num_dropped, scale, size: tl.constexpr):
-    """Computes the decisions about `size` values and applies them; numbers of the hash are unsigned."""
-    position = (tl.program_id(0) * size + tl.arange(0, size)).to(tl.uint32)
-    is_value = position < num_values
+def is_kept(position, key, num_dropped):
+    """Returns the decisions about positions, which are unsigned, as all numbers of the hash."""
     mixed = (position >> 1) * _FACTOR0 + tl.load(key).to(tl.uint32)
     mixed = (mixed ^ (mixed >> 16)) * _FACTOR1 + tl.load(key + 1).to(tl.uint32)
     mixed = (mixed ^ (mixed >> 15)) * _FACTOR2
     mixed = mixed ^ (mixed >> 16)
     half = (mixed >> (16 * (position & 1))) & 0xFFFF
     # Values are kept from `num_dropped` on if halves are signed; the sign bit turns them into unsigned ones.
+    return (half ^ 0x8000) >= num_dropped
+
+
+@triton.jit
+@no_type_check
+def drop_kernel(x, key, out, num_values, num_dropped, scale, size: tl.constexpr):
+    """Applies the decisions about `size` values."""
+    position = (tl.program_id(0) * size + tl.arange(0, size)).to(tl.uint32)
+    is_value = position < num_values
     value = tl.load(x + position, mask=is_value)
-    kept = tl.where((half ^ 0x8000) >= num_dropped, value.to(tl.float32) * scale, 0.0)
+    kept = tl.where(is_kept(position, key, num_dropped), value.to(tl.float32) * scale, 0.0)
     tl.store(out + position, kept.to(value.dtype), mask=is_value)

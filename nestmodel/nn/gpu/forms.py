@@ -7,8 +7,8 @@ from dataclasses import dataclass
 class Forms:
     """What replaces plain operations of PyTorch."""
 
-    subsampling_kernel: bool
-    """On a GPU, one kernel for each direction computes the first two stages of the subsampling, where it works."""
+    kernels: bool
+    """On a GPU, kernels in Triton compute parts of the subsampling and of blocks, where they work."""
 
     compiled: bool
     """torch compiles the features, and the blocks unless `why_not_compiled` of the encoder says why not."""
@@ -19,11 +19,11 @@ class Forms:
     def __str__(self) -> str:
         """Returns the name, as in the summary of a run."""
         if not self.compiled:
-            return "subsampling kernel" if self.subsampling_kernel else "torch"
+            return "kernels" if self.kernels else "torch"
         return "compiled" if self.num_shapes is None else f"compiled for {self.num_shapes} shapes"
 
 
-PLAIN = Forms(subsampling_kernel=False, compiled=False)
+PLAIN = Forms(kernels=False, compiled=False)
 """Operations of PyTorch, launched one by one."""
 
 
@@ -36,4 +36,4 @@ def default_forms(device_type: str, num_shapes: int | None) -> Forms:
     """
     if device_type != "cuda":
         return PLAIN
-    return Forms(subsampling_kernel=True, compiled=True, num_shapes=num_shapes)
+    return Forms(kernels=True, compiled=True, num_shapes=num_shapes)

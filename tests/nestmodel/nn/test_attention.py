@@ -1,5 +1,6 @@
 import math
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -13,8 +14,9 @@ from nestmodel.nn.attention import (
     visible_keys,
 )
 from nestmodel.nn.gpu.cast_weights import cast_weights
-from nestmodel.nn.gpu.fused_attention import attend, attention_parameters, describe_gpu_frames
+from nestmodel.nn.gpu.relative_attention import attend, attention_parameters, describe_gpu_frames
 from nestmodel.nn.precision import product_dtype
+from tests.kernel_definitions import code_for_gpus
 
 CPU = torch.device("cpu")
 
@@ -45,7 +47,8 @@ def reference(module: RelPositionAttention, x: Tensor, *lens: int) -> Tensor:
 def on_gpu(module: RelPositionAttention, x: Tensor, *lens: int) -> Tensor:
     described = describe_gpu_frames(x, torch.tensor(lens or [x.shape[1]] * len(x), device=x.device))
     (weights,) = cast_weights([attention_parameters(module)], product_dtype(x))
-    return attend(module, x, described, weights)
+    with nullcontext() if x.is_cuda else code_for_gpus():
+        return attend(module, x, described, weights, None)
 
 
 def by_definition(module: RelPositionAttention, x: Tensor, num_valid: int) -> Tensor:

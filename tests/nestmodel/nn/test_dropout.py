@@ -1,5 +1,6 @@
 import math
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -9,8 +10,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from nestmodel.nn.dropout import Dropout, draw_keys, drop
-from nestmodel.nn.gpu import devices, dropout
-from nestmodel.nn.gpu.dropout import AcceleratedDropout
+from nestmodel.nn.gpu.dropout import drop_on_gpu
+from tests.kernel_definitions import code_for_gpus
 from tests.kernels import compile_kernel, run_interpreted
 
 KEY = torch.tensor([123456789, -987654321], dtype=torch.int32)
@@ -28,7 +29,7 @@ def is_kept(index: int, key: Sequence[int], num_dropped: int) -> bool:
 
 
 def drop_in_training(prob: float, x: Tensor, key: Tensor | None) -> Tensor:
-    dropped: Tensor = AcceleratedDropout(prob).train()(x, key)
+    dropped: Tensor = Dropout(prob).train()(x, key)
     return dropped
 
 
@@ -86,11 +87,10 @@ def test_keys_of_places_and_of_steps_decide_independently() -> None:
     assert torch.equal(draw_keys(5, 2, 7), draw_keys(5, 2, 7))
 
 
-def test_a_gpu_keeps_no_mask_for_the_backward_pass(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(devices, "is_on_gpu", lambda _: True)
+def test_a_gpu_keeps_no_mask_for_the_backward_pass() -> None:
     kept: list[Tensor] = []
-    with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x) or x, lambda x: x):
-        drop_in_training(0.3, torch.ones(1000, requires_grad=True), KEY)
+    with code_for_gpus(), torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x) or x, lambda x: x):
+        drop_on_gpu(Dropout(0.3).train(), torch.ones(1000, requires_grad=True), KEY)
     assert [tensor.numel() for tensor in kept] == [2]
 
 
@@ -142,25 +142,23 @@ def test_the_kernel_for_a_gpu_compiles(tmp_path: Path, monkeypatch: pytest.Monke
     compile_kernel(kernel.drop_kernel, types, {"size": kernel.VALUES_PER_PROGRAM})
 
 
-def test_the_definition_is_used_with_a_warning_where_the_kernel_cannot_be_compiled() -> None:
-    with pytest.warns(UserWarning, match="because Triton fails: .*C compiler"):
-        assert not dropout._has_kernel(torch.device("cpu"))  # for which Triton has no driver
-
-
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
 ON_GPU = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
 DEVICES = [
-    pytest.param(torch.device("cpu"), (3, 101, 7), id="definition"),
+    pytest.param(torch.device("cpu"), (3, 101, 7), id="cpu"),
     pytest.param(torch.device("cuda"), (3, 1001, 77), id="gpu", marks=ON_GPU),
 ]
 
 
-def check_dropout(device: torch.device, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
-    """Compares values and gradients of a tensor that is not contiguous with those of the definition on a CPU."""
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("device", "shape"), DEVICES)
+def test_a_gpu_drops_what_a_cpu_drops(device: torch.device, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    # A tensor that is not contiguous
     generator = torch.Generator().manual_seed(0)
     x, weights = torch.randn(2, *shape, generator=generator).to(dtype).transpose(1, -1)
     given = x.to(device).requires_grad_()
-    dropped = drop_in_training(0.1, given, KEY.to(device))
+    with nullcontext() if device.type == "cuda" else code_for_gpus():
+        dropped = drop_on_gpu(Dropout(0.1).train(), given, KEY.to(device))
     (dropped * weights.to(device)).sum().backward()
     assert given.grad is not None
     # The kernel multiplies in float32 and rounds once; the definition rounds in the type of the values.
@@ -169,15 +167,3 @@ def check_dropout(device: torch.device, dtype: torch.dtype, shape: tuple[int, ..
         expected = drop(plain, KEY, 6554)
         torch.testing.assert_close(found.detach().cpu(), expected, rtol=tolerance, atol=0)
         assert torch.equal(found.cpu() == 0, expected == 0)
-
-
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize(("device", "shape"), DEVICES)
-def test_a_gpu_drops_what_a_cpu_drops(
-    device: torch.device,
-    shape: tuple[int, ...],
-    dtype: torch.dtype,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(devices, "is_on_gpu", lambda _: True)
-    check_dropout(device, dtype, shape)

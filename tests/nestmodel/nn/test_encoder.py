@@ -2,6 +2,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -16,7 +17,7 @@ from nestmodel.config import EncoderConfig
 from nestmodel.nn.attention import Frames, describe_frames
 from nestmodel.nn.convolution import ConvModule
 from nestmodel.nn.encoder import ConformerEncoder
-from nestmodel.nn.gpu import devices
+from tests.kernel_definitions import code_for_gpus
 
 TINY = EncoderConfig(d_model=16, num_heads=2, num_layers=2, subsampling_channels=8)
 
@@ -143,16 +144,15 @@ def test_layer_norm_in_the_convolution_normalises_each_frame_independently() -> 
 
 
 @pytest.mark.parametrize("conv_norm", ["batch_norm", "layer_norm"])
-def test_the_code_for_gpus_gives_the_same_output_and_gradients(conv_norm: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_code_for_gpus_gives_the_same_output_and_gradients(conv_norm: str) -> None:
     feats, feat_lens = torch.randn(2, 20, 100, dtype=torch.float64), torch.tensor([100, 30])
-    # On a GPU, its own generator decides which attention weights are dropped.
-    dropout = {"dropout": 0.3, "dropout_pre_encoder": 0.3, "dropout_emb": 0.3, "dropout_att": 0.0}
+    dropout = {"dropout": 0.3, "dropout_pre_encoder": 0.3, "dropout_emb": 0.3, "dropout_att": 0.3}
     seen = []
-    for is_on_gpu in (False, True):
-        monkeypatch.setattr(devices, "is_on_gpu", lambda _, answer=is_on_gpu: answer)
+    for code in (nullcontext, code_for_gpus):
         encoder = build(conv_norm=conv_norm, **dropout).double().train()
-        encoded, _ = encoder(feats, feat_lens, encoder.draw_keys(1))
-        (encoded * torch.linspace(-1, 1, encoded.numel(), dtype=torch.float64).view_as(encoded)).sum().backward()
+        with code():
+            encoded, _ = encoder(feats, feat_lens, encoder.draw_keys(1))
+            (encoded * torch.linspace(-1, 1, encoded.numel(), dtype=torch.float64).view_as(encoded)).sum().backward()
         seen.append([encoded.detach(), *(p.grad for p in encoder.parameters()), *encoder.buffers()])
     for ours, theirs in zip(*seen, strict=True):
         # Also where an utterance is padded, as batch norm computes its statistics over padding as well.
@@ -160,15 +160,15 @@ def test_the_code_for_gpus_gives_the_same_output_and_gradients(conv_norm: str, m
 
 
 @pytest.mark.parametrize("use_bias", [True, False])
-def test_gradients_of_cast_weights_are_float32_and_accumulate(use_bias: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gradients_of_cast_weights_are_float32_and_accumulate(use_bias: bool) -> None:
     feats, feat_lens, seen = torch.randn(2, 20, 64), torch.tensor([64, 50]), []
-    for is_on_gpu in (False, True):
-        monkeypatch.setattr(devices, "is_on_gpu", lambda _, answer=is_on_gpu: answer)
+    for code in (nullcontext, code_for_gpus):
         encoder = build(num_layers=1, use_bias=use_bias)
         for _ in range(2):
-            with torch.autocast("cpu", torch.bfloat16):
-                encoded, _ = encoder(feats, feat_lens)
-            encoded.square().sum().backward()
+            with code():
+                with torch.autocast("cpu", torch.bfloat16):
+                    encoded, _ = encoder(feats, feat_lens)
+                encoded.square().sum().backward()
         seen.append({name: p.grad for name, p in encoder.named_parameters()})
     for name, expected in seen[0].items():
         assert expected is not None
@@ -209,24 +209,24 @@ import sys
 from functools import partial
 import torch
 from nestmodel.config import EncoderConfig
-from nestmodel.nn.gpu import devices
 from nestmodel.nn.encoder import ConformerEncoder
+from tests.kernel_definitions import code_for_gpus
 
 torch.set_num_threads(1)
 lengths = (48, 80, 48)
 if sys.argv[1] == "gpu":
     # Without generating code: all steps of the compiler before that, as for a GPU.
-    lengths, devices.is_on_gpu = (48,), lambda x: True
+    lengths, code = (48,), code_for_gpus()
+    code.__enter__()
     torch.compile = partial(torch.compile, backend="aot_eager_decomp_partition")
 
-# On a GPU, torch's fused kernel draws the dropout of attention weights.
-dropout_att = 0.0 if sys.argv[1] == "gpu" else 0.2
-config = EncoderConfig(
-    d_model=16, num_heads=2, num_layers=2, subsampling_channels=8, dropout=0.2, dropout_att=dropout_att
-)
+config = EncoderConfig(d_model=16, num_heads=2, num_layers=2, subsampling_channels=8, dropout=0.2, dropout_att=0.2)
 torch.manual_seed(0)
 plain, compiled = (ConformerEncoder(config, num_mels=20).train() for _ in range(2))
 compiled.load_state_dict(plain.state_dict())
+for encoder in (plain, compiled):
+    for layer in encoder.layers:
+        layer.conv.batch_norm.start_collecting()
 compiled.use_compiled(2)
 assert compiled.state_dict().keys() == plain.state_dict().keys()
 for num_frames in lengths:
@@ -236,7 +236,8 @@ for num_frames in lengths:
         encoder.zero_grad()
         encoded, _ = encoder(feats, feat_lens, encoder.draw_keys(num_frames))
         (encoded * torch.linspace(-1, 1, encoded.numel()).view_as(encoded)).sum().backward()
-        seen.append([encoded.detach(), *(p.grad for p in encoder.parameters())])
+        statistics = [layer.conv.batch_norm.pop_collected(1) for layer in encoder.layers]
+        seen.append([encoded.detach(), *(p.grad for p in encoder.parameters()), *statistics])
     for ours, theirs in zip(*seen, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=2e-5)
 compiled.use_torch()

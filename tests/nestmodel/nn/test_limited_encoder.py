@@ -1,5 +1,6 @@
 """Limited attention and causal convolutions in the encoder and the network; see tests/golden for the values."""
 
+from contextlib import nullcontext
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -21,9 +22,9 @@ from nestmodel import (
     save_network,
 )
 from nestmodel.attention_context import draw_context, look_ahead
-from nestmodel.nn.gpu import devices
 from nestmodel.nn.network import NestOutput
 from nestmodel.nn.subsampling import ConvSubsampling, halve, num_subsampled
+from tests.kernel_definitions import code_for_gpus
 from tests.nestmodel.nn.test_network import batch
 from tests.training import tiny_config
 
@@ -246,18 +247,16 @@ def test_all_contexts_are_computed_from_the_same_features_and_targets(
         {**TWO, "att_context_style": "chunked_limited"},
     ],
 )
-def test_the_code_for_gpus_gives_the_same_output_and_gradients(
-    encoder: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_code_for_gpus_gives_the_same_output_and_gradients(encoder: dict[str, Any]) -> None:
     found: list[list[Tensor]] = []
-    for is_on_gpu in (False, True):
-        monkeypatch.setattr(devices, "is_on_gpu", lambda _, answer=is_on_gpu: answer)
+    for code in (nullcontext, code_for_gpus):
         module = network(**encoder, **WITHOUT_DROPOUT).encoder.double().train()
         module.pre_encode.has_joined_stages = False
         feats = noise(2, 80, 144).double()
-        frames, lens = module(feats, torch.tensor([144, 90]), context=module.config.att_context_size[-1])
-        valid = frames * (torch.arange(frames.shape[1]) < lens.unsqueeze(1)).unsqueeze(2)
-        valid.pow(3).sum().backward()
+        with code():
+            frames, lens = module(feats, torch.tensor([144, 90]), context=module.config.att_context_size[-1])
+            valid = frames * (torch.arange(frames.shape[1]) < lens.unsqueeze(1)).unsqueeze(2)
+            valid.pow(3).sum().backward()
         found.append([valid.detach(), *(p.grad for p in module.parameters() if p.grad is not None)])
     for ours, theirs in zip(*found, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-9)

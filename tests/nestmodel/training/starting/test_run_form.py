@@ -41,7 +41,7 @@ def test_on_a_gpu_the_form_follows_from_the_settings(tmp_path: Path) -> None:
 def test_a_network_takes_each_form_and_returns_to_the_plain_one(encoder: dict[str, Any]) -> None:
     network = NestNetwork(replace(tiny_config(**encoder)))
     for num_shapes, expected in ((None, "varying shapes"), (2, "fixed shapes")):
-        network.use_forms(Forms(subsampling_kernel=True, compiled=True, num_shapes=num_shapes))
+        network.use_forms(Forms(kernels=True, compiled=True, num_shapes=num_shapes))
         found = {layer.compiles_for for layer in network.encoder.layers}
         assert found == {None if encoder else expected}
     network.use_forms(PLAIN)
@@ -50,7 +50,7 @@ def test_a_network_takes_each_form_and_returns_to_the_plain_one(encoder: dict[st
 
 
 def test_an_error_of_compiled_code_names_the_setting_without_it() -> None:
-    compiled = Forms(subsampling_kernel=True, compiled=True)
+    compiled = Forms(kernels=True, compiled=True)
     with pytest.raises(TrainingError, match=r"\(compiled\) fails: RuntimeError, no compiler.*model\.kernels: torch"):
         with naming_kernels(compiled):
             raise RuntimeError("no compiler")

@@ -1,0 +1,84 @@
+"""Whether the kernels of a block work on a GPU, which is tried once, with a small block and without one of them."""
+
+from dataclasses import replace
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from nestmodel.config import EncoderConfig
+from nestmodel.nn.attention import describe_frames
+from nestmodel.nn.batch_norm import StepBatchNorm
+from nestmodel.nn.block import KEYS_PER_BLOCK
+from nestmodel.nn.dropout import draw_keys
+from nestmodel.nn.gpu import devices
+from nestmodel.nn.gpu.block import AcceleratedConformerBlock
+from nestmodel.nn.gpu.gated_convolution import MAX_TAPS
+from nestmodel.nn.gpu.relative_attention import MAX_KEYS, describe_gpu_frames
+from nestmodel.nn.precision import product_dtype
+
+_SMALL_NORM = 0.01
+"""A gradient with a norm of a smaller share of the largest one may have the error of this share."""
+
+
+def has_block_kernels(config: EncoderConfig, x: Tensor) -> bool:
+    """Returns whether the kernels of blocks take the encoder frames `x`, and work on their GPU; warns if they do not.
+
+    A long kernel of the convolution, very long utterances and float64 take operations of torch instead, without a
+    warning.
+    """
+    dtype = product_dtype(x)
+    if config.conv_kernel_size > MAX_TAPS or x.shape[1] > MAX_KEYS or dtype == torch.float64:
+        return False
+    if not torch.cuda.is_available():
+        return True  # for tests, which run the code for GPUs on a CPU
+    return _has_kernels(x.device, dtype, small(config))
+
+
+def small(config: EncoderConfig) -> EncoderConfig:
+    """Returns the settings of the block that is tried, of which those that select code are unchanged."""
+    return replace(config, d_model=136, num_heads=4, num_layers=1, ff_expansion=1, dropout=0.1, dropout_att=0.1)
+
+
+@cache
+def _has_kernels(device: torch.device, dtype: torch.dtype, config: EncoderConfig) -> bool:
+    consequence = "Blocks of the encoder are slower and take more memory"
+    return devices.has_kernel(lambda: is_right(device, dtype, config), consequence)
+
+
+def is_right(device: torch.device, dtype: torch.dtype, config: EncoderConfig) -> bool:
+    """Returns whether a block with the kernels is as close to one in float64 as one with operations of torch."""
+    exact = _compute(config, torch.device("cpu"), torch.float64, with_kernels=False)
+    plain = _compute(config, device, dtype, with_kernels=False)
+    found = _compute(config, device, dtype, with_kernels=True)
+    scale = _SMALL_NORM * max(float(each.norm()) for each in exact)
+    return all(
+        bool((ours - x).norm() <= 2 * (theirs - x).norm() + 4 * torch.finfo(dtype).eps * max(float(x.norm()), scale))
+        for ours, theirs, x in zip(found, plain, exact, strict=True)
+    )
+
+
+def _compute(config: EncoderConfig, device: torch.device, dtype: torch.dtype, *, with_kernels: bool) -> list[Tensor]:
+    """Returns outputs, gradients and statistics of a block, in float64 on the CPU."""
+    generator = torch.Generator().manual_seed(0)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        block = AcceleratedConformerBlock(config).train()
+    torch.nn.init.normal_(block.self_attn.pos_bias_u, generator=generator)
+    torch.nn.init.normal_(block.self_attn.pos_bias_v, generator=generator)
+    # Frames fill no row of scores and no part of the convolution.
+    x, weights = torch.randn(2, 3, 45, config.d_model, generator=generator, device="cpu")
+    wide = torch.float64 if dtype == torch.float64 else torch.float32
+    block, x, lens = block.to(device, wide), x.to(device, wide).requires_grad_(), torch.tensor([45, 1, 22])
+    norm = block.conv.batch_norm
+    if isinstance(norm, StepBatchNorm):
+        norm.start_collecting()
+    context = config.att_context_size[0] if config.is_limited else None
+    describe = describe_gpu_frames if with_kernels else describe_frames
+    with torch.autocast(device.type, dtype, enabled=dtype in (torch.bfloat16, torch.float16)), torch.enable_grad():
+        frames = describe(x, lens.to(device), context, config.att_context_style)
+        out = block(x, frames, draw_keys(0, KEYS_PER_BLOCK).to(device))
+    (out * weights.to(out)).sum().backward()
+    statistics = [norm.pop_collected(1)] if isinstance(norm, StepBatchNorm) else []
+    found = [out, x.grad, *(parameter.grad for parameter in block.parameters()), *statistics]
+    return [each.detach().cpu().double() for each in found if each is not None]

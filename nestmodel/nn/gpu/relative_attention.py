@@ -1,0 +1,259 @@
+"""Attention with relative positions on a GPU: products of matrices, and one kernel for the softmax between them.
+
+This module also holds positions and lengths of the frames of a batch as the code for GPUs reads them. Sizes are padded
+to what products are fast for, with zeros that change no result.
+"""
+
+import math
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int, Int32
+from torch import Tensor
+from torch.utils.flop_counter import register_flop_formula
+
+from nestmodel.attention_context import UNLIMITED, Context, Style
+from nestmodel.nn.attention import RelPositionAttention, relative_positions
+from nestmodel.nn.dropout import Key
+from nestmodel.nn.gpu.cast_weights import FusedParameters, Weights, fused_parameters
+from nestmodel.nn.precision import product_dtype
+
+_MULTIPLE = 8
+"""Products on a GPU want sizes that are multiples of this, in 16-bit types."""
+
+MAX_KEYS = 2**14
+"""Longest row of scores that fits into the registers of a program."""
+
+_FAR = 2**30
+"""More frames than any utterance has."""
+
+
+class GpuFrames(NamedTuple):
+    """Positions, lengths and limits of attention of the frames of a batch."""
+
+    positions: Float[Tensor, "positions dim"]
+    """`relative_positions` of the frames, twice as many as the number of frames rounded up to a multiple of 8."""
+
+    lens: Int[Tensor, " batch"]
+    """Number of valid frames of each utterance."""
+
+    limits: Int32[Tensor, "3"] | None
+    """Chunks to the left and to the right that a query attends to, and frames of a chunk; None for no limits."""
+
+
+def describe_gpu_frames(
+    x: Float[Tensor, "batch enc_frames dim"],
+    enc_lens: Int[Tensor, " batch"],
+    context: Context | None = None,
+    style: Style = "regular",
+) -> GpuFrames:
+    """Returns what `describe_frames` returns, in the form that kernels of a GPU read."""
+    num_frames, dim = x.shape[1:]
+    # More distances than needed, so that products with the encodings have a multiple of 8 columns.
+    positions = relative_positions(num_frames, dim, x.device, num_distances=2 * _round_up(num_frames))
+    limits = None if context is None else _limits(context, style, x.device)
+    return GpuFrames(positions.to(product_dtype(x)), enc_lens, limits)
+
+
+def _limits(context: Context, style: Style, device: torch.device) -> Int32[Tensor, "3"]:
+    """Returns `GpuFrames.limits`; filled on the GPU, because a copy would wait for it."""
+    left, right = context
+    chunk = 1
+    if style == "chunked_limited" and right != UNLIMITED:
+        chunk, left, right = right + 1, left if left == UNLIMITED else left // (right + 1), 0
+    sizes = (_FAR if left == UNLIMITED else left, _FAR if right == UNLIMITED else right, chunk)
+    return torch.stack([torch.full((), size, dtype=torch.int32, device=device) for size in sizes])
+
+
+def _round_up(size: int) -> int:
+    """Returns the smallest multiple of 8 that is not below `size`."""
+    return -(-size // _MULTIPLE) * _MULTIPLE
+
+
+def attention_parameters(module: RelPositionAttention) -> list[FusedParameters]:
+    """Returns the parameters that `attend` reads: three projections and the position biases are joined."""
+    return [
+        fused_parameters(module.linear_q, module.linear_k, module.linear_v),
+        fused_parameters(module.linear_pos),
+        ((module.pos_bias_u, module.pos_bias_v), ()),
+        fused_parameters(module.linear_out),
+    ]
+
+
+def attend(
+    module: RelPositionAttention,
+    x: Float[Tensor, "batch enc_frames dim"],
+    frames: GpuFrames,
+    weights: Weights,
+    key: Key | None,
+) -> Float[Tensor, "batch enc_frames dim"]:
+    """Applies `module`; see `RelPositionAttention.forward`.
+
+    Args:
+        module: The attention.
+        x: Encoder frames.
+        frames: Their positions, lengths and limits.
+        weights: Of `attention_parameters`, converted by `cast_weights`.
+        key: Of the dropout in training; without it, the generator of the GPU draws one.
+    """
+    (in_weight, in_bias), (pos_weight, _), (biases, _), (out_weight, out_bias) = weights
+    num_dropped = module.dropout.num_dropped if module.training else 0
+    if num_dropped == 0:
+        key = None
+    elif key is None:
+        key = torch.randint(-(2**31), 2**31, (2,), dtype=torch.int32, device=x.device)
+    mixed = relative_attention(
+        F.linear(x.to(product_dtype(x)), in_weight, in_bias).unflatten(2, (3, module.num_heads, -1)),
+        F.linear(frames.positions, pos_weight).unflatten(1, (module.num_heads, -1)),
+        biases.unflatten(0, (2, -1)),
+        frames,
+        key=key,
+        num_dropped=num_dropped,
+    )
+    return F.linear(mixed.flatten(2), out_weight, out_bias)
+
+
+def relative_attention(
+    qkv: Float[Tensor, "batch enc_frames 3 heads head_dim"],
+    positions: Float[Tensor, "positions heads head_dim"],
+    biases: Float[Tensor, "2 heads head_dim"],
+    frames: GpuFrames,
+    *,
+    key: Key | None = None,
+    num_dropped: int = 0,
+) -> Float[Tensor, "batch enc_frames heads head_dim"]:
+    """Attends to the valid frames of each utterance within the limits; the output of padded frames is 0.
+
+    Args:
+        qkv: Queries, keys and values.
+        positions: Projected encodings of the distances enc_frames - 1 and below, twice as many as there are keys.
+        biases: Biases of the queries for the scores by content and for the scores by position.
+        frames: Their lengths and limits.
+        key: Of the dropout of attention weights; None drops nothing.
+        num_dropped: Probability with which a weight is dropped, times 65536.
+    """
+    num_frames, head_dim = qkv.shape[1], qkv.shape[-1]
+    of_head, of_keys = (0, -head_dim % _MULTIPLE), (0, 0, 0, positions.shape[0] // 2 - num_frames)
+    q, k, v = qkv.unbind(2)
+    scale = 1.0 / math.sqrt(head_dim)
+    content, position = (_fill((q + bias) * scale, of_head) for bias in biases)
+    # (batch, enc_frames, heads, head_dim) -> (batch, heads, keys, head_dim)
+    k, v = (_fill(each, of_head + of_keys).transpose(1, 2).contiguous() for each in (k, v))
+    mixed, _ = _attention(
+        content.transpose(1, 2).contiguous(),
+        # One product for each head, with the rows of all utterances: torch would copy the positions for each utterance.
+        position.flatten(0, 1).transpose(0, 1).contiguous(),
+        k,
+        v,
+        _fill(positions, of_head).transpose(0, 1).contiguous(),
+        frames.lens,
+        frames.limits,
+        key,
+        num_dropped,
+    )
+    out: Tensor = mixed.transpose(1, 2)[..., :head_dim]
+    return out
+
+
+def _fill(x: Tensor, sizes: tuple[int, ...]) -> Tensor:
+    """Pads a tensor with zeros, if there is anything to pad."""
+    return F.pad(x, sizes) if any(sizes) else x
+
+
+@torch.library.custom_op("nestmodel::relative_attention", mutates_args=())
+def _attention(
+    content: Tensor,
+    position: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    positions: Tensor,
+    lens: Tensor,
+    limits: Tensor | None,
+    key: Tensor | None,
+    num_dropped: int,
+) -> tuple[Tensor, Tensor]:
+    """Returns what queries attend to, and the weights before dropout: (batch, heads, enc_frames, keys).
+
+    Args:
+        content: Queries for the scores by content: (batch, heads, enc_frames, head_dim).
+        position: Queries for the scores by position: (heads, batch * enc_frames, head_dim).
+        keys: (batch, heads, keys, head_dim).
+        values: (batch, heads, keys, head_dim).
+        positions: (heads, 2 * keys, head_dim).
+        lens: As in `GpuFrames`.
+        limits: As in `GpuFrames`.
+        key: As for `relative_attention`.
+        num_dropped: As for `relative_attention`.
+    """
+    from nestmodel.nn.gpu.attention_weights_kernel import launch_weights
+
+    by_distance = torch.bmm(position, positions.mT)
+    weights, kept = launch_weights(_multiply(content, keys.mT), by_distance, lens, limits, key, num_dropped)
+    return _multiply(kept, values), weights
+
+
+@torch.library.custom_op("nestmodel::relative_attention_gradients", mutates_args=())
+def _gradients(
+    grad: Tensor,
+    weights: Tensor,
+    content: Tensor,
+    position: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    positions: Tensor,
+    key: Tensor | None,
+    num_dropped: int,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Returns the gradients of the first five arguments of `relative_attention`; `grad` is that of its output."""
+    from nestmodel.nn.gpu.attention_weights_kernel import launch_gradients
+
+    of_scores, by_distance, kept = launch_gradients(weights, _multiply(grad, values.mT), key, num_dropped)
+    return (
+        _multiply(of_scores, keys),
+        torch.bmm(by_distance, positions),
+        _multiply(of_scores.mT, content),
+        _multiply(kept.mT, grad),
+        torch.bmm(by_distance.mT, position),
+    )
+
+
+def _multiply(left: Tensor, right: Tensor) -> Tensor:
+    """Returns the products of matrices of each utterance and head."""
+    products: Tensor = torch.bmm(left.flatten(0, 1), right.flatten(0, 1)).unflatten(0, left.shape[:2])
+    return products
+
+
+def _keep_inputs(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    *tensors, _, _, key, ctx.num_dropped = inputs
+    ctx.save_for_backward(output[1], *tensors, key)
+    ctx.mark_non_differentiable(output[1])
+
+
+def _backward(ctx: Any, grad: Tensor, _: Any) -> tuple[Tensor | None, ...]:
+    found = _gradients(grad.contiguous(), *ctx.saved_tensors, ctx.num_dropped)
+    return *found, None, None, None, None
+
+
+@_attention.register_fake
+def _(content: Tensor, _position: Tensor, keys: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
+    return torch.empty_like(content), content.new_empty(*content.shape[:3], keys.shape[2])
+
+
+@_gradients.register_fake
+def _(_grad: Tensor, _weights: Tensor, *inputs: Any) -> tuple[Tensor, ...]:
+    return tuple(map(torch.empty_like, inputs[:5]))
+
+
+_attention.register_autograd(_backward, setup_context=_keep_inputs)
+
+
+@register_flop_formula(torch.ops.nestmodel.relative_attention)
+def _count_flops(content: torch.Size, position: torch.Size, keys: torch.Size, *_: Any, **__: Any) -> int:
+    """Returns the operations of the products with keys, with values and with positions."""
+    return 4 * math.prod(content) * keys[2] + 2 * math.prod(position) * 2 * keys[2]
+
+
+@register_flop_formula(torch.ops.nestmodel.relative_attention_gradients)
+def _count_flops_of_gradients(_grad: torch.Size, _weights: torch.Size, *queries_and_keys: Any, **_: Any) -> int:
+    return 2 * _count_flops(*queries_and_keys)
