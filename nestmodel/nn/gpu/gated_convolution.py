@@ -72,7 +72,7 @@ def _gated_convolution(
 ) -> tuple[Tensor, Tensor]:
     from nestmodel.nn.gpu.gated_convolution_kernel import launch_forward
 
-    return launch_forward(gates.contiguous(), lens, gate_bias, weight.contiguous(), bias, left)
+    return launch_forward(gates.contiguous(), lens, gate_bias, weight.contiguous(), bias, left, FRAMES_PER_PART)
 
 
 @torch.library.custom_op("nestmodel::gated_convolution_gradients", mutates_args=())
@@ -85,7 +85,8 @@ def _gradients(
     """
     from nestmodel.nn.gpu.gated_convolution_kernel import launch_gradients
 
-    return launch_gradients(gates.contiguous(), lens, gate_bias, weight.contiguous(), grad.contiguous(), left)
+    weight, grad = weight.contiguous(), grad.contiguous()
+    return launch_gradients(gates.contiguous(), lens, gate_bias, weight, grad, left, FRAMES_PER_PART)
 
 
 def _keep_inputs(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:

@@ -1,6 +1,6 @@
 """`nestmodel.nn.gpu.gated_convolution` as one kernel of a GPU for each direction.
 
-A program walks over `FRAMES_PER_PART` frames of an utterance, for a few channels. Registers hold what the next frames
+A program walks over the frames of one part of an utterance, for a few channels. Registers hold what the next frames
 read again: the last inputs of the convolution, or the last gradients of its outputs. So each value is read and gated
 once.
 """
@@ -12,8 +12,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from nestmodel.nn.gpu.gated_convolution import FRAMES_PER_PART
-
 _STEPS = {"forward": 4, "gradient": 2}
 """Frames whose values are read together."""
 
@@ -22,15 +20,15 @@ _SIZES = ["num_frames", "num_parts"]
 
 
 def launch_forward(
-    gates: Tensor, lens: Tensor, gate_bias: Tensor | None, weight: Tensor, bias: Tensor | None, left: int
+    gates: Tensor, lens: Tensor, gate_bias: Tensor | None, weight: Tensor, bias: Tensor | None, left: int, part: int
 ) -> tuple[Tensor, Tensor]:
-    """Computes what `nestmodel.nn.gpu.gated_convolution` returns."""
+    """Computes what `nestmodel.nn.gpu.gated_convolution` returns, with `part` frames to a part."""
     batch, num_frames, dim = *gates.shape[:2], len(weight)
-    num_parts = triton.cdiv(num_frames, FRAMES_PER_PART)
+    num_parts = triton.cdiv(num_frames, part)
     out = torch.empty(batch, num_frames, dim, dtype=gates.dtype, device=gates.device)
     parts = torch.empty(batch, num_parts, 2, dim, dtype=torch.float32, device=gates.device)
     if out.numel() > 0:
-        sizes = constants("forward", gate_bias is not None, left, weight.shape[1])
+        sizes = constants("forward", gate_bias is not None, left, weight.shape[1], part)
         with torch.cuda.device_of(gates):  # Triton launches on the current device
             forward_kernel[_grid(batch, num_parts, dim, sizes)](
                 gates, lens, gate_bias, weight, bias, out, parts, num_frames, num_parts, dim, **sizes, num_warps=1
@@ -39,16 +37,16 @@ def launch_forward(
 
 
 def launch_gradients(
-    gates: Tensor, lens: Tensor, gate_bias: Tensor | None, weight: Tensor, grad: Tensor, left: int
+    gates: Tensor, lens: Tensor, gate_bias: Tensor | None, weight: Tensor, grad: Tensor, left: int, part: int
 ) -> tuple[Tensor, Tensor]:
     """Computes the gradients of the gates, and those of weights and biases, which are (taps + 3, dim)."""
     batch, num_frames, dim = grad.shape
-    taps, num_parts = weight.shape[1], triton.cdiv(num_frames, FRAMES_PER_PART)
+    taps, num_parts = weight.shape[1], triton.cdiv(num_frames, part)
     of_gates = torch.empty_like(gates)
     # Each program has sums of its own, so that the order of the sum is the same every time.
     parts = torch.empty(batch * num_parts, taps + 3, dim, dtype=torch.float32, device=gates.device)
     if grad.numel() > 0:
-        sizes = constants("gradient", gate_bias is not None, left, taps)
+        sizes = constants("gradient", gate_bias is not None, left, taps, part)
         with torch.cuda.device_of(gates):
             gradient_kernel[_grid(batch, num_parts, dim, sizes)](
                 gates, lens, gate_bias, weight, grad, of_gates, parts, num_frames, num_parts, dim, **sizes, num_warps=1
@@ -56,10 +54,10 @@ def launch_gradients(
     return of_gates, parts.sum(0)
 
 
-def constants(direction: str, has_bias: bool, left: int, taps: int) -> dict[str, int | bool]:
+def constants(direction: str, has_bias: bool, left: int, taps: int, part: int) -> dict[str, int | bool]:
     """Returns the constant arguments of a kernel: a thread holds four channels, or two if there are many taps."""
     channels = 128 if taps <= 9 else 64
-    sizes = {"left": left, "taps": taps, "steps": _STEPS[direction], "frames": FRAMES_PER_PART, "channels": channels}
+    sizes = {"left": left, "taps": taps, "steps": _STEPS[direction], "frames": part, "channels": channels}
     return {"has_bias": has_bias, **sizes}
 
 

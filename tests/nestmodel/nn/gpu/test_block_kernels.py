@@ -8,6 +8,7 @@ import torch
 
 from nestmodel.config import NestConfig
 from nestmodel.nn.gpu import check
+from nestmodel.nn.gpu.gated_convolution import FRAMES_PER_PART
 from nestmodel.nn.gpu.relative_attention import MAX_KEYS
 from tests.kernels import compile_kernel, run_interpreted
 
@@ -34,7 +35,7 @@ def compare(found, expected, dtype):
 CONVOLUTION = (
     HEAD
     + """
-from nestmodel.nn.gpu.gated_convolution import join_moments
+from nestmodel.nn.gpu.gated_convolution import FRAMES_PER_PART, join_moments
 from nestmodel.nn.gpu.gated_convolution_kernel import launch_forward, launch_gradients
 
 def run(dtype, lens, frames, dim, taps, left, has_bias):
@@ -48,8 +49,8 @@ def run(dtype, lens, frames, dim, taps, left, has_bias):
     expected = definitions.gated_convolution(*exact, double(biases[1]), left)
     expected_grads = definitions.gated_convolution_gradients(*exact, grad.double(), left)
     with patch.object(torch, "empty", poisoned):
-        found, parts = launch_forward(gates, lens, biases[0], weight, biases[1], left)
-        found_grads = launch_gradients(gates, lens, biases[0], weight, grad, left)
+        found, parts = launch_forward(gates, lens, biases[0], weight, biases[1], left, FRAMES_PER_PART)
+        found_grads = launch_gradients(gates, lens, biases[0], weight, grad, left, FRAMES_PER_PART)
     compare([found, *found_grads], [expected[0], *expected_grads], dtype)
     mean, var = join_moments(parts, frames)
     rounded = found.double().flatten(0, 1)  # the moments are those of the values that are stored
@@ -63,7 +64,7 @@ run(torch.float32, [1], 1, 3, 3, 1, True)
 run(torch.float32, [65, 64, 1], 65, 5, 15, 2, True)
 gates, lens, biases, weight, found = run(torch.float32, [32, 20], 33, 130, 1, 0, True)
 gates[0, 3, 7] = float("nan")
-again, _ = launch_forward(gates, lens, biases[0], weight, biases[1], 0)
+again, _ = launch_forward(gates, lens, biases[0], weight, biases[1], 0, FRAMES_PER_PART)
 assert again[0, 3, 7].isnan() and again[0, 3, 7 + 1 :].isfinite().all() and torch.equal(again[1], found[1])
 """
 )
@@ -161,7 +162,8 @@ def test_convolutions_compile_and_eight_programs_fit_into_a_multiprocessor(
     kernels = pytest.importorskip("nestmodel.nn.gpu.gated_convolution_kernel", reason="Triton comes with torch")
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     config = CONFIGS[preset]
-    constants = kernels.constants(direction, config.use_bias, config.conv_context[0], config.conv_kernel_size)
+    sizes = config.conv_context[0], config.conv_kernel_size, FRAMES_PER_PART
+    constants = kernels.constants(direction, config.use_bias, *sizes)
     tensors = ("gates", "gate_bias", "weight", "bias", "grad", "out", "of_gates")
     types = {"lens": "*i64", "parts": "*fp32", **{name: f"*{dtype}" for name in tensors}}
     if not config.use_bias:
