@@ -54,6 +54,7 @@ def set_form(model: NestModel, form: Form) -> None:
     torch.compiler.reset()
     forms = Forms(
         kernels=form.kernels,
+        keeps_subsampling=form.kernels,
         compiled=form.compiled,
         num_shapes=1 if form.has_fixed_shapes else None,
     )

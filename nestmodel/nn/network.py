@@ -256,6 +256,7 @@ class NestNetwork(nn.Module):
         if not isinstance(self.encoder, ConformerEncoder):
             return
         self.encoder.uses_kernels = self.encoder.pre_encode.has_joined_stages = forms.kernels
+        self.encoder.pre_encode.keeps_activations = forms.keeps_subsampling
         self.encoder.use_torch()
         if forms.compiled and not why_not_compiled(self.config.encoder):
             self.encoder.use_compiled(forms.num_shapes)

@@ -85,10 +85,10 @@ class ConvSubsampling(nn.Module):
         """
         # The convolutions produce by far the largest tensors of the model and are cheap. So they process some
         # utterances at a time, and are recomputed in the backward pass instead of keeping their outputs.
-        size = self.num_at_once(feats)
+        size, recomputes = self.num_at_once(feats), torch.is_grad_enabled() and self.recomputes(feats)
         chunks = [
             checkpoint(self.convolve, *chunk, use_reentrant=False, preserve_rng_state=False)
-            if torch.is_grad_enabled()
+            if recomputes
             else self.convolve(*chunk)
             for chunk in zip(feats.split(size), feat_lens.split(size), strict=True)
         ]
@@ -136,6 +136,10 @@ class ConvSubsampling(nn.Module):
     def num_at_once(self, feats: Float[Tensor, "batch mels frames"]) -> int:
         """Returns the number of utterances that are processed at once, so that no tensor has too many values."""
         return max(1, MAX_VALUES // max(1, self.channels * feats.shape[1] * feats.shape[2] // 4))
+
+    def recomputes(self, feats: Float[Tensor, "batch mels frames"]) -> bool:  # noqa: ARG002 - for other forms
+        """Returns whether the backward pass recomputes the convolutions; it gets the same bits either way."""
+        return True
 
     def extend(
         self,

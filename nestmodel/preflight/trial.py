@@ -111,9 +111,11 @@ def noise_batch(shape: Shape) -> AudioNoiseBatch:
     )
 
 
-def trial_step_of(config: NestConfig, kernels: Kernels, trainer: pl.Trainer, plan: PlanConfig) -> TrialStep:
-    """Returns the trial step of a run with these settings, in the form of the run."""
-    return TrialStep(config, trainer, forms=run_form(config, kernels, trainer, plan).forms)
+def trial_step_of(
+    config: NestConfig, kernels: Kernels, trainer: pl.Trainer, plan: PlanConfig, shapes: Sequence[Shape]
+) -> TrialStep:
+    """Returns the trial step of a run with these settings and shapes, in the form of the run."""
+    return TrialStep(config, trainer, forms=run_form(config, kernels, trainer, plan, shapes).forms)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -164,7 +164,7 @@ def _run(
     on_step: Callable[[], None],
 ) -> TrialResult:
     torch.compiler.reset()  # code for the shapes of earlier trials would count towards torch's limit
-    make_step = partial(trial_step_of, settings.model, settings.kernels, _trainer(settings, device), plan)
+    make_step = partial(trial_step_of, settings.model, settings.kernels, _trainer(settings, device), plan, shapes)
     with clean_up(device):
         # With DDP's copy of the gradients, so that a budget holds for any number of ranks.
         return run_shapes(make_step, shapes, device=device, allowed_bytes=allowed, with_ddp=True, on_step=on_step)

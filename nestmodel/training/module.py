@@ -201,7 +201,8 @@ class NestModel(NestNetwork, pl.LightningModule):
     def on_fit_start(self) -> None:
         """Sets the form of the run, and prepares optimizer steps."""
         plan = getattr(getattr(getattr(self.trainer, "datamodule", None), "train_dataset", None), "plan", None)
-        form = run_form(self.config, self.kernels, self.trainer, None if plan is None else plan.config)
+        settings, shapes = (None, []) if plan is None else (plan.config, plan.shapes)
+        form = run_form(self.config, self.kernels, self.trainer, settings, shapes)
         self.use_forms(form.forms)
         self.prepare_steps()
 

@@ -10,6 +10,10 @@ class Forms:
     kernels: bool
     """On a GPU, kernels in Triton compute parts of the subsampling and of blocks, where they work."""
 
+    keeps_subsampling: bool = False
+    """Where that kernel works, the subsampling keeps its activations instead of recomputing them: more memory, equal
+    bits."""
+
     compiled: bool
     """torch compiles the features, and the blocks unless `why_not_compiled` of the encoder says why not."""
 

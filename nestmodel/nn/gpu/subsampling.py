@@ -23,6 +23,13 @@ class AcceleratedConvSubsampling(ConvSubsampling):
     has_joined_stages = True
     """Whether the first two stages are one operation on a GPU, where its kernels work."""
 
+    keeps_activations = False
+    """Whether joined stages keep the activations that follow them for the backward pass."""
+
+    def recomputes(self, feats: Float[Tensor, "batch mels frames"]) -> bool:
+        """Returns whether the backward pass recomputes the convolutions; see `ConvSubsampling.recomputes`."""
+        return not (self.keeps_activations and devices.is_on_gpu(feats) and self._joins_stages(feats))
+
     def num_at_once(self, feats: Float[Tensor, "batch mels frames"]) -> int:
         """Returns the number of utterances that are processed at once; see `ConvSubsampling.num_at_once`."""
         if not devices.is_on_gpu(feats):

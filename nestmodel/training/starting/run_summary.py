@@ -139,7 +139,8 @@ def _form_rows(trainer: pl.Trainer, model: NestModel, data: NestDataModule) -> R
     """Returns what computes the steps on a GPU; on a CPU, nothing but PyTorch does."""
     if trainer.strategy.root_device.type != "cuda":
         return []
-    return [("kernels", run_form(model.config, model.kernels, trainer, data.train_dataset.plan.config).summary)]
+    plan = data.train_dataset.plan
+    return [("kernels", run_form(model.config, model.kernels, trainer, plan.config, plan.shapes).summary)]
 
 
 def _start_text(run: "Run") -> str:

@@ -188,6 +188,28 @@ def test_chunks_give_what_a_whole_batch_gives(
         assert (one - other).norm() <= 1e-5 * other.norm()  # 80 roundings; a lost chunk changes the first digit
 
 
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("device", "sizes"), DEVICES)
+def test_activations_that_are_kept_give_the_bits_of_those_that_are_recomputed(
+    device: torch.device,
+    sizes: tuple[int, int, int],
+    dtype: torch.dtype,
+    is_causal: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(devices, "is_on_gpu", lambda _: True)
+    monkeypatch.setattr(subsampling, "MAX_VALUES_ON_GPU", 1)  # several chunks
+    convolve, found = AcceleratedConvSubsampling.convolve, {}
+    for keeps in (False, True):
+        monkeypatch.setattr(AcceleratedConvSubsampling, "keeps_activations", keeps)
+        with patch.object(AcceleratedConvSubsampling, "convolve", autospec=True, side_effect=convolve) as calls:
+            found[keeps] = train(device, dtype, sizes, is_causal)
+        assert calls.call_count == (3 if keeps else 6)
+    for kept, recomputed in zip(found[True], found[False], strict=True):
+        assert torch.equal(kept, recomputed)
+
+
 @pytest.mark.usefixtures("restored_determinism")
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(("device", "sizes"), DEVICES)

@@ -6,11 +6,13 @@ from dataclasses import replace
 import pytest
 import torch
 
-from nestmodel.config import NestConfig
+from nestmodel.config import FeatureConfig, NestConfig
 from nestmodel.nn.block import KEYS_PER_BLOCK
 from nestmodel.nn.encoder import ConformerEncoder
+from nestmodel.nn.gpu.subsampling import AcceleratedConvSubsampling
 from nestmodel.nn.loss import masked_nll
 from nestmodel.nn.network import MultiSoftmaxDecoder
+from nestmodel.training.starting.run_form import step_bytes
 from tests.fake_gpu import OperationLog, fake_gpu, needs_fake_gpu
 
 pytestmark = needs_fake_gpu
@@ -115,3 +117,16 @@ def test_a_block_keeps_a_known_number_of_bytes_for_the_backward_pass() -> None:
     # 240 s are 3000 encoder frames. Their scores are 8 heads of 3000 x 3000 values of two bytes: 137 MiB.
     assert kept[False] <= 299
     assert kept[True] == pytest.approx(3000 * 512 * 4 / 2**20, rel=0.01)  # the input of the block, in float32
+
+
+@pytest.mark.parametrize("settings", [{}, {"subsampling_factor": 4}, {"causal_downsampling": True}])
+def test_the_subsampling_keeps_the_bytes_that_are_counted_for_it(
+    settings: dict[str, int | bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = []
+    for keeps in (False, True):
+        monkeypatch.setattr(AcceleratedConvSubsampling, "keeps_activations", keeps)
+        found.append(encode(num_layers=1, **settings).kept_bytes)
+    encoder = replace(NestConfig.preset("large").encoder, **settings)
+    counted, _ = step_bytes(encoder, FeatureConfig(), (ROWS, 160 * (FRAMES - 1)), is_half=True)
+    assert 0.99 <= counted / (found[1] - found[0]) <= 1.1

@@ -1,3 +1,5 @@
+import re
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,9 +19,15 @@ def on_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "default_forms", lambda _device, num_shapes: default_forms("cuda", num_shapes))
 
 
-def form(directory: Path, config: NestConfig, num_shapes: int | None = 8, kernels: Any = "auto") -> RunForm:
+def form(
+    directory: Path,
+    config: NestConfig,
+    num_shapes: int | None = 8,
+    kernels: Any = "auto",
+    shapes: Sequence[tuple[int, int]] = (),
+) -> RunForm:
     plan = PlanConfig(max_batch_seconds=240.0, microbatches_per_step=1, num_shapes=num_shapes)
-    return run_form(config, kernels, trainer(directory), plan)
+    return run_form(config, kernels, trainer(directory, precision="bf16-mixed"), plan, shapes)
 
 
 def test_on_a_cpu_there_is_the_plain_form_only(tmp_path: Path) -> None:
@@ -35,6 +43,24 @@ def test_on_a_gpu_the_form_follows_from_the_settings(tmp_path: Path) -> None:
     assert form(tmp_path, small, kernels="torch").forms == PLAIN
     recomputed = form(tmp_path, tiny_config(checkpoint_activations=True))
     assert recomputed.why_plain_blocks == "checkpoint_activations is on"
+
+
+@pytest.mark.usefixtures("on_gpu")
+def test_the_subsampling_keeps_its_activations_where_memory_is_free(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    large, shapes = NestConfig.preset("large"), [(133, 15 * 16000), (8, 240 * 16000)]
+    for gigabytes, keeps in ((80, True), (40, False)):
+        monkeypatch.setattr(module, "_gpu_bytes", lambda _, size=gigabytes: size * 10**9)
+        found = form(tmp_path, large, shapes=shapes)
+        assert found.forms.keeps_subsampling == keeps
+        verb = "keeps" if keeps else "recomputes"
+        assert re.match(
+            rf"compiled for 8 shapes; the subsampling {verb} 1\.\d GB .* of {gigabytes}\.0 GB", found.summary
+        )
+        assert not form(tmp_path, large, kernels="torch", shapes=shapes).forms.keeps_subsampling
+        wanted = replace(large, encoder=replace(large.encoder, checkpoint_activations=True))
+        assert not form(tmp_path, wanted, shapes=shapes).forms.keeps_subsampling
 
 
 @pytest.mark.parametrize("encoder", [{}, {"checkpoint_activations": True}])
