@@ -1,8 +1,9 @@
 """`nestmodel.nn.gpu.first_stages` as one kernel of a GPU for each direction, which store nothing of the first stage.
 
 Values of the first stage are computed where the second stage needs them, 2.25 times on average. A program processes
-`POSITIONS` outputs of the second stage, counted over utterances, frames and bins, and `CHANNELS` channels. The nine
-values that a value of the first stage depends on, and a one for the bias, are a row of a matrix product.
+some outputs of the second stage at a time, counted over utterances, frames and bins, of some channels. The nine values
+that a value of the first stage depends on, and a one for the bias, are a row of a matrix product. Where the second
+stage reads a zero, all of them are zero.
 """
 
 from typing import no_type_check
@@ -12,22 +13,22 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-POSITIONS = 32
-GRADIENT_POSITIONS = 16
-"""`POSITIONS` of the gradients: with 32, only one program at a time fits into a multiprocessor, and newer compilers run
-out of registers."""
-
-CHANNELS = 128
-OPTIONS = {"num_warps": 8, "num_stages": 1}
-"""Launch options with which all values stay in the registers of an A100 or H100, in every type."""
+FORWARD = {"positions": 16, "channels": 256, "num_warps": 8, "num_stages": 1}
+GRADIENT = {"positions": 32, "channels": 128, "num_warps": 8, "num_stages": 1}
+FLOAT32_GRADIENT = {"positions": 16, "channels": 128, "num_warps": 8, "num_stages": 1}
+"""Values at a time and launch options. All values stay in the registers of an A100 or H100; with `bfloat16`, in most
+versions of Triton, two programs fit into a multiprocessor."""
 
 TAPS = tl.constexpr(16)
 """Nine taps of a 3x3 convolution, one for the bias, and zeros: Triton's matrix products sum 16 terms at least."""
 
-NOT_SPECIALIZED = ["num_frames2", "num_positions"]
+NOT_SPECIALIZED = ["num_frames2", "num_positions", "num_each"]
 """Sizes that differ from batch to batch, for which the kernels are not compiled again."""
 
-PROGRAMS = 512
+BLOCKS = 32
+"""Blocks of positions of a program of the forward pass, which share weights and the features in the cache."""
+
+PROGRAMS = 256
 """Programs over positions, each of which sums gradients on its own."""
 
 
@@ -45,11 +46,11 @@ def launch_first_stages(inputs: Inputs, bias2: Tensor, out: Tensor, padding: int
         out: Receives the values: (batch, frames, bins, channels), contiguous.
         padding: Zeros in front of frames and bins, 1 or 2.
     """
-    num_positions, num_channels = out.shape[:3].numel(), out.shape[3]
     if out.numel() > 0:
-        grid = (triton.cdiv(num_positions, POSITIONS), triton.cdiv(num_channels, CHANNELS))
+        num_each = BLOCKS * FORWARD["positions"]
+        grid = (triton.cdiv(out.shape[:3].numel(), num_each), triton.cdiv(out.shape[3], FORWARD["channels"]))
         with torch.cuda.device_of(out):  # Triton launches on the current device
-            forward_kernel[grid](*inputs, bias2, out, *_sizes(inputs[0], out), padding, POSITIONS, CHANNELS, **OPTIONS)
+            forward_kernel[grid](*inputs, bias2, out, *_sizes(inputs[0], out, num_each), padding, **FORWARD)
 
 
 def launch_gradients(inputs: Inputs, grad: Tensor, padding: int, num_programs: int = PROGRAMS) -> Tensor:
@@ -66,20 +67,28 @@ def launch_gradients(inputs: Inputs, grad: Tensor, padding: int, num_programs: i
         convolution in rows 16 to 25, and zeros: (32, channels).
     """
     num_positions, num_channels = grad.shape[:3].numel(), grad.shape[3]
-    num_programs = max(1, min(num_programs, triton.cdiv(num_positions, GRADIENT_POSITIONS)))
+    launch = FLOAT32_GRADIENT if grad.dtype == torch.float32 else GRADIENT
+    num_each = launch["positions"] * max(1, triton.cdiv(num_positions, launch["positions"] * num_programs))
+    grid = (3, triton.cdiv(num_positions, num_each), triton.cdiv(num_channels, launch["channels"]))
     # Each program has sums of its own, so that the order of the sum is the same every time.
-    sums = torch.empty(num_programs, 2 * TAPS.value, num_channels, device=grad.device)
-    grid = (num_programs, triton.cdiv(num_channels, CHANNELS))
-    with torch.cuda.device_of(grad):
-        sizes = *_sizes(inputs[0], grad), padding, GRADIENT_POSITIONS, CHANNELS
-        gradient_kernel[grid](*inputs, grad, sums, *sizes, **OPTIONS)
-    return sums.sum(0)
+    sums = torch.empty(grid[1], 9, TAPS.value, num_channels, device=grad.device)
+    if grad.numel() > 0:
+        with torch.cuda.device_of(grad):
+            gradient_kernel[grid](*inputs[:4], grad, sums, *_sizes(inputs[0], grad, num_each), padding, **launch)
+    # A positive value of the first stage is a product of weights and inputs, so both gradients follow from these sums.
+    by_tap, (weight1, bias1, weight2) = sums.sum(0), inputs[2:]
+    found = torch.zeros(32, num_channels, device=grad.device)
+    found[:10] = (by_tap[:, :10] * weight2.T[:, None]).sum(0)
+    found[16:25] = (by_tap[:, :10] * torch.cat([weight1.T, bias1[None]])).sum(1)
+    found[25] = by_tap[0, 10]
+    return found
 
 
-def _sizes(feats: Tensor, values: Tensor) -> tuple[int | str, ...]:
+def _sizes(feats: Tensor, values: Tensor, num_each: int) -> tuple[int | str, ...]:
     """Returns strides and sizes, and the precision of products: for half precision, the 11 bits that float16 has."""
     precision = "ieee" if values.dtype == torch.float32 else "tf32"
-    return *feats.stride(), feats.shape[1], *values.shape[1:3], values.shape[:3].numel(), values.shape[3], precision
+    sizes = feats.shape[1], *values.shape[1:3], values.shape[:3].numel(), num_each, values.shape[3]
+    return *feats.stride(), *sizes, precision
 
 
 @triton.jit
@@ -94,43 +103,35 @@ def rounded(x, precision: tl.constexpr):
 
 @triton.jit
 @no_type_check
-def first_stage(
-    feats,
-    utterance,
-    num_valid,
-    frame,
-    mel,
-    stride_mel,
-    stride_frame,
-    num_mels,
-    num_bins,
-    matrix,
-    precision: tl.constexpr,
-    padding: tl.constexpr,
-    tap,
-):
-    """Returns values of the first stage at the tap `tap` of the second one, which were valid, and their inputs."""
-    frame1, bin1 = 2 * frame + tap // 3 - padding, 2 * mel + tap % 3 - padding
-    is_valid = (frame1 >= 0) & (frame1 < (num_valid + padding) // 2) & (bin1 >= 0) & (bin1 < num_bins)
-    column = tl.arange(0, TAPS)[None, :]
-    frame0, mel0 = 2 * frame1[:, None] + column // 3 - padding, 2 * bin1[:, None] + column % 3 - padding
-    is_read = (column < 9) & (frame0 >= 0) & (frame0 < num_valid[:, None]) & (mel0 >= 0) & (mel0 < num_mels)
-    inputs = tl.load(feats + utterance[:, None] + mel0 * stride_mel + frame0 * stride_frame, mask=is_read, other=0.0)
-    inputs = rounded(tl.where(column == 9, 1.0, inputs), precision)
-    values = tl.dot(inputs, matrix, input_precision=precision)
-    # Not a maximum, which would hide NaN.
-    is_positive = is_valid[:, None] & ~(values <= 0.0)
-    return tl.where(is_positive, values, 0.0), is_positive, inputs
+def is_within(index, size):
+    """Returns whether 0 <= index < size, in one comparison."""
+    return tl.cast(index, tl.uint32) < tl.cast(size, tl.uint32)  # a size of 1 is no tensor
 
 
 @triton.jit
 @no_type_check
-def places(position, lens, stride_utterance, num_frames2, num_bins2, is_position):
-    """Returns where the utterances of positions start, their numbers of valid frames, and frames and bins."""
+def load_inputs(places, stride_mel, stride_frame, num_mels, precision: tl.constexpr, padding: tl.constexpr, tap):
+    """Returns the inputs of values of the first stage at the tap `tap` of the second one; zeros if it is not valid."""
+    utterance, num_valid, frame, mel = places
+    frame1, bin1 = 2 * frame + tap // 3 - padding, 2 * mel + tap % 3 - padding
+    is_valid = is_within(frame1, (num_valid + padding) // 2) & is_within(bin1, (num_mels + padding) // 2)
+    column = tl.arange(0, TAPS)[None, :]
+    frame0, mel0 = 2 * frame1[:, None] + column // 3 - padding, 2 * bin1[:, None] + column % 3 - padding
+    is_read = is_valid[:, None] & (column < 9) & is_within(frame0, num_valid[:, None]) & is_within(mel0, num_mels)
+    inputs = tl.load(utterance[:, None] + mel0 * stride_mel + frame0 * stride_frame, mask=is_read, other=0.0)
+    return rounded(tl.where((column == 9) & is_valid[:, None], 1.0, inputs), precision)
+
+
+@triton.jit
+@no_type_check
+def places_of(position, feats, lens, stride_utterance, num_frames2, num_bins2, is_position):
+    """Returns pointers to the utterances of positions, their numbers of valid frames, and frames and bins."""
+    position, num_frames2, num_bins2 = position.to(tl.uint32), num_frames2.to(tl.uint32), tl.cast(num_bins2, tl.uint32)
     row = position // num_bins2
     utterance = row // num_frames2
     num_valid = tl.load(lens + utterance, mask=is_position, other=0).to(tl.int32)
-    return utterance.to(tl.int64) * stride_utterance, num_valid, row % num_frames2, position % num_bins2
+    frame, mel = (row - utterance * num_frames2).to(tl.int32), (position - row * num_bins2).to(tl.int32)
+    return feats + utterance.to(tl.int64) * stride_utterance, num_valid, frame, mel
 
 
 @triton.jit
@@ -160,39 +161,33 @@ def forward_kernel(
     num_frames2,
     num_bins2,
     num_positions,
+    num_each,
     num_channels,
     precision: tl.constexpr,
     padding: tl.constexpr,
     positions: tl.constexpr,
     channels: tl.constexpr,
 ):
-    """Computes the values of both stages at `positions` positions for `channels` channels."""
-    position = tl.program_id(0) * positions + tl.arange(0, positions)
+    """Computes the values of both stages at `num_each` positions for `channels` channels."""
     channel = tl.program_id(1) * channels + tl.arange(0, channels)
-    is_position, is_channel = position < num_positions, channel < num_channels
-    utterance, num_valid, frame, mel = places(position, lens, stride_utterance, num_frames2, num_bins2, is_position)
+    is_channel = channel < num_channels
     matrix = first_matrix(weight1, bias1, channel, is_channel, precision)
-    total = tl.load(bias2 + channel, mask=is_channel, other=0.0)[None, :] + tl.zeros((positions, channels), tl.float32)
-    num_bins = (num_mels + padding) // 2
-    for tap in range(9):
-        values, _, _ = first_stage(
-            feats,
-            utterance,
-            num_valid,
-            frame,
-            mel,
-            stride_mel,
-            stride_frame,
-            num_mels,
-            num_bins,
-            matrix,
-            precision,
-            padding,
-            tap,
-        )
-        total += values * tl.load(weight2 + channel * 9 + tap, mask=is_channel, other=0.0)[None, :]
-    place = position.to(tl.int64)[:, None] * num_channels + channel[None, :]
-    tl.store(out + place, total.to(out.dtype.element_ty), mask=is_position[:, None] & is_channel[None, :])
+    bias = tl.load(bias2 + channel, mask=is_channel, other=0.0)
+    start = tl.program_id(0) * num_each
+    end = tl.minimum(start + num_each, num_positions)
+    while start < end:
+        position = start + tl.arange(0, positions)
+        is_position = position < end
+        places = places_of(position, feats, lens, stride_utterance, num_frames2, num_bins2, is_position)
+        total = bias[None, :] + tl.zeros((positions, channels), tl.float32)
+        for tap in tl.static_range(9):
+            inputs = load_inputs(places, stride_mel, stride_frame, num_mels, precision, padding, tap)
+            values = tl.dot(inputs, matrix, input_precision=precision)
+            values = tl.maximum(values, 0.0, propagate_nan=tl.PropagateNan.ALL)
+            total += values * tl.load(weight2 + channel * 9 + tap, mask=is_channel, other=0.0)[None, :]
+        place = position.to(tl.int64)[:, None] * num_channels + channel[None, :]
+        tl.store(out + place, total.to(out.dtype.element_ty), mask=is_position[:, None] & is_channel[None, :])
+        start += positions
 
 
 @triton.jit(do_not_specialize=NOT_SPECIALIZED)
@@ -202,7 +197,6 @@ def gradient_kernel(
     lens,
     weight1,
     bias1,
-    weight2,
     grad,
     sums,
     stride_utterance,
@@ -212,48 +206,46 @@ def gradient_kernel(
     num_frames2,
     num_bins2,
     num_positions,
+    num_each,
     num_channels,
     precision: tl.constexpr,
     padding: tl.constexpr,
     positions: tl.constexpr,
     channels: tl.constexpr,
 ):
-    """Sums the gradients of weights and biases over every `tl.num_programs(0)`th block of positions."""
-    channel = tl.program_id(1) * channels + tl.arange(0, channels)
-    is_channel = channel < num_channels
+    """Sums products of gradients and inputs of positive values over `num_each` positions, for a row of three taps.
+
+    The sum of the gradients alone, which is the gradient of the bias, is in row 10 of the first sum.
+    """
+    channel = tl.program_id(2) * channels + tl.arange(0, channels)
+    is_channel, first = channel < num_channels, 3 * tl.program_id(0)
     matrix = first_matrix(weight1, bias1, channel, is_channel, precision)
     row = tl.arange(0, TAPS)[:, None]
-    of_first, of_second = tl.zeros((TAPS, channels), tl.float32), tl.zeros((TAPS, channels), tl.float32)
-    num_bins = (num_mels + padding) // 2
-    start = tl.program_id(0) * positions
-    while start < num_positions:
+    dtype: tl.constexpr = grad.dtype.element_ty
+    of_bias = tl.where(row == 10, 1.0, tl.zeros((TAPS, positions), tl.float32)).to(dtype)
+    sum0 = tl.zeros((TAPS, channels), tl.float32)
+    sum1, sum2 = sum0, sum0
+    start = tl.program_id(1) * num_each
+    end = tl.minimum(start + num_each, num_positions)
+    while start < end:
         position = start + tl.arange(0, positions)
-        is_position = position < num_positions
-        utterance, num_valid, frame, mel = places(position, lens, stride_utterance, num_frames2, num_bins2, is_position)
+        is_position = position < end
+        places = places_of(position, feats, lens, stride_utterance, num_frames2, num_bins2, is_position)
         place = position.to(tl.int64)[:, None] * num_channels + channel[None, :]
-        given = tl.load(grad + place, mask=is_position[:, None] & is_channel[None, :], other=0.0).to(tl.float32)
-        of_second += tl.where(row == 9, tl.sum(given, 0)[None, :], 0.0)
-        for tap in range(9):
-            values, is_positive, inputs = first_stage(
-                feats,
-                utterance,
-                num_valid,
-                frame,
-                mel,
-                stride_mel,
-                stride_frame,
-                num_mels,
-                num_bins,
-                matrix,
-                precision,
-                padding,
-                tap,
-            )
-            of_second += tl.where(row == tap, tl.sum(given * values, 0)[None, :], 0.0)
-            weight = tl.load(weight2 + channel * 9 + tap, mask=is_channel, other=0.0)[None, :]
-            of_values = rounded(tl.where(is_positive, given * weight, 0.0), precision)
-            of_first = tl.dot(tl.trans(inputs), of_values, of_first, input_precision=precision)
-        start += tl.num_programs(0) * positions
-    place = (tl.program_id(0) * 2 * TAPS + row) * num_channels + channel[None, :]
-    tl.store(sums + place, of_first, mask=is_channel[None, :])
-    tl.store(sums + place + TAPS * num_channels, of_second, mask=is_channel[None, :])
+        given = tl.load(grad + place, mask=is_position[:, None] & is_channel[None, :], other=0.0)
+        following = load_inputs(places, stride_mel, stride_frame, num_mels, precision, padding, first)
+        sum0 = tl.dot(of_bias, given, sum0, input_precision=precision)
+        for tap in tl.static_range(3):
+            inputs = following
+            if tap < 2:  # read ahead
+                following = load_inputs(places, stride_mel, stride_frame, num_mels, precision, padding, first + tap + 1)
+            values = tl.dot(inputs, matrix, input_precision=precision)
+            # Not a maximum, which would hide NaN.
+            passed = tl.where(values <= 0.0, 0.0, given)
+            added = tl.dot(tl.trans(inputs).to(dtype), passed, sum0, input_precision=precision)
+            sum0, sum1, sum2 = sum1, sum2, added
+        start += positions
+    place = ((tl.program_id(1) * 9 + first) * TAPS + row) * num_channels + channel[None, :]
+    tl.store(sums + place, sum0, mask=is_channel[None, :])
+    tl.store(sums + place + TAPS * num_channels, sum1, mask=is_channel[None, :])
+    tl.store(sums + place + 2 * TAPS * num_channels, sum2, mask=is_channel[None, :])
