@@ -18,6 +18,7 @@ from nestmodel.nn import encoder
 from nestmodel.nn.attention import shift_to_distances
 from nestmodel.nn.dropout import drop
 from nestmodel.nn.gpu import devices, dropout
+from nestmodel.nn.gpu import first_stages as stages
 from nestmodel.nn.gpu import gated_convolution as convolution
 from nestmodel.nn.gpu import relative_attention as attention
 
@@ -41,6 +42,8 @@ def _register() -> None:
         (attention._attention, relative_attention),
         (attention._gradients, relative_attention_gradients),
         (dropout._drop, drop),
+        (stages._first_stages, first_stages),
+        (stages._gradients, first_stages_gradients),
     ]
     for operation, definition in operations:
         operation.register_kernel("cpu", definition)
@@ -154,3 +157,61 @@ def _drop_weights(weights: Tensor, key: Tensor | None, num_dropped: int) -> Tens
         return weights.clone()
     num_frames, num_keys = weights.shape[2:]
     return F.pad(drop(weights[..., :num_frames].contiguous(), key, num_dropped), (0, num_keys - num_frames))
+
+
+def first_stages(
+    dtype: torch.dtype,
+    feats: Tensor,
+    lens: Tensor,
+    weight1: Tensor,
+    bias1: Tensor,
+    weight2: Tensor,
+    bias2: Tensor,
+    padding: int,
+) -> Tensor:
+    x, is_valid = _as_image(feats, lens, dtype, padding)
+    x = _pad(_apply_first(x, is_valid, weight1.to(dtype), bias1.to(dtype)), padding)
+    x = F.conv2d(x, weight2.to(dtype), bias2.to(dtype), 2, 1, groups=len(weight2))
+    return x.permute(0, 2, 3, 1).contiguous()
+
+
+def first_stages_gradients(
+    feats: Tensor, lens: Tensor, weight1: Tensor, bias1: Tensor, weight2: Tensor, grad: Tensor, padding: int
+) -> Tensor:
+    dtype, channels = grad.dtype, len(weight1)
+    image, is_valid = _as_image(feats, lens, dtype, padding)
+    first = _apply_first(image, is_valid, weight1.to(dtype), bias1.to(dtype))
+    convolution_backward = torch.ops.aten.convolution_backward
+    geometry = ([2, 2], [1, 1], [1, 1], False, [0, 0])
+    given = grad.permute(0, 3, 1, 2)
+    of_first, *second = convolution_backward(
+        given, _pad(first, padding), weight2.to(dtype), [channels], *geometry, channels, [True, True, True]
+    )
+    of_first = of_first[:, :, padding - 1 :, padding - 1 :]
+    of_first = torch.ops.aten.threshold_backward(of_first, first, 0)
+    _, *first_grads = convolution_backward(
+        of_first, image, weight1.to(dtype), [channels], *geometry, 1, [False, True, True]
+    )
+    found = torch.zeros(32, channels, dtype=weight1.dtype, device=grad.device)
+    for start, (of_weight, of_bias) in ((0, first_grads), (16, second)):
+        found[start : start + 9] = of_weight.flatten(1).T
+        found[start + 9] = of_bias
+    return found
+
+
+def _as_image(feats: Tensor, lens: Tensor, dtype: torch.dtype, padding: int) -> tuple[Tensor, Tensor]:
+    """Returns features as an image whose padding is zero, and which frames after the first stage are valid."""
+    num_frames, num_frames2 = feats.shape[2], stages._halve(feats.shape[2], padding)
+    is_valid = torch.arange(num_frames, device=feats.device) < lens.unsqueeze(1)
+    image = torch.where(is_valid.unsqueeze(1), feats, 0.0).transpose(1, 2).unsqueeze(1).to(dtype)
+    is_valid2 = torch.arange(num_frames2, device=feats.device) < stages._halve(lens, padding).unsqueeze(1)
+    return _pad(image, padding), is_valid2[:, None, :, None]
+
+
+def _pad(image: Tensor, padding: int) -> Tensor:
+    """Returns an image for a convolution that pads it with one zero on each side."""
+    return F.pad(image, (padding - 1, 0, padding - 1, 0)) if padding > 1 else image
+
+
+def _apply_first(image: Tensor, is_valid: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    return torch.where(is_valid, F.conv2d(image, weight, bias, 2, 1), 0.0).relu_()

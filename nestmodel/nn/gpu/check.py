@@ -1,7 +1,7 @@
 """Whether the kernels of a block work on a GPU, which is tried once, with a small block and without one of them."""
 
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 
 import torch
 from torch import Tensor
@@ -16,9 +16,6 @@ from nestmodel.nn.gpu.block import AcceleratedConformerBlock
 from nestmodel.nn.gpu.gated_convolution import MAX_TAPS
 from nestmodel.nn.gpu.relative_attention import MAX_KEYS, describe_gpu_frames
 from nestmodel.nn.precision import product_dtype
-
-_SMALL_NORM = 0.01
-"""A gradient with a norm of a smaller share of the largest one may have the error of this share."""
 
 
 def has_block_kernels(config: EncoderConfig, x: Tensor) -> bool:
@@ -43,23 +40,11 @@ def small(config: EncoderConfig) -> EncoderConfig:
 @cache
 def _has_kernels(device: torch.device, dtype: torch.dtype, config: EncoderConfig) -> bool:
     consequence = "Blocks of the encoder are slower and take more memory"
-    return devices.has_kernel(lambda: is_right(device, dtype, config), consequence)
+    return devices.has_kernel(lambda: devices.is_right(partial(compute, config), device, dtype), consequence)
 
 
-def is_right(device: torch.device, dtype: torch.dtype, config: EncoderConfig) -> bool:
-    """Returns whether a block with the kernels is as close to one in float64 as one with operations of torch."""
-    exact = _compute(config, torch.device("cpu"), torch.float64, with_kernels=False)
-    plain = _compute(config, device, dtype, with_kernels=False)
-    found = _compute(config, device, dtype, with_kernels=True)
-    scale = _SMALL_NORM * max(float(each.norm()) for each in exact)
-    return all(
-        bool((ours - x).norm() <= 2 * (theirs - x).norm() + 4 * torch.finfo(dtype).eps * max(float(x.norm()), scale))
-        for ours, theirs, x in zip(found, plain, exact, strict=True)
-    )
-
-
-def _compute(config: EncoderConfig, device: torch.device, dtype: torch.dtype, *, with_kernels: bool) -> list[Tensor]:
-    """Returns outputs, gradients and statistics of a block, in float64 on the CPU."""
+def compute(config: EncoderConfig, device: torch.device, dtype: torch.dtype, with_kernels: bool) -> list[Tensor]:
+    """Returns outputs, gradients and statistics of a block; see `devices.is_right`."""
     generator = torch.Generator().manual_seed(0)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)

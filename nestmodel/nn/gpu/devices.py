@@ -1,10 +1,13 @@
 """Which code a device gets, and whether a kernel works on it."""
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
+
+_SMALL_NORM = 0.01
+"""A gradient with a norm of a smaller share of the largest one may have the error of this share."""
 
 
 def is_on_gpu(x: Tensor) -> bool:
@@ -30,3 +33,23 @@ def has_kernel(check: Callable[[], bool], otherwise: str) -> bool:
         cause = f"Triton fails: {reason}. It needs a C compiler and the headers of Python"
     warnings.warn(f"{otherwise}, because {cause}.", stacklevel=3)
     return False
+
+
+def is_right(
+    compute: Callable[[torch.device, torch.dtype, bool], Sequence[Tensor]], device: torch.device, dtype: torch.dtype
+) -> bool:
+    """Returns whether kernels are as close to float64 as operations of torch are, up to a factor of two.
+
+    Args:
+        compute: Returns outputs and gradients in float64 on the CPU. Its arguments are the device and the type of
+            products, and whether kernels compute them.
+        device: Device that is tried.
+        dtype: Type of products that is tried.
+    """
+    exact = compute(torch.device("cpu"), torch.float64, False)
+    plain, found = compute(device, dtype, False), compute(device, dtype, True)
+    smallest, rounding = _SMALL_NORM * max(float(each.norm()) for each in exact), max(1e-5, 4 * torch.finfo(dtype).eps)
+    return all(
+        bool((ours - x).norm() <= 2 * (theirs - x).norm() + rounding * max(float(x.norm()), smallest))
+        for ours, theirs, x in zip(found, plain, exact, strict=True)
+    )

@@ -1,7 +1,7 @@
 """The subsampling on a GPU: its first two stages are one operation, and masked ReLUs are one kernel."""
 
 import math
-from collections.abc import Iterable
+from functools import cache, partial
 
 import torch
 from jaxtyping import Float, Int
@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
 from nestmodel.nn.gpu import devices
-from nestmodel.nn.gpu.first_stages import Convolutions, first_stages, has_kernels
+from nestmodel.nn.gpu.first_stages import Convolutions, first_stages
 from nestmodel.nn.precision import product_dtype
 from nestmodel.nn.subsampling import ConvSubsampling, halve, is_valid_frame
 
@@ -43,17 +43,22 @@ class AcceleratedConvSubsampling(ConvSubsampling):
         """Applies the convolutions; see `ConvSubsampling.convolve`."""
         if not devices.is_on_gpu(feats):
             return super().convolve(feats, lens)
-        layers: Iterable[nn.Module] = self.conv
         if self._joins_stages(feats):
-            convolutions = Convolutions(*self.conv[0].parameters(), *self.conv[2].parameters())
-            x = first_stages(feats, lens, convolutions, self.num_in_front)
-            x, lens, layers = x.permute(0, 3, 1, 2), halve(lens, is_causal=self.is_causal), list(self.conv)[3:]
-            if torch.are_deterministic_algorithms_enabled():
-                x = x.contiguous()  # for depthwise convolutions of torch, which are deterministic, instead of cuDNN
-        else:
-            x = feats.transpose(1, 2).unsqueeze(1)  # (batch, mels, frames) -> (batch, channels, frames, mels)
-            x = x * is_valid_frame(x, lens).to(x.dtype)
-        return self.apply_layers(layers, x, lens, nn.Conv2d.__call__, _clamp_)
+            return self.convolve_joined(feats, lens)
+        x = feats.transpose(1, 2).unsqueeze(1)  # (batch, mels, frames) -> (batch, channels, frames, mels)
+        x = x * is_valid_frame(x, lens).to(x.dtype)
+        return self.apply_layers(self.conv, x, lens, nn.Conv2d.__call__, _clamp_)
+
+    def convolve_joined(
+        self, feats: Float[Tensor, "batch mels frames"], lens: Int[Tensor, " batch"]
+    ) -> Float[Tensor, "batch enc_frames values"]:
+        """Applies the convolutions, the first two stages as one operation."""
+        convolutions = Convolutions(*self.conv[0].parameters(), *self.conv[2].parameters())
+        x = first_stages(feats, lens, convolutions, self.num_in_front).permute(0, 3, 1, 2)
+        if torch.are_deterministic_algorithms_enabled():
+            x = x.contiguous()  # for depthwise convolutions of torch, which are deterministic, instead of cuDNN
+        lens = halve(lens, is_causal=self.is_causal)
+        return self.apply_layers(list(self.conv)[3:], x, lens, nn.Conv2d.__call__, _clamp_)
 
     def _joins_stages(self, feats: Float[Tensor, "batch mels frames"]) -> bool:
         """Returns whether the first two stages are one operation, which gives features no gradient."""
@@ -62,7 +67,34 @@ class AcceleratedConvSubsampling(ConvSubsampling):
         if feats.dtype != torch.float32 or self.conv[0].weight.dtype != torch.float32:
             return False
         # Kernels cannot be checked with tensors without values, with which benchmarks count operations.
-        return isinstance(feats, FakeTensor) or has_kernels(feats.device, product_dtype(feats), self.num_in_front)
+        return isinstance(feats, FakeTensor) or _has_kernels(feats.device, product_dtype(feats), self.is_causal)
+
+
+@cache
+def _has_kernels(device: torch.device, dtype: torch.dtype, is_causal: bool) -> bool:
+    """Returns whether the kernels of the first two stages work on a GPU; warns if they do not."""
+    if not torch.cuda.is_available():
+        return True  # for tests, which run the code for GPUs on a CPU
+    consequence = "The first two stages of the subsampling are slower"
+    return devices.has_kernel(lambda: devices.is_right(partial(compute, is_causal), device, dtype), consequence)
+
+
+def compute(is_causal: bool, device: torch.device, dtype: torch.dtype, with_kernels: bool) -> list[Tensor]:
+    """Returns valid outputs and gradients of a small subsampling; see `devices.is_right`."""
+    generator = torch.Generator().manual_seed(0)
+    # More channels than a program computes; neither frames nor bins fill one.
+    module = AcceleratedConvSubsampling(num_mels=10, channels=144, factor=4, dim=8, is_causal=is_causal)
+    for parameter in module.parameters():
+        nn.init.normal_(parameter, std=0.3, generator=generator)
+    wide = torch.float64 if dtype == torch.float64 else torch.float32
+    feats = torch.randn(3, 10, 70, generator=generator, device="cpu").to(device, wide)
+    lens = torch.tensor([70, 1, 33], device=device)
+    module.to(device, wide)
+    with torch.autocast(device.type, dtype, enabled=dtype in (torch.bfloat16, torch.float16)), torch.enable_grad():
+        out = module.convolve_joined(feats, lens) if with_kernels else ConvSubsampling.convolve(module, feats, lens)
+    (out * torch.randn(out.shape, generator=generator, device="cpu").to(out)).sum().backward()
+    found = [out, *(parameter.grad for parameter in module.conv.parameters())]
+    return [each.detach().cpu().double() for each in found if each is not None]
 
 
 def _clamp_(x: Tensor, is_valid: Tensor) -> Tensor:

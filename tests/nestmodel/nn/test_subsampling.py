@@ -1,4 +1,5 @@
 from collections.abc import Iterator
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -6,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from nestmodel.nn.gpu import devices
 from nestmodel.nn.gpu.subsampling import AcceleratedConvSubsampling
 from nestmodel.nn.subsampling import ConvSubsampling
+from tests.kernel_definitions import code_for_gpus
 
 
 @pytest.fixture(autouse=True)
@@ -19,8 +20,9 @@ def _seeded() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True, params=[False, True], ids=["code for a CPU", "code for a GPU"])
-def _is_on_gpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(devices, "is_on_gpu", lambda _: request.param)
+def _is_on_gpu(request: pytest.FixtureRequest) -> Iterator[None]:
+    with code_for_gpus() if request.param else nullcontext():
+        yield
 
 
 def build(factor: int = 8, num_mels: int = 10) -> ConvSubsampling:

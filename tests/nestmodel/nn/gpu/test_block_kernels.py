@@ -1,13 +1,13 @@
 """Kernels of blocks: against their definitions in Triton's interpreter, compiled for two GPUs, and on a GPU."""
 
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
 from nestmodel.config import NestConfig
-from nestmodel.nn.gpu import check
+from nestmodel.nn.gpu import check, devices
 from nestmodel.nn.gpu.gated_convolution import FRAMES_PER_PART
 from nestmodel.nn.gpu.relative_attention import MAX_KEYS
 from tests.kernels import compile_kernel, run_interpreted
@@ -112,7 +112,8 @@ BLOCK = (
     + """
 import sys
 from dataclasses import replace
-from nestmodel.nn.gpu import attention_weights_kernel, check, dropout_kernel, gated_convolution_kernel
+from functools import partial
+from nestmodel.nn.gpu import attention_weights_kernel, check, devices, dropout_kernel, gated_convolution_kernel
 
 base = EncoderConfig(d_model=136, num_heads=4, num_layers=1, ff_expansion=1, dropout=0.1, dropout_att=0.1)
 streaming = replace(base, att_context_size=((6, 2),), att_context_style="chunked_limited", conv_norm="layer_norm",
@@ -120,7 +121,7 @@ streaming = replace(base, att_context_size=((6, 2),), att_context_style="chunked
 cpu = torch.device("cpu")
 for dtype in (torch.float32, torch.bfloat16):
     for config in (base, streaming):
-        assert check.is_right(cpu, dtype, config), (dtype, config)
+        assert devices.is_right(partial(check.compute, config), cpu, dtype), (dtype, config)
 
 def spoiled(launch, number, value):
     def spoil(*inputs):
@@ -138,7 +139,7 @@ for module, name, number in (
     (attention_weights_kernel, "launch_gradients", 1), (dropout_kernel, "launch_drop", 0),
 ):
     with patch.object(module, name, spoiled(getattr(module, name), number, 3.0)):
-        assert not check.is_right(cpu, torch.float32, base), (name, number)
+        assert not devices.is_right(partial(check.compute, base), cpu, torch.float32), (name, number)
 """
 )
 
@@ -194,11 +195,5 @@ def test_rows_of_attention_compile_and_stay_in_registers(
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("preset", CONFIGS)
 def test_a_block_on_a_gpu_is_as_exact_as_operations_of_torch(preset: str, dtype: torch.dtype) -> None:
-    assert check.is_right(torch.device("cuda"), dtype, check.small(CONFIGS[preset]))
-
-
-def test_kernels_that_cannot_be_compiled_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    x: Any = torch.zeros(2, 40, 136)  # on a CPU, for which Triton has no driver
-    with pytest.warns(UserWarning, match="slower and take more memory, because Triton fails: .*C compiler"):
-        assert not check.has_block_kernels(CONFIGS["large"], x)
+    compute = partial(check.compute, check.small(CONFIGS[preset]))
+    assert devices.is_right(compute, torch.device("cuda"), dtype)

@@ -1,3 +1,4 @@
+from collections.abc import Iterator
 from pathlib import Path
 from unittest.mock import patch
 
@@ -7,14 +8,13 @@ from torch import Tensor
 
 from nestmodel.nn import subsampling as reference
 from nestmodel.nn.gpu import devices, subsampling
-from nestmodel.nn.gpu.first_stages import has_kernels
 from nestmodel.nn.gpu.subsampling import AcceleratedConvSubsampling
 from nestmodel.nn.subsampling import num_subsampled
+from tests.kernel_definitions import code_for_gpus
 from tests.kernels import compile_kernel, run_interpreted
 
 
-def test_features_that_need_a_gradient_get_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(devices, "is_on_gpu", lambda _: True)
+def test_features_that_need_a_gradient_get_one() -> None:
     feats = torch.randn(1, 10, 16, requires_grad=True)
     AcceleratedConvSubsampling(num_mels=10, channels=6, factor=8, dim=5)(feats, torch.tensor([16]))[0].sum().backward()
     assert feats.grad is not None
@@ -27,8 +27,10 @@ import torch
 import triton.language as tl
 from triton.runtime import interpreter
 from unittest.mock import patch
-from nestmodel.nn.gpu import first_stages
+from functools import partial
+from nestmodel.nn.gpu import devices, subsampling
 from nestmodel.nn.gpu import first_stages_kernel as kernels
+from tests import kernel_definitions as definitions
 
 def numbers(x):  # the interpreter would multiply the bits of bfloat16 as whole numbers
     is_bits = x.dtype.scalar == tl.bfloat16
@@ -38,9 +40,10 @@ interpreter.InterpreterBuilder.create_dot = lambda self, a, b, d, *_: interprete
     numpy.matmul(numbers(a), numbers(b), dtype=d.data.dtype) + d.data, d.dtype.scalar
 )
 
-for dtype in (torch.float32, torch.bfloat16, torch.float16):
-    for padding in (1, 2):
-        assert first_stages._check_kernels(torch.device("cpu"), dtype, padding)  # exact, with small integers
+for is_causal in (False, True):
+    compute = partial(subsampling.compute, is_causal)
+    for dtype in (torch.float32, torch.bfloat16):
+        assert devices.is_right(compute, torch.device("cpu"), dtype), (dtype, is_causal)
 torch.manual_seed(0)
 empty = torch.empty
 poisoned = lambda *sizes, **options: empty(*sizes, **options).fill_(float("nan"))
@@ -53,9 +56,9 @@ for batch, mels, frames, channels, lens, padding in (
     lens = torch.tensor(lens)
     (weight1, weight2), (bias1, bias2) = torch.randn(2, channels, 1, 3, 3), torch.randn(2, channels)
     doubles = [each.double() for each in (feats, weight1, bias1, weight2, bias2)]
-    expected = first_stages.define_first_stages(torch.float64, doubles[0], lens, *doubles[1:], padding)
+    expected = definitions.first_stages(torch.float64, doubles[0], lens, *doubles[1:], padding)
     grad = torch.randn(expected.shape)
-    expected_grads = first_stages.define_gradients(doubles[0], lens, *doubles[1:4], grad.double(), padding)
+    expected_grads = definitions.first_stages_gradients(doubles[0], lens, *doubles[1:4], grad.double(), padding)
     inputs = (feats, lens, weight1.flatten(1), bias1, weight2.flatten(1))
     with patch.object(torch, "empty", poisoned):
         out = torch.empty(expected.shape)
@@ -69,7 +72,7 @@ for batch, mels, frames, channels, lens, padding in (
     torch.testing.assert_close(half.double(), expected, rtol=3e-3, atol=1e-2)
     # Of features and first weights that are rounded as well, because rounding changes signs before the ReLU.
     rounded = [each.half().double() for each in (feats, weight1, bias1)]
-    of_rounded = first_stages.define_gradients(
+    of_rounded = definitions.first_stages_gradients(
         rounded[0], lens, *rounded[1:], weight2.double(), grad.half().double(), padding
     )
     assert (of_half - of_rounded).norm() <= 2e-2 * of_rounded.norm()
@@ -100,23 +103,6 @@ def test_kernels_for_a_gpu_compile_without_spilled_registers(
     types |= {"lens": "*i64", "out": f"*{dtype}", "grad": f"*{dtype}"}
     for compiled in compile_kernel(getattr(kernels, name), types, constants, **options):
         assert ("mma" in compiled.ptx) != is_float32, "products do not run on tensor cores"
-
-
-def test_a_kernel_that_cannot_be_compiled_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    with pytest.warns(
-        UserWarning, match="two stages of the subsampling are slower, because Triton fails: .*C compiler"
-    ):
-        assert not has_kernels.__wrapped__(torch.device("cpu"), torch.float32, 1)  # for which Triton has no driver
-
-
-def test_a_kernel_that_computes_other_numbers_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    kernels = pytest.importorskip("nestmodel.nn.gpu.first_stages_kernel", reason="Triton comes with torch for GPUs")
-    monkeypatch.setattr(kernels, "launch_first_stages", lambda _inputs, _bias2, out, _padding: out.zero_())
-    monkeypatch.setattr(kernels, "launch_gradients", lambda *_, **__: torch.zeros(32, 70))
-    with pytest.warns(UserWarning, match="computes other numbers than torch"):
-        assert not has_kernels.__wrapped__(torch.device("cpu"), torch.float32, 1)
 
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
@@ -157,12 +143,18 @@ def check_training(
     """
     expected = train(torch.device("cpu"), torch.float64, sizes, is_causal)
     found = train(device, dtype, sizes, is_causal)
-    with patch.object(subsampling, "has_kernels", lambda *_: False):
+    with patch.object(subsampling, "_has_kernels", lambda *_: False):
         plain = train(device, dtype, sizes, is_causal)
     assert len(found) == len(expected) == 13
     for one, two, exact in zip(found, plain, expected, strict=True):
         rounding = torch.finfo(dtype).eps * exact.norm()
         assert (one - exact).norm() <= 2 * (two - exact).norm() + 2 * rounding
+
+
+@pytest.fixture(autouse=True)
+def _code_for_gpus() -> Iterator[None]:
+    with code_for_gpus():
+        yield
 
 
 @pytest.fixture(autouse=True)
@@ -178,10 +170,8 @@ def test_training_in_every_precision_gives_the_gradients_of_float64(
     sizes: tuple[int, int, int],
     dtype: torch.dtype,
     is_causal: bool,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(devices, "is_on_gpu", lambda _: True)
-    assert has_kernels(device, dtype, 1 + is_causal)
+    assert subsampling._has_kernels(device, dtype, is_causal)
     check_training(device, dtype, sizes, is_causal)
 
 
@@ -208,7 +198,6 @@ def test_activations_that_are_kept_give_the_bits_of_those_that_are_recomputed(
     is_causal: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(devices, "is_on_gpu", lambda _: True)
     monkeypatch.setattr(subsampling, "MAX_VALUES_ON_GPU", 1)  # several chunks
     convolve, found = AcceleratedConvSubsampling.convolve, {}
     for keeps in (False, True):
@@ -226,7 +215,6 @@ def test_activations_that_are_kept_give_the_bits_of_those_that_are_recomputed(
 def test_deterministic_mode_gives_equal_bits(
     device: torch.device, sizes: tuple[int, int, int], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(devices, "is_on_gpu", lambda _: True)
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(True)
     check_training(device, dtype, sizes)
