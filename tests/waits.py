@@ -31,6 +31,7 @@ from torch._subclasses.fake_tensor import (
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from benchmarks.harness.fake_gpu import backward
 from nestdata import AudioNoiseBatch, MicrobatchKey, Mix
 from nestmodel import (
     EncoderConfig,
@@ -44,7 +45,6 @@ from nestmodel import (
 )
 from nestmodel.training.callbacks.progress import PlainLines
 from nestmodel.training.copy_ahead import Loader, copied_ahead
-from tests.fake_gpu import backward
 
 GPU = torch.device("cuda:0")
 MB = 1e6

@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from benchmarks.harness.fake_gpu import OperationLog, fake_gpu
 from nestmodel.config import FeatureConfig, NestConfig
 from nestmodel.nn.block import KEYS_PER_BLOCK
 from nestmodel.nn.encoder import ConformerEncoder
@@ -13,7 +14,7 @@ from nestmodel.nn.gpu.subsampling import AcceleratedConvSubsampling
 from nestmodel.nn.loss import masked_nll
 from nestmodel.nn.network import MultiSoftmaxDecoder
 from nestmodel.training.starting.run_form import step_bytes
-from tests.fake_gpu import OperationLog, fake_gpu, needs_fake_gpu
+from tests.fake_gpu import needs_fake_gpu
 
 pytestmark = needs_fake_gpu
 
@@ -31,7 +32,7 @@ def encode(
 ) -> OperationLog:
     """Runs the forward pass of an encoder, the decoder and the loss under autocast."""
     config = replace(NestConfig.preset(preset).encoder, **settings)
-    with fake_gpu(torch.bfloat16):
+    with fake_gpu(torch.bfloat16), torch.device("cuda"):
         encoder = ConformerEncoder(config, num_mels=80).train(train)
         decoder = MultiSoftmaxDecoder(dim=config.d_model, num_classes=8192, num_codebooks=1)
         rows, num_frames = shape
