@@ -8,13 +8,13 @@ import pytest
 import torch
 
 from benchmarks.gpu import __main__ as program
-from benchmarks.gpu import trial
 from benchmarks.gpu.__main__ import Part, run_beside
 from benchmarks.gpu.check import check_forms, verdict
-from benchmarks.gpu.forms import Form, set_form
 from benchmarks.gpu.results import Results
+from benchmarks.gpu.trial import FORMS
 from nestguard.observe.process import process_state, start_ticks
-from nestmodel import NestModel
+from nestmodel import NestModel, NestNetwork
+from nestmodel.nn.gpu.forms import Forms
 from tests.nestguard.runs import PATIENCE_S, wait_until
 
 CPU = torch.device("cpu")
@@ -32,9 +32,8 @@ def test_a_call_measures_what_an_earlier_one_has_not(tmp_path: Path) -> None:
     options = ["--device", "cpu", "-o", str(tmp_path), "--limit", "600", "--parts", "steps"]
     options += ["--presets", "small", "--forms", "plain", "torch"]
     results = Results(tmp_path)
-    program.check_identity(results, "cpu")
     earlier = {"ms": 1.0, "spread": 0.0, "audio_s_per_s": 1.0, "share_of_peak": None, "busy_ms": 1.0, "host_ms": 1.0}
-    earlier |= {"launches": 0, "first_s": 1.0}
+    earlier |= {"launches": 0, "first_s": 1.0, "reserved_gb": 0.0}
     results.put(part="steps", preset="small", cuts=2, form="plain", **earlier)
     assert program.main(options) == 0
     after = results.rows()
@@ -55,12 +54,11 @@ def test_a_call_measures_what_an_earlier_one_has_not(tmp_path: Path) -> None:
 def test_forms_are_right_unless_they_differ_from_float32_by_more_than_bf16_does(
     results: Results, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def set_wrong_form(model: NestModel, form: Form) -> None:
-        set_form(model, form)
-        if not form.kernels:
-            return
-        with torch.no_grad():
-            model.encoder.layers[1].norm_out.weight.mul_(1.2)
+    def use_wrong_forms(model: NestModel, forms: Forms) -> None:
+        NestNetwork.use_forms(model, forms)
+        if forms == FORMS["plain"]:
+            with torch.no_grad():
+                model.encoder.layers[1].norm_out.weight.mul_(1.2)
 
     check_forms(results, CPU, "small", ["plain", "torch"])
     right = results.rows()
@@ -68,7 +66,7 @@ def test_forms_are_right_unless_they_differ_from_float32_by_more_than_bf16_does(
     assert 0 < right[0]["share_of_limit"] == pytest.approx(right[1]["share_of_limit"])
     check_forms(results, CPU, "small", ["plain", "torch"])
     assert results.rows() == right
-    monkeypatch.setattr(trial, "set_form", set_wrong_form)
+    monkeypatch.setattr(NestModel, "use_forms", use_wrong_forms)
     check_forms(results, CPU, "medium", ["plain"])
     assert results.rows()[-1]["is_right"] is False
 

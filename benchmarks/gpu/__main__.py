@@ -9,7 +9,6 @@ tries the program with a tiny model. docs/gpu.md says how to read the results.
 
 import argparse
 import importlib.util
-import json
 import os
 import signal
 import subprocess
@@ -17,13 +16,14 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import NamedTuple
 
 from benchmarks.gpu.results import Results
 from benchmarks.gpu.table import report
-from benchmarks.gpu.wheels import NEMO, OURS
-from benchmarks.harness.repository import REPOSITORY, commit
+from benchmarks.gpu.wheels import NEMO, OURS, install_wheels
+from benchmarks.harness.repository import REPOSITORY
 
 PRESETS = ("large", "xlarge", "medium", "small")
 """Those first that decide most."""
@@ -36,8 +36,6 @@ PARTS = ("machine", "check", "steps", "nemo", "restart", "tests")
 _MIN_S = 8.0
 """A part is not begun if less time is left."""
 
-_GRACE_S = 3.0
-
 
 class Part(NamedTuple):
     """A process of the plan."""
@@ -48,16 +46,6 @@ class Part(NamedTuple):
     """Those of Python."""
 
 
-class Running(NamedTuple):
-    """A part that has begun."""
-
-    part: Part
-    process: "subprocess.Popen[bytes]"
-    log: IO[bytes]
-    started_s: float
-    limit_s: float
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the parts that are missing, and writes and prints the report; 1 if something failed or is wrong."""
     started_s = time.monotonic()
@@ -66,20 +54,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--limit", type=float, default=480.0, help="seconds after which it ends itself [%(default)g]")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
     parser.add_argument("--presets", nargs="+", choices=PRESETS, default=list(PRESETS))
-    parser.add_argument("--forms", nargs="+", help="names of benchmarks/gpu/forms.py; by default all")
+    parser.add_argument("--forms", nargs="+", help="names of benchmarks/gpu/trial.py; by default all")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--wheels", type=Path, default=OURS, help="what this Python lacks [%(default)s]")
     parser.add_argument("--nemo-wheels", type=Path, default=NEMO, help="what NeMo needs [%(default)s]")
     arguments = parser.parse_args(argv)
     arguments.output.mkdir(parents=True, exist_ok=True)
     results = Results(arguments.output)
-    check_identity(results, arguments.device)
     end_s, steps = started_s + arguments.limit, plan(arguments)
     with tempfile.TemporaryDirectory() as packages:
-        if needs_wheels(arguments.wheels):
-            install = [sys.executable, "-m", "pip", "install", "-q", "--no-index", "--no-deps", "--no-compile"]
-            wheels = sorted(map(str, arguments.wheels.glob("*.whl")))
-            subprocess.run([*install, "--target", packages, *wheels], check=True)
+        if importlib.util.find_spec("lhotse") is None and any(arguments.wheels.glob("*.whl")):
+            install_wheels(arguments.wheels, packages)
         for parts in steps:
             missing = [part for part in parts if not results.has(ended=part.name, code=0)]
             run_beside(results, missing, end_s, packages)
@@ -90,45 +75,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0 if is_good else 1
 
 
-def check_identity(results: Results, device: str) -> None:
-    """Writes what is measured as the first row.
-
-    Raises:
-        SystemExit: The folder has rows of another machine or commit.
-    """
-    try:
-        code = commit()
-    except (OSError, subprocess.CalledProcessError):
-        code = "unknown"  # a copy without git
-    identity = {"device": _gpu_name() if device == "cuda" else "cpu", "commit": code}
-    rows = results.rows()
-    if not rows:
-        results.put(**identity)
-    elif rows[0] != identity:
-        raise SystemExit(
-            f"{results.folder} has results of {json.dumps(rows[0])}, and this is {json.dumps(identity)}. Give another "
-            "folder with -o."
-        )
-
-
 def failed_tests(folder: Path) -> list[str]:
     """Returns the lines of pytest's summary that name tests which failed."""
     log = folder / "log-tests.txt"
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines() if log.exists() else []
     return [line for line in lines if line.startswith(("FAILED", "ERROR"))]
-
-
-def _gpu_name() -> str:
-    command = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
-    try:
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
-    except (OSError, subprocess.CalledProcessError) as error:
-        raise SystemExit("nvidia-smi finds no GPU. Give --device cpu to try the program without one.") from error
-
-
-def needs_wheels(folder: Path) -> bool:
-    """Returns whether packages of this project are missing and a folder has wheels for them."""
-    return importlib.util.find_spec("lhotse") is None and any(folder.glob("*.whl"))
 
 
 def plan(arguments: argparse.Namespace) -> list[list[Part]]:
@@ -148,20 +99,8 @@ def plan(arguments: argparse.Namespace) -> list[list[Part]]:
     of_nemo = ["--nemo-wheels", str(arguments.nemo_wheels.resolve())]
     has_nemo = any(arguments.nemo_wheels.glob("*.whl"))
     compared = [preset for preset in COMPARED if preset in arguments.presets and has_nemo]
-    test = [
-        "-m",
-        "pytest",
-        "-q",
-        "-p",
-        "no:cacheprovider",
-        "-p",
-        "no:benchmark",
-        "-m",
-        "gpu",
-        "--timeout",
-        "60",
-        *_test_files(),
-    ]
+    options = ["-q", "-p", "no:cacheprovider", "-p", "no:benchmark", "-m", "gpu", "--timeout", "60"]
+    test = ["-m", "pytest", *options, *_test_files()]
     in_order = [
         ("machine", [[part("machine", 45)]]),
         ("check", [[of_preset("check", 140, preset) for preset in arguments.presets]]),
@@ -184,22 +123,18 @@ def run_beside(results: Results, parts: list[Part], end_s: float, packages: str)
     """Runs parts at the same time, each until its limit or the end of all time; a row says how each ended."""
     threads = str(max(1, (os.cpu_count() or 1) // max(2, len(parts))))
     path = os.pathsep.join([packages, str(REPOSITORY), *filter(None, [os.environ.get("PYTHONPATH")])])
-    environment = {
-        **os.environ,
-        "PYTHONPATH": path,
-        "PYTHONUNBUFFERED": "1",
-        "OMP_NUM_THREADS": threads,
-        "TORCHINDUCTOR_COMPILE_THREADS": threads,
-    }
-    running: list[Running] = []
-    try:
+    limits = {"OMP_NUM_THREADS": threads, "TORCHINDUCTOR_COMPILE_THREADS": threads}
+    environment = {**os.environ, "PYTHONPATH": path, "PYTHONUNBUFFERED": "1", **limits}
+    started_s = time.monotonic()
+    if end_s - started_s < _MIN_S:
+        return
+    with ExitStack() as stack:
+        running = []
         for part in parts:
-            left_s = end_s - time.monotonic()
-            if left_s < _MIN_S:
-                continue
-            log = (results.folder / f"log-{part.name.replace(' ', '-')}.txt").open("ab")
+            log = stack.enter_context((results.folder / f"log-{part.name.replace(' ', '-')}.txt").open("ab"))
+            command = [sys.executable, *part.arguments]
             process = subprocess.Popen(
-                [sys.executable, *part.arguments],
+                command,
                 cwd=REPOSITORY,
                 env=environment,
                 stdin=subprocess.DEVNULL,
@@ -207,37 +142,24 @@ def run_beside(results: Results, parts: list[Part], end_s: float, packages: str)
                 stderr=log,
                 start_new_session=True,
             )
-            running.append(Running(part, process, log, time.monotonic(), min(part.limit_s, left_s)))
-        for one in running:
-            code = _end_of(one)
-            seconds = round(time.monotonic() - one.started_s, 1)
-            results.put(ended=one.part.name, code=code, seconds=seconds)
-    finally:
-        for one in running:
-            _end_group(one.process)
-            one.log.close()
-
-
-def _end_of(one: Running) -> int | str:
-    """Returns the exit code of a part, or `limit` if it is ended at its limit."""
-    try:
-        return one.process.wait(max(0.0, one.started_s + one.limit_s - time.monotonic()))
-    except subprocess.TimeoutExpired:
-        _end_group(one.process)
-        return "limit"
+            stack.callback(_end_group, process)
+            running.append((part, process))
+        for part, process in running:
+            code: int | str
+            try:
+                code = process.wait(max(0.0, min(started_s + part.limit_s, end_s) - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                code = "limit"
+                _end_group(process)
+            results.put(ended=part.name, code=code, seconds=round(time.monotonic() - started_s, 1))
 
 
 def _end_group(process: "subprocess.Popen[bytes]") -> None:
     """Ends a process with all that it has started, such as NeMo and the workers of the compiler."""
-    for number, grace_s in ((signal.SIGTERM, _GRACE_S), (signal.SIGKILL, None)):
-        try:
+    for number, grace_s in ((signal.SIGTERM, 3.0), (signal.SIGKILL, None)):
+        with suppress(ProcessLookupError, subprocess.TimeoutExpired):
             os.killpg(process.pid, number)
-        except ProcessLookupError:
-            break
-        try:
             process.wait(grace_s)
-        except subprocess.TimeoutExpired:
-            continue
 
 
 if __name__ == "__main__":

@@ -7,18 +7,14 @@ units in the last place.
 import math
 import statistics
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
 
 import torch
 from torch import Tensor
 
-from benchmarks.gpu.forms import FORMS, ORDER, REFERENCE
 from benchmarks.gpu.results import Results
-from benchmarks.gpu.trial import Trial, batch_of, config_of, cuts_of, free
-from nestmodel import NestConfig
+from benchmarks.gpu.trial import REFERENCE, Trial, batch_of, config_of, cuts_of, free
 
 LAST_PLACE = 2.0**-7
 """Relative distance of neighbouring numbers in bf16."""
@@ -32,14 +28,17 @@ Found = Mapping[str, Tensor]
 
 def check_forms(results: Results, device: torch.device, preset: str, forms: list[str]) -> None:
     """Adds a row for each form of a preset."""
-    config = simplified(config_of(preset, device))
+    config = config_of(preset, device)
+    # Without what a GPU's generator draws: dropout of attention, and dither.
+    encoder = replace(config.conformer, num_layers=2, dropout_att=0.0)
+    config = replace(config, encoder=encoder, features=replace(config.features, dither=0.0))
     num_cuts = cuts_of(preset, device)
     where = {"part": "check", "preset": preset, "cuts": num_cuts}
-    wanted = [form for form in ORDER if form in forms and not results.has(**where, form=form)]
+    wanted = [form for form in forms if not results.has(**where, form=form)]
     if not wanted:
         return
     with results.attempt(**where, form="float32"):
-        with _without_tf32():
+        with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):  # in products, TF32 is off by default
             exact = passes(Trial(config, device, precision="32-true"), REFERENCE, num_cuts)
         trial = Trial(config, device)
         plain = errors(passes(trial, REFERENCE, num_cuts), exact)
@@ -50,31 +49,10 @@ def check_forms(results: Results, device: torch.device, preset: str, forms: list
                 results.put(**where, form=form, **row, seconds=time.perf_counter() - started)
 
 
-def simplified(config: NestConfig) -> NestConfig:
-    """Returns a model of two blocks, without what a GPU's generator draws: dither and dropout of attention."""
-    encoder = replace(config.conformer, num_layers=2, dropout_att=0.0)
-    return replace(config, encoder=encoder, features=replace(config.features, dither=0.0))
-
-
-@contextmanager
-def _without_tf32() -> Iterator[None]:
-    before = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
-    try:
-        yield
-    finally:
-        torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = before
-
-
 def passes(trial: Trial, name: str, num_cuts: int) -> Found:
     """Returns loss and gradients of a microbatch; code for varying shapes has seen another one before."""
-    form, batch = FORMS[name], partial(batch_of, num_cuts, trial.device)
-    trial.use(name)
-    if form.has_varying_shapes:
-        trial.microbatch(batch(number=1, share=0.8))
-    trial.reset()
-    loss = trial.microbatch(batch())
-    trial.check_form()
+    trial.use(name, shorter=batch_of(num_cuts, trial.device, share=0.8))
+    loss = trial.microbatch(batch_of(num_cuts, trial.device))
     gradients = {name: p.grad.detach().clone() for name, p in trial.model.named_parameters() if p.grad is not None}
     trial.reset()
     free(trial.device)

@@ -8,12 +8,12 @@ from pathlib import Path
 import torch
 
 from benchmarks.gpu.check import check_forms
-from benchmarks.gpu.forms import FORMS
 from benchmarks.gpu.machine import measure_machine
 from benchmarks.gpu.nemo import measure_nemo
 from benchmarks.gpu.restart import measure_restart
 from benchmarks.gpu.results import Results
 from benchmarks.gpu.steps import measure_steps
+from benchmarks.gpu.trial import FORMS
 
 
 def main() -> int:

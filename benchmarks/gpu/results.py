@@ -4,7 +4,7 @@ import json
 import traceback
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -29,10 +29,8 @@ class Results:
         """Returns all rows; a line that a killed process has not finished is none."""
         found: list[Row] = []
         for line in self._path.read_text(encoding="utf-8").splitlines() if self._path.exists() else []:
-            try:
+            with suppress(json.JSONDecodeError):
                 found.append(json.loads(line))
-            except json.JSONDecodeError:
-                continue
         return found
 
     def has(self, **where: Any) -> bool:

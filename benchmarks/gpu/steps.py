@@ -1,132 +1,104 @@
 """Part `steps`: time, kernels and memory of optimizer steps in each form."""
 
-import math
 import statistics
 import time
 from typing import Any
 
 import torch
+from torch._C._autograd import DeviceType
+from torch.profiler import ProfilerActivity, profile
 from torch.utils.flop_counter import FlopCounterMode
 
-from benchmarks.gpu.forms import FORMS, ORDER, PLAIN, REFERENCE
-from benchmarks.gpu.profiling import profile_call
 from benchmarks.gpu.results import Results
-from benchmarks.gpu.trial import RATE, Trial, batch_of, config_of, cuts_of, free
+from benchmarks.gpu.trial import RATE, REFERENCE, Trial, batch_of, config_of, cuts_of, free
+from benchmarks.harness.fake_gpu import FORMULAS
 from nestmodel.training.utilisation import peak_tflops
 
-TRACED_PRESET = "large"
-
-
-def _backward_of_convolution(grad_out: Any, _x: Any, weight: Any, *rest: Any, **_: Any) -> int:
-    """Returns the operations of the gradients of a convolution, each as many as the forward pass has.
-
-    Torch's own formula counts grouped convolutions as if they had one group.
-    """
-    output_mask: list[bool] = rest[-1]
-    forward: int = 2 * math.prod(grad_out) * math.prod(weight[1:])
-    return forward * sum(output_mask[:2])
-
-
-FORMULAS = {torch.ops.aten.convolution_backward: _backward_of_convolution}
-"""Formulas of torch's flop counter that are replaced; they take shapes instead of tensors."""
+_LAUNCHES = ("cudaLaunch", "cuLaunch", "cudaMemcpy", "cudaMemset")
 
 
 def measure_steps(results: Results, device: torch.device, preset: str, forms: list[str]) -> None:
-    """Adds a row for each form of a preset."""
-    forms = [form for form in ORDER if form in forms]
-    _Steps(results, device, preset, cuts_of(preset, device)).measure(forms)
+    """Adds a row for each form of a preset, and its kernels to `kernels.txt`."""
+    where: dict[str, Any] = {"part": "steps", "preset": preset, "cuts": cuts_of(preset, device)}
+    forms = [form for form in forms if not results.has(**where, form=form)]
+    if not forms:
+        return
+    batch, shorter = (batch_of(where["cuts"], device, share=share) for share in (1.0, 0.8))
+    # Eight microbatches, as in the presets small and medium on one GPU; on a CPU, fewer.
+    trial = Trial(config_of(preset, device), device, per_step=8 if device.type == "cuda" else 2)
+    tflop = None
+    with results.attempt(**where, form="operations"):
+        tflop = _tflop(trial, batch)
+    for form in forms:
+        with results.attempt(**where, form=form):
+            row = {**_times(trial, form, batch, shorter), "tflop": tflop}
+            row |= _profiled(results, trial, batch, f"{preset}, {where['cuts']} cuts, {form}")
+            peak = peak_tflops(torch.cuda.get_device_name()) if device.type == "cuda" else None
+            row["share_of_peak"] = None if peak is None or tflop is None else 1000 * tflop / row["ms"] / peak
+            results.put(**where, form=form, **row)
+    trial.reset()
+    free(device)
 
 
-class _Steps:
-    def __init__(self, results: Results, device: torch.device, preset: str, num_cuts: int) -> None:
-        self._results, self._device, self._preset = results, device, preset
-        self._is_cuda = device.type == "cuda"
-        # Eight, as in the presets small and medium on one GPU; on a CPU, fewer.
-        self._per_step, self._num_steps = (8, 2) if self._is_cuda else (2, 1)
-        self._where: dict[str, Any] = {"part": "steps", "preset": preset, "cuts": num_cuts}
-        self._batch = batch_of(num_cuts, device)
-        self._shorter = batch_of(num_cuts, device, share=0.8)
+def _tflop(trial: Trial, batch: Any) -> float:
+    """Returns the operations of matrix products, convolutions and attention in a microbatch, in 10^12."""
+    trial.use(REFERENCE)
+    with FlopCounterMode(display=False, custom_mapping=FORMULAS) as counter:
+        trial.microbatch(batch)
+    trial.reset()
+    return float(counter.get_total_flops()) / 1e12
 
-    def measure(self, forms: list[str]) -> None:
-        wanted = [form for form in forms if not self._results.has(**self._where, form=form)]
-        if not wanted:
-            return
-        trial = Trial(config_of(self._preset, self._device), self._device, per_step=self._per_step)
-        tflop = None
-        with self._results.attempt(**self._where, form="operations"):
-            tflop = self._tflop(trial)
-        for form in wanted:
-            with self._results.attempt(**self._where, form=form):
-                self._results.put(**self._where, form=form, **self._row(trial, form, tflop))
-        trial.reset()
-        free(self._device)
 
-    def _tflop(self, trial: Trial) -> float:
-        """Returns the operations of matrix products, convolutions and attention in a microbatch, in 10^12."""
-        trial.use(REFERENCE)
-        with FlopCounterMode(display=False, custom_mapping=FORMULAS) as counter:
-            trial.microbatch(self._batch)
-        trial.reset()
-        return float(counter.get_total_flops()) / 1e12
-
-    def _row(self, trial: Trial, form: str, tflop: float | None) -> dict[str, Any]:
-        trial.use(form)
+def _times(trial: Trial, form: str, batch: Any, shorter: Any) -> dict[str, Any]:
+    """Returns the milliseconds of a microbatch, in steps without a wait, and those until the host has launched it."""
+    started = time.perf_counter()
+    trial.use(form, shorter)
+    trial.step(batch)  # compiles
+    trial.wait()
+    first_s = time.perf_counter() - started
+    microbatch_ms, host_ms = [], []
+    for _ in range(2 if trial.device.type == "cuda" else 1):
         started = time.perf_counter()
-        if FORMS[form].has_varying_shapes:
-            trial.microbatch(self._shorter)
-            trial.reset()
-        trial.step(self._batch)  # compiles
+        trial.step(batch)
         trial.wait()
-        first_s = time.perf_counter() - started
-        microbatch_s = [self._timed(trial) for _ in range(self._num_steps)]
-        host_s = statistics.median(self._host(trial) for _ in range(3))
-        trial.check_form()
-        memory = self._memory()
-        trial.reset()
-        found = profile_call(
-            lambda: trial.microbatch(self._batch), trial.wait, is_cuda=self._is_cuda, trace=self._trace(form)
-        )
-        trial.reset()
-        with (self._results.folder / "kernels.txt").open("a", encoding="utf-8") as file:
-            head = f"== {self._preset}, {self._where['cuts']} cuts, {form}: busy {found.busy_ms:.1f} ms"
-            file.write("\n".join([head, *found.lines(), "", ""]))
-        seconds = min(microbatch_s)
-        peak = peak_tflops(torch.cuda.get_device_name()) if self._is_cuda else None
-        return {
-            "ms": 1000 * seconds,
-            "spread": max(microbatch_s) / seconds - 1,
-            "audio_s_per_s": self._batch.audio.numel() / RATE / seconds,
-            "tflop": tflop,
-            "share_of_peak": None if peak is None or tflop is None else tflop / seconds / peak,
-            "busy_ms": found.busy_ms,
-            "host_ms": 1000 * host_s,
-            "launches": found.num_launches,
-            "kernels": sum(kernel.number for kernel in found.kernels),
-            **memory,
-            "first_s": first_s,
-        }
-
-    def _timed(self, trial: Trial) -> float:
-        """Returns the seconds of a microbatch, in a step whose microbatches follow each other without a wait."""
+        microbatch_ms.append(1000 * (time.perf_counter() - started) / trial.per_step)
+    for _ in range(3):
         started = time.perf_counter()
-        trial.step(self._batch)
+        trial.microbatch(batch)
+        host_ms.append(1000 * (time.perf_counter() - started))
         trial.wait()
-        return (time.perf_counter() - started) / self._per_step
+    return {
+        "ms": min(microbatch_ms),
+        "spread": max(microbatch_ms) / min(microbatch_ms) - 1,
+        "audio_s_per_s": 1000 * batch.audio.numel() / RATE / min(microbatch_ms),
+        "host_ms": statistics.median(host_ms),
+        "first_s": first_s,
+        "reserved_gb": torch.cuda.max_memory_reserved() / 1e9 if trial.device.type == "cuda" else 0.0,
+    }
 
-    def _host(self, trial: Trial) -> float:
-        """Returns the seconds until the host has launched a microbatch, from an idle device."""
+
+def _profiled(results: Results, trial: Trial, batch: Any, name: str) -> dict[str, Any]:
+    """Returns the time of the kernels of a microbatch, or of its operations on a CPU, and the launches of the host."""
+    is_cuda = trial.device.type == "cuda"
+    trial.reset()
+    with profile(activities=[ProfilerActivity.CPU, *[ProfilerActivity.CUDA] * is_cuda], acc_events=True) as profiler:
+        trial.microbatch(batch)
         trial.wait()
-        started = time.perf_counter()
-        trial.microbatch(self._batch)
-        return time.perf_counter() - started
-
-    def _memory(self) -> dict[str, float]:
-        if not self._is_cuda:
-            return {}
-        reserved, allocated = torch.cuda.max_memory_reserved(), torch.cuda.max_memory_allocated()
-        return {"reserved_gb": reserved / 1e9, "allocated_gb": allocated / 1e9}
-
-    def _trace(self, form: str) -> Any:
-        """Returns the file of the trace of the plain and of the default form of one preset; None for others."""
-        is_traced = self._is_cuda and self._preset == TRACED_PRESET and form in (PLAIN, "compiled")
-        return self._results.folder / f"trace-{form}.json.gz" if is_traced else None
+    trial.reset()
+    launches, kernels = 0, []
+    for each in profiler.key_averages():
+        is_kernel = each.device_type == DeviceType.CUDA if is_cuda else each.key.startswith("aten::")
+        # Annotations have the duration of the kernels within them.
+        if is_kernel and not each.is_user_annotation:
+            microseconds = each.self_device_time_total if is_cuda else each.self_cpu_time_total
+            kernels.append((microseconds / 1000, each.count, each.key))
+        elif each.key.startswith(_LAUNCHES):
+            launches += each.count
+    busy_ms = sum(ms for ms, _, _ in kernels)
+    lines = [
+        f"{ms:9.3f} ms {number:6d} x {1000 * ms / number:9.1f} us  {kernel[:140]}"
+        for ms, number, kernel in sorted(kernels, reverse=True)[:60]
+    ]
+    with (results.folder / "kernels.txt").open("a", encoding="utf-8") as file:
+        file.write("\n".join([f"== {name}: busy {busy_ms:.1f} ms", *lines, "", ""]))
+    return {"busy_ms": busy_ms, "launches": launches}

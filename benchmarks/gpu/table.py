@@ -1,26 +1,39 @@
 """The report of a measurement, as Markdown: what failed, what is wrong, and the tables."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from benchmarks.gpu.results import Row
 from benchmarks.harness.report import table_text
 
-CHECK_COLUMNS = ("preset", "form", "", "worst, share of its limit", "", "median error over plain")
-STEP_COLUMNS = (
-    "preset",
-    "cuts",
-    "form",
-    "ms",
-    "spread",
-    "audio-s/s",
-    "% of peak",
-    "busy, ms",
-    "host, ms",
-    "launches",
-    "GB",
-    "first, s",
-)
-NEMO_COLUMNS = ("preset", "NeMo's attention", "form", "cuts", "ms", "NeMo, ms", "NeMo / ours", "spread")
+CHECKS = {
+    "preset": "{preset}",
+    "form": "{form}",
+    "": "{verdict}",
+    "worst, share of its limit": "{share_of_limit:.2f} {worst}",
+    "median error over plain": "{median_over_plain:.2f}",
+}
+STEPS = {
+    "preset": "{preset}",
+    "cuts": "{cuts}",
+    "form": "{form}",
+    "ms": "{ms:.1f}",
+    "spread": "{spread:.2f}",
+    "audio-s/s": "{audio_s_per_s:,.0f}",
+    "% of peak": "{percent}",
+    "busy, ms": "{busy_ms:.1f}",
+    "host, ms": "{host_ms:.1f}",
+    "launches": "{launches}",
+    "GB": "{reserved_gb:.1f}",
+    "first, s": "{first_s:.0f}",
+}
+NEMO = {
+    **{name: STEPS[name] for name in ("preset", "form", "cuts", "ms")},
+    "NeMo, ms": "{nemo_ms:.1f}",
+    "NeMo / ours": "{nemo_over_ours:.2f}",
+    "spread": "{spread:.2f}",
+}
+RESTARTS = {"preset": "{preset}", "compiled code": "{caches}", "s": "{seconds:.1f}"}
+"""Columns of the tables, and the text of their cells."""
 
 
 def report(rows: Sequence[Row], parts: Iterable[str], failed_tests: Sequence[str] = ()) -> tuple[str, bool]:
@@ -36,24 +49,19 @@ def report(rows: Sequence[Row], parts: Iterable[str], failed_tests: Sequence[str
     failed += [f"!! {_name(row)}: {row['error']}" for row in rows if "error" in row]
     failed += [f"!! {line}" for line in failed_tests]
     warned = [f"!! {_name(row)}: {text}" for row in rows for text in row.get("warnings", [])]
-    checks = [row for row in rows if "is_right" in row]
-    rates = [row for row in rows if row.get("part") == "machine"]
+    checks = [{**row, "verdict": "right" if row["is_right"] else "**WRONG**"} for row in rows if "is_right" in row]
+    timed = [{**row, "percent": _percent(row.get("share_of_peak"))} for row in rows if "ms" in row]
     restarts = [row for row in rows if row.get("part") == "restart" and "seconds" in row]
     sections = [
         "# Results on a GPU\n",
-        f"{rows[0]['device']}, commit {rows[0]['commit']}\n",
         *(f"{line}\n" for line in failed + warned),
-        *(f"- {row['what']}: {row['value']:.4g}" for row in rates if "what" in row),
-        _table("Forms against float32", CHECK_COLUMNS, checks, _check_cells),
-        _table("Steps", STEP_COLUMNS, [row for row in rows if _is_of(row, "steps")], _step_cells),
-        _table("From SIGKILL to the next step", ("preset", "compiled code", "s"), restarts, _restart_cells),
-        _table("Beside NeMo 3.0.0", NEMO_COLUMNS, [row for row in rows if _is_of(row, "nemo")], _nemo_cells),
+        *(f"- {row['what']}: {row['value']}" for row in rows if "what" in row),
+        _table("Forms against float32", CHECKS, checks),
+        _table("Steps", STEPS, [row for row in timed if row["part"] == "steps"]),
+        _table("Beside NeMo 3.0.0", NEMO, [row for row in timed if row["part"] == "nemo"]),
+        _table("From SIGKILL to the next step", RESTARTS, restarts),
     ]
     return "\n".join(filter(None, sections)), not failed and all(row["is_right"] for row in checks)
-
-
-def _is_of(row: Row, part: str) -> bool:
-    return row.get("part") == part and "ms" in row
 
 
 def _ending(code: int | str | None) -> str:
@@ -63,41 +71,13 @@ def _ending(code: int | str | None) -> str:
 
 
 def _name(row: Row) -> str:
-    return " ".join(str(row[key]) for key in ("part", "preset", "cuts", "attention", "form") if key in row)
+    return " ".join(str(row[key]) for key in ("part", "preset", "cuts", "form") if key in row)
 
 
-def _table(title: str, columns: Sequence[str], rows: Sequence[Row], cells: Callable[[Row], list[object]]) -> str:
-    return f"\n## {title}\n\n{table_text(columns, map(cells, rows))}\n" if rows else ""
+def _percent(share: float | None) -> str:
+    return "" if share is None else f"{100 * share:.1f}"
 
 
-def _check_cells(row: Row) -> list[object]:
-    is_right = "right" if row["is_right"] else "**WRONG**"
-    shares = [f"{row['share_of_limit']:.2f}", row["worst"], f"{row['median_over_plain']:.2f}"]
-    return [row["preset"], row["form"], is_right, *shares]
-
-
-def _step_cells(row: Row) -> list[object]:
-    share = row["share_of_peak"]
-    return [
-        row["preset"],
-        row["cuts"],
-        row["form"],
-        f"{row['ms']:.1f}",
-        f"{row['spread']:.2f}",
-        f"{row['audio_s_per_s']:,.0f}",
-        "" if share is None else f"{100 * share:.1f}",
-        f"{row['busy_ms']:.1f}",
-        f"{row['host_ms']:.1f}",
-        row["launches"],
-        f"{row['reserved_gb']:.1f}" if "reserved_gb" in row else "",
-        f"{row['first_s']:.0f}",
-    ]
-
-
-def _nemo_cells(row: Row) -> list[object]:
-    times = [f"{row['ms']:.1f}", f"{row['nemo_ms']:.1f}", f"{row['nemo_over_ours']:.2f}", f"{row['spread']:.2f}"]
-    return [row["preset"], row["attention"], row["form"], row["cuts"], *times]
-
-
-def _restart_cells(row: Row) -> list[object]:
-    return [row["preset"], row["caches"], f"{row['seconds']:.1f}"]
+def _table(title: str, columns: Mapping[str, str], rows: Sequence[Row]) -> str:
+    cells = [[text.format(**row) for text in columns.values()] for row in rows]
+    return f"\n## {title}\n\n{table_text(list(columns), cells)}\n" if rows else ""

@@ -10,17 +10,23 @@ import yaml
 from lightning_fabric.plugins.environments.lightning import LightningEnvironment
 from torch import Tensor
 
-from benchmarks.gpu.forms import FORMS, PLAIN, set_form
-from nestmodel import (
-    EncoderConfig,
-    MaskConfig,
-    NestConfig,
-    NestModel,
-    OptimizerConfig,
-    QuantizerConfig,
-    preset_path,
-)
+from nestmodel import EncoderConfig, MaskConfig, NestConfig, NestModel, OptimizerConfig, QuantizerConfig, preset_path
+from nestmodel.nn.gpu.forms import Forms
 from nestmodel.preflight.trial import noise_batch
+
+REFERENCE = "torch"
+"""The form with operations of torch only."""
+
+PLAIN = "plain"
+
+FORMS = {
+    "compiled": Forms(kernels=True, keeps_subsampling=True, compiled=True),
+    PLAIN: Forms(kernels=True, keeps_subsampling=True, compiled=False),
+    "compiled-fixed": Forms(kernels=True, keeps_subsampling=True, compiled=True, num_shapes=1),
+    REFERENCE: Forms(kernels=False, compiled=False),
+}
+"""The forms of a training step that are compared, those first that decide most; all compute the same, up to rounding.
+The code of `compiled-fixed` is compiled for the one shape that is measured."""
 
 CUT_S = 15
 RATE = 16000
@@ -47,21 +53,19 @@ def cuts_of(preset: str, device: torch.device) -> int:
     return int(content["data"]["plan"]["max_batch_seconds"] // CUT_S)
 
 
-def batch_of(num_cuts: int, device: torch.device, *, number: int = 0, share: float = 1.0) -> Any:
+def batch_of(num_cuts: int, device: torch.device, share: float = 1.0) -> Any:
     """Returns a microbatch of noise with padding in its last cut, in page-locked memory for a GPU.
 
     Args:
         num_cuts: Number of cuts.
         device: Where it will be used.
-        number: Selects audio, masks and dropout.
         share: Length of the cuts relative to `CUT_S`; a CPU gets cuts of 2 s.
     """
     seconds = CUT_S if device.type == "cuda" else 2
     batch = noise_batch((num_cuts, int(share * seconds * RATE)))
     lens = batch.audio_len.clone()
     lens[-1] = 3 * lens[-1] // 4
-    key = batch.key._replace(microbatch=number)
-    batch = replace(batch, audio=batch.audio.roll(number, -1), audio_len=lens, key=key)
+    batch = replace(batch, audio_len=lens)
     return batch.pin_memory() if device.type == "cuda" else batch
 
 
@@ -104,15 +108,17 @@ class Trial:
         self.model = _Model(config).to(device).train()
         self.model.trainer = self.trainer
         self._optimizer = self.model.configure_optimizers()["optimizer"]
-        self._form = FORMS[PLAIN]
 
-    def use(self, name: str) -> None:
-        """Switches to a form, without gradients of the one before."""
-        self._form = FORMS[name]
-        set_form(self.model, self._form)
+    def use(self, name: str, shorter: Any = None) -> None:
+        """Switches to a form; if its code is compiled for varying shapes, runs a shorter microbatch first."""
+        torch.compiler.reset()
+        self.model.use_forms(FORMS[name])
         self.model.prepare_steps()
         self.reset()
         free(self.device)
+        if shorter is not None and FORMS[name].compiled and FORMS[name].num_shapes is None:
+            self.microbatch(shorter)
+            self.reset()
 
     def microbatch(self, batch: Any) -> Tensor:
         """Runs forward and backward pass, which adds to the gradients; returns the loss, summed over scored tokens."""
@@ -136,11 +142,6 @@ class Trial:
         """Drops the gradients and statistics of a step that is not completed."""
         self.model.discard_step()
         self._optimizer.zero_grad()
-
-    def check_form(self) -> None:
-        """Raises RuntimeError if the form was given up."""
-        if self.model.forms.compiled != self._form.compiled:
-            raise RuntimeError("the compiled form failed; a warning says why")
 
     def wait(self) -> None:
         """Waits for the device."""

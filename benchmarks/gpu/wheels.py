@@ -8,11 +8,7 @@ NeMo 3.0.0 imports for NEST. Needs pip and a network; 26 MB.
 """
 
 import argparse
-import shutil
 import sys
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from benchmarks.harness.children import run_peer
@@ -39,40 +35,30 @@ pydantic-core==2.50.5 annotated-types==0.8.0 typing-inspection==0.4.5
 """.split()
 """Versions that were tried together. librosa depends on the version of Python."""
 
-NEMO_SOURCES = ["antlr4-python3-runtime==4.9.3"]
-"""Requirements that are built here, because they exist as source only; pure Python."""
-
 PLATFORMS = ("manylinux_2_28", "manylinux_2_27", "manylinux_2_24", "manylinux_2_17", "manylinux2014", "manylinux1")
 
 
 def main() -> int:
-    """Downloads and builds the wheels that are not there, and prints their size."""
+    """Downloads and builds the wheels."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--python", default="3.12", help="version of Python on the machine with the GPU [%(default)s]")
     arguments = parser.parse_args()
     target = ["--only-binary=:all:", "--implementation", "cp", "--python-version", arguments.python]
     target += [f"--platform={platform}_x86_64" for platform in PLATFORMS]
     pins = ["--constraint", str(REPOSITORY / "constraints.txt")]
-    if not OURS.exists():
-        with _draft(OURS) as draft:
-            _pip("download", *target, *pins, "-d", draft, *OUR_WHEELS)
-    if not NEMO.exists():
-        with _draft(NEMO) as draft:
-            _pip("download", *target, "-d", draft, *NEMO_WHEELS)
-            _pip("wheel", "-w", draft, *NEMO_SOURCES)
-    for folder in (OURS, NEMO):
-        found = list(folder.glob("*.whl"))
-        print(f"{folder}: {len(found)} wheels, {sum(path.stat().st_size for path in found) / 1e6:.1f} MB")
+    _pip("download", *target, *pins, "-d", str(OURS), *OUR_WHEELS)
+    _pip("download", *target, "-d", str(NEMO), *NEMO_WHEELS)
+    _pip("wheel", "-w", str(NEMO), "antlr4-python3-runtime==4.9.3")  # exists as source only; pure Python
     return 0
 
 
-@contextmanager
-def _draft(folder: Path) -> Iterator[str]:
-    """Yields a new folder, which gets its name once it is complete."""
-    FOLDER.mkdir(exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=FOLDER) as draft:
-        yield draft
-        shutil.copytree(draft, folder)
+def install_wheels(wheels: Path, target: str) -> None:
+    """Installs all wheels of a folder into another folder, without their dependencies and without a network.
+
+    Raises:
+        SystemExit: The wheels are not for this version of Python or this machine.
+    """
+    _pip("install", "--no-index", "--no-compile", "--target", target, *map(str, sorted(wheels.glob("*.whl"))))
 
 
 def _pip(command: str, *arguments: str) -> None:

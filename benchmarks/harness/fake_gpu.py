@@ -152,7 +152,7 @@ class OperationLog(TorchDispatchMode):
             self._track(tensor, is_result=True)
         namespace, name = func.name().split(".")[0].split("::")
         if not func.is_view and name not in WITHOUT_KERNEL and namespace != "prim":
-            formula = _FORMULAS.get(func.overloadpacket) or flop_registry.get(func.overloadpacket)
+            formula = _WRAPPED.get(func.overloadpacket) or flop_registry.get(func.overloadpacket)
             self.operations.append(
                 Operation(
                     name=name,
@@ -204,7 +204,7 @@ def _traffic(func: Any, name: str, args: Any, kwargs: Any, inputs: list[Tensor],
     return read + written
 
 
-def backward_of_convolution(grad_out: Any, _x: Any, weight: Any, *rest: Any, **_: Any) -> int:
+def _backward_of_convolution(grad_out: Any, _x: Any, weight: Any, *rest: Any, **_: Any) -> int:
     """Returns the operations of the gradients of a convolution, each as many as the forward pass has.
 
     Torch's own formula counts grouped convolutions as if they had one group.
@@ -214,7 +214,10 @@ def backward_of_convolution(grad_out: Any, _x: Any, weight: Any, *rest: Any, **_
     return forward * sum(output_mask[:2])
 
 
-_FORMULAS = {torch.ops.aten.convolution_backward: shape_wrapper(backward_of_convolution)}
+FORMULAS = {torch.ops.aten.convolution_backward: _backward_of_convolution}
+"""Formulas of torch's flop counter that are replaced; they take shapes instead of tensors."""
+
+_WRAPPED = {operation: shape_wrapper(formula) for operation, formula in FORMULAS.items()}
 
 
 @contextmanager

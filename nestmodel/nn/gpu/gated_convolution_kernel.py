@@ -30,7 +30,7 @@ def launch_forward(
     if out.numel() > 0:
         sizes = constants("forward", gate_bias is not None, left, weight.shape[1], part)
         with torch.cuda.device_of(gates):  # Triton launches on the current device
-            forward_kernel[_grid(batch, num_parts, dim, sizes)](
+            convolution_kernel[_grid(batch, num_parts, dim, sizes)](
                 gates, lens, gate_bias, weight, bias, out, parts, num_frames, num_parts, dim, **sizes, num_warps=1
             )
     return out, parts
@@ -48,7 +48,7 @@ def launch_gradients(
     if grad.numel() > 0:
         sizes = constants("gradient", gate_bias is not None, left, taps, part)
         with torch.cuda.device_of(gates):
-            gradient_kernel[_grid(batch, num_parts, dim, sizes)](
+            convolution_gradient_kernel[_grid(batch, num_parts, dim, sizes)](
                 gates, lens, gate_bias, weight, grad, of_gates, parts, num_frames, num_parts, dim, **sizes, num_warps=1
             )
     return of_gates, parts.sum(0)
@@ -90,7 +90,7 @@ def read_biases(gate_bias, channel, is_channel, dim, has_bias: tl.constexpr):
 
 @triton.jit(do_not_specialize=_SIZES)
 @no_type_check
-def forward_kernel(
+def convolution_kernel(
     gates,
     lens,
     gate_bias,
@@ -164,7 +164,7 @@ def read_gradient(grad, frame, num_frames, channel, is_channel, dim):
 
 @triton.jit(do_not_specialize=_SIZES)
 @no_type_check
-def gradient_kernel(
+def convolution_gradient_kernel(
     gates,
     lens,
     gate_bias,

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from benchmarks.gpu.steps import FORMULAS
+from benchmarks.harness.fake_gpu import FORMULAS
 from nestmodel import EncoderConfig
 from nestmodel.nn.encoder import ConformerEncoder
 from nestmodel.training.utilisation import encoder_operations, peak_of_run, peak_tflops

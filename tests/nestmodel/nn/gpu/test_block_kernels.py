@@ -169,7 +169,7 @@ def test_convolutions_compile_and_eight_programs_fit_into_a_multiprocessor(
     types = {"lens": "*i64", "parts": "*fp32", **{name: f"*{dtype}" for name in tensors}}
     if not config.use_bias:
         constants |= {"gate_bias": None, "bias": None}
-    kernel = getattr(kernels, f"{direction}_kernel")
+    kernel = getattr(kernels, "convolution_kernel" if direction == "forward" else "convolution_gradient_kernel")
     constants = {name: value for name, value in constants.items() if name in kernel.arg_names}
     for compiled in compile_kernel(kernel, types, constants, num_warps=1):
         assert compiled.num_registers <= 65536 // (8 * 32)
