@@ -64,11 +64,10 @@ MEASURED_OVER_COUNTED = 1.33
 335d56fa, 98.4 and 73.9 ms. Source: the same result."""
 
 TRIPS: dict[str, Callable[[Any, int], list[tuple[int, int]]]] = {
-    "forward_kernel": lambda _, __: [(9, 1)],
-    "gradient_kernel": lambda of, programs: [
-        (of["num_positions"] * -(-of["num_channels"] // of["channels"]), of["positions"] * programs),
-        (9, 1),
-    ],
+    **dict.fromkeys(("forward_kernel", "gradient_kernel"), lambda of, _: [(of["num_each"], of["positions"])]),
+    **dict.fromkeys(
+        ("convolution_kernel", "convolution_gradient_kernel"), lambda of, _: [(of["frames"], of["steps"])]
+    ),
 }
 """Range and step of the loops of our own kernels, from outer to inner ones; see `LaunchLog`."""
 
@@ -79,7 +78,7 @@ IN_BLOCKS = {
     "convolution module": r"convolution|glu|batch_norm|depthwise",
     "biases' sums": r"triton_red.*_sum",
     "feed-forward": r"silu|sigmoid",
-    "attention": r"bmm|attention|scores|softmax|distance|unbind|stack|unsqueeze|^new_zeros|^copy_|^add$",
+    "attention": r"bmm|attention|weights_kernel|gradients_kernel|scores|softmax|distance|unbind|stack|unsqueeze|^new_zeros|^copy_|^add$",
 }
 """Parts of the blocks by names of operations, of which the first match counts; the rest belongs to `NORMS`."""
 
