@@ -94,18 +94,19 @@ def _wide(x: Tensor) -> torch.dtype:
 
 
 def relative_attention(
-    content: Tensor,
-    position: Tensor,
-    keys: Tensor,
-    values: Tensor,
+    qkv: Tensor,
+    in_bias: Tensor | None,
     positions: Tensor,
+    biases: Tensor,
     lens: Tensor,
     limits: Tensor | None,
     key: Tensor | None,
     num_dropped: int,
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, ...]:
+    num_keys, width = positions.shape[1] // 2, positions.shape[2]
+    content, position, keys, values = split_heads(qkv, in_bias, biases, num_keys, width)
     weights, kept = attention_weights(content @ keys.mT, position @ positions.mT, lens, limits, key, num_dropped)
-    return kept @ values, weights
+    return kept @ values, weights, content, position, keys, values
 
 
 def relative_attention_gradients(
@@ -118,9 +119,37 @@ def relative_attention_gradients(
     positions: Tensor,
     key: Tensor | None,
     num_dropped: int,
-) -> tuple[Tensor, ...]:
+    head_dim: int,
+) -> tuple[Tensor, Tensor, Tensor]:
     of_scores, by_distance, kept = attention_gradients(weights, grad @ values.mT, key, num_dropped)
-    return of_scores @ keys, by_distance @ positions, of_scores.mT @ content, kept.mT @ grad, by_distance.mT @ position
+    heads = of_scores @ keys, by_distance @ positions, of_scores.mT @ content, kept.mT @ grad
+    of_qkv, of_biases = join_heads(heads, grad.shape[2], head_dim)
+    return of_qkv, by_distance.mT @ position, of_biases
+
+
+def split_heads(
+    qkv: Tensor, in_bias: Tensor | None, biases: Tensor, num_keys: int, width: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    num_frames, head_dim = qkv.shape[1], qkv.shape[4]
+    biased = qkv if in_bias is None else qkv + in_bias.view(qkv.shape[2:])
+    of_head, of_keys = (0, width - head_dim), (0, 0, 0, num_keys - num_frames)
+    q, k, v = biased.unbind(2)
+    content, position = (F.pad((q + bias) * head_dim**-0.5, of_head) for bias in biases)
+    k, v = (F.pad(each, of_head + of_keys).transpose(1, 2).contiguous() for each in (k, v))
+    return content.transpose(1, 2).contiguous(), position.flatten(0, 1).transpose(0, 1).contiguous(), k, v
+
+
+def join_heads(grads: tuple[Tensor, Tensor, Tensor, Tensor], num_frames: int, head_dim: int) -> tuple[Tensor, Tensor]:
+    batch, num_heads = grads[2].shape[:2]
+    by_position = grads[1].view(num_heads, batch, num_frames, -1).transpose(0, 1)
+    content, position, keys, values = (
+        each[:, :, :num_frames, :head_dim].transpose(1, 2).to(_wide(each))
+        for each in (grads[0], by_position, *grads[2:])
+    )
+    scale = head_dim**-0.5
+    of_qkv = torch.stack([(content + position) * scale, keys, values], dim=2)
+    sums = [*of_qkv.unbind(2), content * scale, position * scale]
+    return of_qkv.to(grads[0].dtype), torch.stack([each.sum((0, 1)).flatten() for each in sums])
 
 
 def attention_weights(

@@ -15,7 +15,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -65,9 +65,8 @@ MEASURED_OVER_COUNTED = 1.33
 
 TRIPS: dict[str, Callable[[Any, int], list[tuple[int, int]]]] = {
     **dict.fromkeys(("forward_kernel", "gradient_kernel"), lambda of, _: [(of["num_each"], of["positions"])]),
-    **dict.fromkeys(
-        ("convolution_kernel", "convolution_gradient_kernel"), lambda of, _: [(of["frames"], of["steps"])]
-    ),
+    **dict.fromkeys(("convolution_kernel", "convolution_gradient_kernel"), lambda of, _: [(of["frames"], of["steps"])]),
+    **dict.fromkeys(("split_kernel", "join_kernel"), lambda of, _: [(of["frames"], 1)]),
 }
 """Range and step of the loops of our own kernels, from outer to inner ones; see `LaunchLog`."""
 
@@ -78,7 +77,8 @@ IN_BLOCKS = {
     "convolution module": r"convolution|glu|batch_norm|depthwise",
     "biases' sums": r"triton_red.*_sum",
     "feed-forward": r"silu|sigmoid",
-    "attention": r"bmm|attention|weights_kernel|gradients_kernel|scores|softmax|distance|unbind|stack|unsqueeze|^new_zeros|^copy_|^add$",
+    "attention": r"bmm|attention|(weights|gradients|split|join)_kernel|scores|distance|unbind|stack|unsqueeze|"
+    r"^new_zeros|^copy_|^add$",
 }
 """Parts of the blocks by names of operations, of which the first match counts; the rest belongs to `NORMS`."""
 
@@ -144,7 +144,7 @@ def main() -> int:
         name: {preset: _of_tree(tree, preset, arguments.cuts) for preset in arguments.presets}
         for name, tree in {**trees, "this commit": REPOSITORY}.items()
     }
-    _print_tables(report, arguments.presets, found)
+    _print_tables(report, found, arguments.cuts)
     return 0
 
 
@@ -207,7 +207,10 @@ def microbatch(preset: str, cuts: int | None = None) -> list[Operation]:
             for module in network.modules():
                 if isinstance(module, StepBatchNorm):
                     module.start_collecting()
-        network.use_forms(default_forms("cuda", None))
+        forms = default_forms("cuda", None)
+        if hasattr(forms, "keeps_subsampling"):  # not in older checkouts
+            forms = replace(forms, keeps_subsampling=True)  # as on 80 GB
+        network.use_forms(forms)
         run = _step(network, log)
         run(batch)  # compiles, and leaves gradients and moments
         with recording(log):
@@ -283,14 +286,14 @@ def _plan(preset: str) -> dict[str, int]:
 COLUMNS = ("launches", "GB", "10^9 instructions", "TFLOP", "roof, ms", "expected, ms")
 
 
-def _print_tables(report: Report, presets: Sequence[str], found: dict[str, dict[str, Counts]]) -> None:
+def _print_tables(report: Report, found: dict[str, dict[str, Counts]], cuts: int | None) -> None:
     """Prints the microbatches of all presets, and the parts of each."""
     report.section("Microbatches")
-    rows = []
+    rows, presets = [], list(next(iter(found.values())))
     for preset in presets:
         for name, counts in found.items():
             total = sum(counts[preset].values(), Count())
-            audio_s = _plan(preset)["max_batch_seconds"] // CUT_S * CUT_S
+            audio_s = (cuts or _plan(preset)["max_batch_seconds"] // CUT_S) * CUT_S
             shares = [total.flops / total.expected_s / PEAK_FLOP_PER_S, total.roof_s / total.expected_s]
             rate = f"{audio_s / total.expected_s:,.0f}"
             rows.append([preset, name, *_cells(total), *(f"{100 * share:.1f}" for share in shares), rate])

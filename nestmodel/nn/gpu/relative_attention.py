@@ -104,7 +104,8 @@ def attend(
     elif key is None:
         key = torch.randint(-(2**31), 2**31, (2,), dtype=torch.int32, device=x.device)
     mixed = relative_attention(
-        F.linear(x.to(product_dtype(x)), in_weight, in_bias).unflatten(2, (3, module.num_heads, -1)),
+        F.linear(x.to(product_dtype(x)), in_weight).unflatten(2, (3, module.num_heads, -1)),
+        in_bias,
         F.linear(frames.positions, pos_weight).unflatten(1, (module.num_heads, -1)),
         biases.unflatten(0, (2, -1)),
         frames,
@@ -116,6 +117,7 @@ def attend(
 
 def relative_attention(
     qkv: Float[Tensor, "batch enc_frames 3 heads head_dim"],
+    in_bias: Float[Tensor, " three_dim"] | None,
     positions: Float[Tensor, "positions heads head_dim"],
     biases: Float[Tensor, "2 heads head_dim"],
     frames: GpuFrames,
@@ -126,71 +128,57 @@ def relative_attention(
     """Attends to the valid frames of each utterance within the limits; the output of padded frames is 0.
 
     Args:
-        qkv: Queries, keys and values.
+        qkv: Queries, keys and values without their bias.
+        in_bias: Their bias.
         positions: Projected encodings of the distances enc_frames - 1 and below, twice as many as there are keys.
         biases: Biases of the queries for the scores by content and for the scores by position.
         frames: Their lengths and limits.
         key: Of the dropout of attention weights; None drops nothing.
         num_dropped: Probability with which a weight is dropped, times 65536.
     """
-    num_frames, head_dim = qkv.shape[1], qkv.shape[-1]
-    of_head, of_keys = (0, -head_dim % _MULTIPLE), (0, 0, 0, positions.shape[0] // 2 - num_frames)
-    q, k, v = qkv.unbind(2)
-    scale = 1.0 / math.sqrt(head_dim)
-    content, position = (_fill((q + bias) * scale, of_head) for bias in biases)
-    # (batch, enc_frames, heads, head_dim) -> (batch, heads, keys, head_dim)
-    k, v = (_fill(each, of_head + of_keys).transpose(1, 2).contiguous() for each in (k, v))
-    mixed, _ = _attention(
-        content.transpose(1, 2).contiguous(),
-        # One product for each head, with the rows of all utterances: torch would copy the positions for each utterance.
-        position.flatten(0, 1).transpose(0, 1).contiguous(),
-        k,
-        v,
-        _fill(positions, of_head).transpose(0, 1).contiguous(),
-        frames.lens,
-        frames.limits,
-        key,
-        num_dropped,
-    )
+    head_dim = qkv.shape[4]
+    if head_dim % _MULTIPLE:
+        positions = F.pad(positions, (0, -head_dim % _MULTIPLE))
+    positions = positions.transpose(0, 1).contiguous()
+    mixed, *_ = _attention(qkv, in_bias, positions, biases, frames.lens, frames.limits, key, num_dropped)
     out: Tensor = mixed.transpose(1, 2)[..., :head_dim]
     return out
 
 
-def _fill(x: Tensor, sizes: tuple[int, ...]) -> Tensor:
-    """Pads a tensor with zeros, if there is anything to pad."""
-    return F.pad(x, sizes) if any(sizes) else x
-
-
 @torch.library.custom_op("nestmodel::relative_attention", mutates_args=())
 def _attention(
-    content: Tensor,
-    position: Tensor,
-    keys: Tensor,
-    values: Tensor,
+    qkv: Tensor,
+    in_bias: Tensor | None,
     positions: Tensor,
+    biases: Tensor,
     lens: Tensor,
     limits: Tensor | None,
     key: Tensor | None,
     num_dropped: int,
-) -> tuple[Tensor, Tensor]:
-    """Returns what queries attend to, and the weights before dropout: (batch, heads, enc_frames, keys).
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Returns what queries attend to: (batch, heads, enc_frames, width); and what the backward pass reads.
+
+    This is the weights before dropout: (batch, heads, enc_frames, keys), and `heads_kernel.Heads`.
 
     Args:
-        content: Queries for the scores by content: (batch, heads, enc_frames, head_dim).
-        position: Queries for the scores by position: (heads, batch * enc_frames, head_dim).
-        keys: (batch, heads, keys, head_dim).
-        values: (batch, heads, keys, head_dim).
-        positions: (heads, 2 * keys, head_dim).
+        qkv: As for `relative_attention`.
+        in_bias: As for `relative_attention`.
+        positions: (heads, 2 * keys, width).
+        biases: As for `relative_attention`.
         lens: As in `GpuFrames`.
         limits: As in `GpuFrames`.
         key: As for `relative_attention`.
         num_dropped: As for `relative_attention`.
     """
     from nestmodel.nn.gpu.attention_weights_kernel import launch_weights
+    from nestmodel.nn.gpu.heads_kernel import launch_split
 
+    num_keys, width = positions.shape[1] // 2, positions.shape[2]
+    content, position, keys, values = launch_split(qkv.contiguous(), in_bias, biases.contiguous(), num_keys, width)
+    # One product for each head, with the rows of all utterances: torch would copy the positions for each utterance.
     by_distance = torch.bmm(position, positions.mT)
     weights, kept = launch_weights(_multiply(content, keys.mT), by_distance, lens, limits, key, num_dropped)
-    return _multiply(kept, values), weights
+    return _multiply(kept, values), weights, content, position, keys, values
 
 
 @torch.library.custom_op("nestmodel::relative_attention_gradients", mutates_args=())
@@ -204,18 +192,21 @@ def _gradients(
     positions: Tensor,
     key: Tensor | None,
     num_dropped: int,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Returns the gradients of the first five arguments of `relative_attention`; `grad` is that of its output."""
+    head_dim: int,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Returns the gradients of `qkv`, `positions` and, in float32, of all biases: (5, heads * head_dim).
+
+    The biases are those of queries, keys and values, and of the queries for content and for position. `grad` is the
+    gradient of the first output of `relative_attention`.
+    """
     from nestmodel.nn.gpu.attention_weights_kernel import launch_gradients
+    from nestmodel.nn.gpu.heads_kernel import launch_join
 
     of_scores, by_distance, kept = launch_gradients(weights, _multiply(grad, values.mT), key, num_dropped)
-    return (
-        _multiply(of_scores, keys),
-        torch.bmm(by_distance, positions),
-        _multiply(of_scores.mT, content),
-        _multiply(kept.mT, grad),
-        torch.bmm(by_distance.mT, position),
-    )
+    of_keys, of_values = _multiply(of_scores.mT, content), _multiply(kept.mT, grad)
+    heads = _multiply(of_scores, keys), torch.bmm(by_distance, positions), of_keys, of_values
+    of_qkv, of_biases = launch_join(heads, content.shape[2], head_dim)
+    return of_qkv, torch.bmm(by_distance.mT, position), of_biases
 
 
 def _multiply(left: Tensor, right: Tensor) -> Tensor:
@@ -224,36 +215,47 @@ def _multiply(left: Tensor, right: Tensor) -> Tensor:
     return products
 
 
-def _keep_inputs(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    *tensors, _, _, key, ctx.num_dropped = inputs
-    ctx.save_for_backward(output[1], *tensors, key)
-    ctx.mark_non_differentiable(output[1])
+def _keep_inputs(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    qkv, in_bias, positions, biases, _, _, key, ctx.num_dropped = inputs
+    ctx.head_dim, ctx.has_bias, ctx.dtype = qkv.shape[4], in_bias is not None, biases.dtype
+    ctx.save_for_backward(*output[1:], positions, key)
+    ctx.mark_non_differentiable(*output[1:])
 
 
-def _backward(ctx: Any, grad: Tensor, _: Any) -> tuple[Tensor | None, ...]:
-    found = _gradients(grad.contiguous(), *ctx.saved_tensors, ctx.num_dropped)
-    return *found, None, None, None, None
+def _backward(ctx: Any, grad: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
+    saved = ctx.saved_tensors
+    of_qkv, of_positions, sums = _gradients(grad.contiguous(), *saved, ctx.num_dropped, ctx.head_dim)
+    of_in_bias = sums[:3].flatten().to(ctx.dtype) if ctx.has_bias else None
+    of_biases = sums[3:].view(2, -1, ctx.head_dim).to(ctx.dtype)
+    return of_qkv, of_in_bias, of_positions, of_biases, None, None, None, None
 
 
 @_attention.register_fake
-def _(content: Tensor, _position: Tensor, keys: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
-    return torch.empty_like(content), content.new_empty(*content.shape[:3], keys.shape[2])
+def _(qkv: Tensor, _in_bias: Any, positions: Tensor, *_: Any) -> tuple[Tensor, ...]:
+    batch, num_frames, num_heads = qkv.shape[0], qkv.shape[1], qkv.shape[3]
+    num_keys, width = positions.shape[1] // 2, positions.shape[2]
+    content, position = (batch, num_heads, num_frames, width), (num_heads, batch * num_frames, width)
+    keys, weights = (batch, num_heads, num_keys, width), (batch, num_heads, num_frames, num_keys)
+    return tuple(map(qkv.new_empty, (content, weights, content, position, keys, keys)))
 
 
 @_gradients.register_fake
-def _(_grad: Tensor, _weights: Tensor, *inputs: Any) -> tuple[Tensor, ...]:
-    return tuple(map(torch.empty_like, inputs[:5]))
+def _(grad: Tensor, *inputs: Any) -> tuple[Tensor, Tensor, Tensor]:
+    positions, head_dim = inputs[5], inputs[-1]
+    batch, num_heads, num_frames, _ = grad.shape
+    of_biases = grad.new_empty(5, num_heads * head_dim, dtype=torch.float32)
+    return grad.new_empty(batch, num_frames, 3, num_heads, head_dim), torch.empty_like(positions), of_biases
 
 
 _attention.register_autograd(_backward, setup_context=_keep_inputs)
 
 
 @register_flop_formula(torch.ops.nestmodel.relative_attention)
-def _count_flops(content: torch.Size, position: torch.Size, keys: torch.Size, *_: Any, **__: Any) -> int:
+def _count_flops(qkv: torch.Size, _in_bias: Any, positions: torch.Size, *_: Any, **__: Any) -> int:
     """Returns the operations of the products with keys, with values and with positions."""
-    return 4 * math.prod(content) * keys[2] + 2 * math.prod(position) * 2 * keys[2]
+    return int(4 * qkv[0] * qkv[1] * math.prod(positions))
 
 
 @register_flop_formula(torch.ops.nestmodel.relative_attention_gradients)
-def _count_flops_of_gradients(_grad: torch.Size, _weights: torch.Size, *queries_and_keys: Any, **_: Any) -> int:
-    return 2 * _count_flops(*queries_and_keys)
+def _count_flops_of_gradients(grad: torch.Size, *inputs: Any, **_: Any) -> int:
+    return int(8 * grad[0] * grad[2] * math.prod(inputs[5]))

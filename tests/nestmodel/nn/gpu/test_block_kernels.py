@@ -107,13 +107,40 @@ run(torch.float32, [1030], 1030, 1, None)  # a row for each program
 """
 )
 
+HEADS = (
+    HEAD
+    + """
+from nestmodel.nn.gpu.heads_kernel import launch_join, launch_split
+
+def run(dtype, batch, frames, heads, head_dim, width, has_bias=True):
+    keys = -(-frames // 8) * 8
+    qkv, biases = torch.randn(batch, frames, 3, heads, head_dim).to(dtype), torch.randn(2, heads, head_dim).to(dtype)
+    in_bias = torch.randn(3 * heads * head_dim).to(dtype) if has_bias else None
+    exact = None if in_bias is None else in_bias.double()
+    expected = definitions.split_heads(qkv.double(), exact, biases.double(), keys, width)
+    grads = tuple(torch.randn(each.shape).to(dtype) for each in expected)
+    expected_grads = definitions.join_heads(tuple(each.double() for each in grads), frames, head_dim)
+    new_empty = lambda x, *sizes: poisoned(*sizes, dtype=x.dtype)
+    with patch.object(torch, "empty", poisoned), patch.object(torch.Tensor, "new_empty", new_empty):
+        compare(launch_split(qkv, in_bias, biases, keys, width), expected, dtype)
+        compare(launch_join(grads, frames, head_dim), expected_grads, dtype)
+
+for dtype in (torch.float32, torch.bfloat16, torch.float16):
+    run(dtype, 3, 37, 4, 34, 40)
+run(torch.float32, 1, 1, 1, 2, 8)
+run(torch.bfloat16, 2, 64, 2, 64, 64, has_bias=False)
+"""
+)
+
 BLOCK = (
     HEAD
     + """
 import sys
 from dataclasses import replace
 from functools import partial
-from nestmodel.nn.gpu import attention_weights_kernel, check, devices, dropout_kernel, gated_convolution_kernel
+from nestmodel.nn.gpu import (
+    attention_weights_kernel, check, devices, dropout_kernel, gated_convolution_kernel, heads_kernel
+)
 
 base = EncoderConfig(d_model=136, num_heads=4, num_layers=1, ff_expansion=1, dropout=0.1, dropout_att=0.1)
 streaming = replace(base, att_context_size=((6, 2),), att_context_style="chunked_limited", conv_norm="layer_norm",
@@ -137,6 +164,7 @@ for module, name, number in (
     (gated_convolution_kernel, "launch_gradients", 0), (gated_convolution_kernel, "launch_gradients", 1),
     (attention_weights_kernel, "launch_weights", 1), (attention_weights_kernel, "launch_gradients", 0),
     (attention_weights_kernel, "launch_gradients", 1), (dropout_kernel, "launch_drop", 0),
+    (heads_kernel, "launch_split", 2), (heads_kernel, "launch_join", 0), (heads_kernel, "launch_join", 1),
 ):
     with patch.object(module, name, spoiled(getattr(module, name), number, 3.0)):
         assert not devices.is_right(partial(check.compute, base), cpu, torch.float32), (name, number)
@@ -145,7 +173,9 @@ for module, name, number in (
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("code", [CONVOLUTION, ATTENTION, BLOCK], ids=["convolution", "attention", "block"])
+@pytest.mark.parametrize(
+    "code", [CONVOLUTION, ATTENTION, HEADS, BLOCK], ids=["convolution", "attention", "heads", "block"]
+)
 def test_kernels_compute_their_definition(code: str, tmp_path: Path) -> None:
     pytest.importorskip("triton", reason="Triton comes with torch for GPUs")
     run_interpreted(code, cache=tmp_path)
@@ -187,6 +217,23 @@ def test_rows_of_attention_compile_and_stay_in_registers(
     constants = {name: value for name, value in constants.items() if name in kernel.arg_names}
     half = ("scores", "by_distance", "kept", "weights", "grad")
     types = {"lens": "*i64", "limits": "*i32", "key": "*i32", "scale": "fp32", **{name: "*bf16" for name in half}}
+    compile_kernel(kernel, types, constants, num_warps=num_warps)
+
+
+@pytest.mark.parametrize("name", ["split_kernel", "join_kernel"])
+@pytest.mark.parametrize(("num_heads", "head_dim"), [(4, 44), (8, 64), (8, 128)])
+def test_heads_compile_and_stay_in_registers(
+    num_heads: int, head_dim: int, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kernels = pytest.importorskip("nestmodel.nn.gpu.heads_kernel", reason="Triton comes with torch")
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    kernel, constants = getattr(kernels, name), kernels.constants(num_heads, head_dim, -(-head_dim // 8) * 8)
+    num_warps = constants.pop("num_warps")
+    tensors = {name: "*bf16" for name in kernel.arg_names if name.startswith("of_")}
+    tensors |= {name: "*bf16" for name in ("qkv", "in_bias", "biases", "content", "position", "keys", "values")}
+    types = {**tensors, "parts": "*fp32", "scale": "fp32"}
+    if name == "split_kernel":
+        constants = {**constants, "has_bias": True}
     compile_kernel(kernel, types, constants, num_warps=num_warps)
 
 

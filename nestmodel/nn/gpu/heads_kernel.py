@@ -1,0 +1,184 @@
+"""Queries, keys and values of all heads as matrices of single heads, and their gradients back, by one kernel each.
+
+Biases are added on the way there, and their gradients are summed on the way back.
+"""
+
+from typing import no_type_check
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+FRAMES = 16
+"""Frames of a program."""
+
+_SIZES = ["num_frames", "num_keys"]
+"""Sizes that differ from batch to batch, for which the kernels are not compiled again."""
+
+Heads = tuple[Tensor, Tensor, Tensor, Tensor]
+"""Queries for the scores by content (batch, heads, enc_frames, width) and by position (heads, batch * enc_frames,
+width), keys and values (batch, heads, keys, width). What is past the frames and the values of a head is zero."""
+
+
+def launch_split(qkv: Tensor, in_bias: Tensor | None, biases: Tensor, num_keys: int, width: int) -> Heads:
+    """Returns the matrices of heads.
+
+    Args:
+        qkv: Queries, keys and values without their bias: (batch, enc_frames, 3, heads, head_dim), contiguous.
+        in_bias: Bias of queries, keys and values: (3 * heads * head_dim,).
+        biases: Of queries for content and for position: (2, heads, head_dim).
+        num_keys: Rows of keys and values, at least `enc_frames`.
+        width: Values of a row, at least `head_dim`.
+    """
+    batch, num_frames, _, num_heads, head_dim = qkv.shape
+    content, position, keys, values = (
+        qkv.new_empty(*size, width)
+        for size in (
+            (batch, num_heads, num_frames),
+            (num_heads, batch * num_frames),
+            (batch, num_heads, num_keys),
+            (batch, num_heads, num_keys),
+        )
+    )
+    if qkv.numel() > 0:
+        sizes = constants(num_heads, head_dim, width)
+        grid = (batch * triton.cdiv(num_keys, FRAMES), 3)
+        with torch.cuda.device_of(qkv):  # Triton launches on the current device
+            split_kernel[grid](
+                qkv, in_bias, biases, content, position, keys, values, num_frames, num_keys, head_dim**-0.5,
+                has_bias=in_bias is not None, **sizes,
+            )  # fmt: skip
+    return content, position, keys, values
+
+
+def launch_join(grads: Heads, num_frames: int, head_dim: int) -> tuple[Tensor, Tensor]:
+    """Returns the gradients of queries, keys and values, and those of biases.
+
+    Args:
+        grads: Of the matrices of heads.
+        num_frames: Number of frames of each utterance.
+        head_dim: Values of a head.
+
+    Returns:
+        Gradients of `qkv`; and in float32, of shape (5, heads * head_dim), those of the biases of queries, keys and
+        values, and of the queries for content and for position.
+    """
+    batch, num_heads, num_keys, width = grads[2].shape
+    of_qkv = grads[0].new_empty(batch, num_frames, 3, num_heads, head_dim)
+    num_parts = batch * triton.cdiv(num_frames, FRAMES)
+    parts = torch.empty(num_parts, 5, num_heads * head_dim, dtype=torch.float32, device=of_qkv.device)
+    if of_qkv.numel() > 0:
+        sizes = constants(num_heads, head_dim, width)
+        with torch.cuda.device_of(of_qkv):
+            join_kernel[num_parts, 3](*grads, of_qkv, parts, num_frames, num_keys, head_dim**-0.5, **sizes)
+    return of_qkv, parts.sum(0)
+
+
+def constants(num_heads: int, head_dim: int, width: int) -> dict[str, int]:
+    """Returns the constant arguments of the kernels, and their number of warps."""
+    columns = triton.next_power_of_2(num_heads * width)
+    sizes = {"num_heads": num_heads, "head_dim": head_dim, "width": width, "frames": FRAMES, "columns": columns}
+    return {**sizes, "num_warps": min(16, max(1, columns // 256))}
+
+
+@triton.jit(do_not_specialize=_SIZES)
+@no_type_check
+def split_kernel(
+    qkv,
+    in_bias,
+    biases,
+    content,
+    position,
+    keys,
+    values,
+    num_frames,
+    num_keys,
+    scale,
+    has_bias: tl.constexpr,
+    num_heads: tl.constexpr,
+    head_dim: tl.constexpr,
+    width: tl.constexpr,
+    frames: tl.constexpr,
+    columns: tl.constexpr,
+):
+    """Copies `frames` rows of queries, keys or values of an utterance, by the second number of the program."""
+    num_blocks, slot, dim = tl.cdiv(num_keys, frames), tl.program_id(1), num_heads * head_dim
+    utterance, start = (tl.program_id(0) // num_blocks).to(tl.int64), (tl.program_id(0) % num_blocks) * frames
+    column = tl.arange(0, columns)
+    head, value = column // width, column % width
+    is_value, of_dim = (head < num_heads) & (value < head_dim), head * head_dim + value
+    bias = tl.zeros((columns,), tl.float32)
+    if has_bias:
+        bias = tl.load(in_bias + slot * dim + of_dim, mask=is_value, other=0.0).to(tl.float32)
+    of_content = tl.load(biases + of_dim, mask=is_value, other=0.0).to(tl.float32) + bias
+    of_position = tl.load(biases + dim + of_dim, mask=is_value, other=0.0).to(tl.float32) + bias
+    num_utterances = tl.num_programs(0) // num_blocks
+    for frame in range(0, frames):
+        row = start + frame
+        place = qkv + ((utterance * num_frames + row) * 3 + slot) * dim + of_dim
+        is_read = is_value & (row < num_frames)
+        found = tl.load(place, mask=is_read, other=0.0).to(tl.float32)
+        if slot == 0:
+            is_stored = (head < num_heads) & (row < num_frames)
+            to = ((utterance * num_heads + head) * num_frames + row) * width + value
+            query = tl.where(is_read, (found + of_content) * scale, 0.0)
+            tl.store(content + to, query.to(content.dtype.element_ty), mask=is_stored)
+            to = ((head * num_utterances + utterance) * num_frames + row) * width + value
+            query = tl.where(is_read, (found + of_position) * scale, 0.0)
+            tl.store(position + to, query.to(content.dtype.element_ty), mask=is_stored)
+        else:
+            is_stored = (head < num_heads) & (row < num_keys)
+            to = ((utterance * num_heads + head) * num_keys + row) * width + value
+            copied = tl.where(is_read, found + bias, 0.0).to(keys.dtype.element_ty)
+            tl.store(keys + to, copied, mask=is_stored & (slot == 1))
+            tl.store(values + to, copied, mask=is_stored & (slot == 2))
+
+
+@triton.jit(do_not_specialize=_SIZES)
+@no_type_check
+def join_kernel(
+    of_content,
+    of_position,
+    of_keys,
+    of_values,
+    of_qkv,
+    parts,
+    num_frames,
+    num_keys,
+    scale,
+    num_heads: tl.constexpr,
+    head_dim: tl.constexpr,
+    width: tl.constexpr,
+    frames: tl.constexpr,
+    columns: tl.constexpr,
+):
+    """Copies gradients of `frames` rows of queries, keys or values of an utterance, and sums them."""
+    num_blocks, slot, dim = tl.cdiv(num_frames, frames), tl.program_id(1), num_heads * head_dim
+    utterance, start = (tl.program_id(0) // num_blocks).to(tl.int64), (tl.program_id(0) % num_blocks) * frames
+    num_utterances = tl.num_programs(0) // num_blocks
+    column = tl.arange(0, columns)
+    head, value, is_value = column // head_dim, column % head_dim, column < dim
+    by_content = tl.zeros((columns,), tl.float32)
+    by_position = by_content
+    for frame in range(0, frames):
+        row = start + frame
+        is_read = is_value & (row < num_frames)
+        if slot == 0:
+            to = ((utterance * num_heads + head) * num_frames + row) * width + value
+            one = tl.load(of_content + to, mask=is_read, other=0.0).to(tl.float32) * scale
+            to = ((head * num_utterances + utterance) * num_frames + row) * width + value
+            other = tl.load(of_position + to, mask=is_read, other=0.0).to(tl.float32) * scale
+        else:
+            to = ((utterance * num_heads + head) * num_keys + row) * width + value
+            one = tl.load(of_keys + to, mask=is_read & (slot == 1), other=0.0).to(tl.float32)
+            other = tl.load(of_values + to, mask=is_read & (slot == 2), other=0.0).to(tl.float32)
+        place = of_qkv + ((utterance * num_frames + row) * 3 + slot) * dim + column
+        tl.store(place, (one + other).to(of_qkv.dtype.element_ty), mask=is_read)
+        by_content += one
+        by_position += other
+    place = parts + tl.program_id(0).to(tl.int64) * 5 * dim + column
+    tl.store(place + slot * dim, by_content + by_position, mask=is_value)
+    if slot == 0:
+        tl.store(place + 3 * dim, by_content, mask=is_value)
+        tl.store(place + 4 * dim, by_position, mask=is_value)
