@@ -60,13 +60,14 @@ def launch_gradients(
     """
     num_utterances, num_heads, num_frames, num_keys = weights.shape
     kept = weights if key is None else torch.empty_like(weights)
-    by_distance = weights.new_empty(num_heads, num_utterances * num_frames, 2 * num_keys)
+    sizes = num_heads, num_utterances * num_frames, 2 * num_keys
+    by_distance = torch.empty(sizes, dtype=weights.dtype, device=weights.device)
     if weights.numel() > 0:
-        sizes = constants(num_keys, key is not None)
+        options = constants(num_keys, key is not None)
         with torch.cuda.device_of(weights):
-            gradients_kernel[_grid(weights, sizes)](
+            gradients_kernel[_grid(weights, options)](
                 weights, grad, key, kept, by_distance, *_sizes(weights), num_dropped,
-                keep_scale(num_dropped), **sizes,
+                keep_scale(num_dropped), **options,
             )  # fmt: skip
     return grad, by_distance, kept
 

@@ -33,7 +33,7 @@ def launch_split(qkv: Tensor, in_bias: Tensor | None, biases: Tensor, num_keys: 
     """
     batch, num_frames, _, num_heads, head_dim = qkv.shape
     content, position, keys, values = (
-        qkv.new_empty(*size, width)
+        torch.empty(*size, width, dtype=qkv.dtype, device=qkv.device)
         for size in (
             (batch, num_heads, num_frames),
             (num_heads, batch * num_frames),
@@ -65,13 +65,14 @@ def launch_join(grads: Heads, num_frames: int, head_dim: int) -> tuple[Tensor, T
         values, and of the queries for content and for position.
     """
     batch, num_heads, num_keys, width = grads[2].shape
-    of_qkv = grads[0].new_empty(batch, num_frames, 3, num_heads, head_dim)
+    sizes = batch, num_frames, 3, num_heads, head_dim
+    of_qkv = torch.empty(sizes, dtype=grads[0].dtype, device=grads[0].device)
     num_parts = batch * triton.cdiv(num_frames, FRAMES)
     parts = torch.empty(num_parts, 5, num_heads * head_dim, dtype=torch.float32, device=of_qkv.device)
     if of_qkv.numel() > 0:
-        sizes = constants(num_heads, head_dim, width)
+        options = constants(num_heads, head_dim, width)
         with torch.cuda.device_of(of_qkv):
-            join_kernel[num_parts, 3](*grads, of_qkv, parts, num_frames, num_keys, head_dim**-0.5, **sizes)
+            join_kernel[num_parts, 3](*grads, of_qkv, parts, num_frames, num_keys, head_dim**-0.5, **options)
     return of_qkv, parts.sum(0)
 
 
