@@ -103,46 +103,16 @@ def attend(
         key = None
     elif key is None:
         key = torch.randint(-(2**31), 2**31, (2,), dtype=torch.int32, device=x.device)
-    mixed = relative_attention(
-        F.linear(x.to(product_dtype(x)), in_weight).unflatten(2, (3, module.num_heads, -1)),
-        in_bias,
-        F.linear(frames.positions, pos_weight).unflatten(1, (module.num_heads, -1)),
-        biases.unflatten(0, (2, -1)),
-        frames,
-        key=key,
-        num_dropped=num_dropped,
-    )
-    return F.linear(mixed.flatten(2), out_weight, out_bias)
-
-
-def relative_attention(
-    qkv: Float[Tensor, "batch enc_frames 3 heads head_dim"],
-    in_bias: Float[Tensor, " three_dim"] | None,
-    positions: Float[Tensor, "positions heads head_dim"],
-    biases: Float[Tensor, "2 heads head_dim"],
-    frames: GpuFrames,
-    *,
-    key: Key | None = None,
-    num_dropped: int = 0,
-) -> Float[Tensor, "batch enc_frames heads head_dim"]:
-    """Attends to the valid frames of each utterance within the limits; the output of padded frames is 0.
-
-    Args:
-        qkv: Queries, keys and values without their bias.
-        in_bias: Their bias.
-        positions: Projected encodings of the distances enc_frames - 1 and below, twice as many as there are keys.
-        biases: Biases of the queries for the scores by content and for the scores by position.
-        frames: Their lengths and limits.
-        key: Of the dropout of attention weights; None drops nothing.
-        num_dropped: Probability with which a weight is dropped, times 65536.
-    """
+    qkv = F.linear(x.to(product_dtype(x)), in_weight).unflatten(2, (3, module.num_heads, -1))
+    positions = F.linear(frames.positions, pos_weight).unflatten(1, (module.num_heads, -1))
     head_dim = qkv.shape[4]
     if head_dim % _MULTIPLE:
         positions = F.pad(positions, (0, -head_dim % _MULTIPLE))
     positions = positions.transpose(0, 1).contiguous()
+    biases = biases.unflatten(0, (2, -1))
     mixed, *_ = _attention(qkv, in_bias, positions, biases, frames.lens, frames.limits, key, num_dropped)
-    out: Tensor = mixed.transpose(1, 2)[..., :head_dim]
-    return out
+    # (batch, heads, enc_frames, width) -> (batch, enc_frames, heads, head_dim)
+    return F.linear(mixed.transpose(1, 2)[..., :head_dim].flatten(2), out_weight, out_bias)
 
 
 @torch.library.custom_op("nestmodel::relative_attention", mutates_args=())
@@ -156,19 +126,21 @@ def _attention(
     key: Tensor | None,
     num_dropped: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Returns what queries attend to: (batch, heads, enc_frames, width); and what the backward pass reads.
-
-    This is the weights before dropout: (batch, heads, enc_frames, keys), and `heads_kernel.Heads`.
+    """Returns what valid frames attend to within the limits: (batch, heads, enc_frames, width), 0 for padded frames.
 
     Args:
-        qkv: As for `relative_attention`.
-        in_bias: As for `relative_attention`.
-        positions: (heads, 2 * keys, width).
-        biases: As for `relative_attention`.
+        qkv: Queries, keys and values without their bias: (batch, enc_frames, 3, heads, head_dim).
+        in_bias: Their bias: (3 * heads * head_dim,).
+        positions: Projected encodings of the distances enc_frames - 1 and below: (heads, 2 * keys, width).
+        biases: Of the queries for the scores by content and by position: (2, heads, head_dim).
         lens: As in `GpuFrames`.
         limits: As in `GpuFrames`.
-        key: As for `relative_attention`.
-        num_dropped: As for `relative_attention`.
+        key: Of the dropout of weights; None drops nothing.
+        num_dropped: Probability with which a weight is dropped, times 65536.
+
+    Returns:
+        This; and for the backward pass, the weights before dropout: (batch, heads, enc_frames, keys), and
+        `heads_kernel.Heads`.
     """
     from nestmodel.nn.gpu.attention_weights_kernel import launch_weights
     from nestmodel.nn.gpu.heads_kernel import launch_split
@@ -194,10 +166,9 @@ def _gradients(
     num_dropped: int,
     head_dim: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns the gradients of `qkv`, `positions` and, in float32, of all biases: (5, heads * head_dim).
+    """Returns the gradients of `qkv`, `positions` and, in float32, of all biases, as `launch_join` does.
 
-    The biases are those of queries, keys and values, and of the queries for content and for position. `grad` is the
-    gradient of the first output of `relative_attention`.
+    `grad` is the gradient of the first output of `_attention`, and the tensors after it are the other ones.
     """
     from nestmodel.nn.gpu.attention_weights_kernel import launch_gradients
     from nestmodel.nn.gpu.heads_kernel import launch_join
