@@ -108,12 +108,15 @@ def find_rows(num_utterances, num_heads, num_frames, rows: tl.constexpr):
 @triton.jit
 @no_type_check
 def keep(row, column, num_frames, key, num_dropped):
-    """Returns which weights dropout keeps; positions are counted without the columns that rows are filled with."""
+    """Returns which weights dropout keeps. Positions do not count the columns that rows are filled with.
+
+    Decisions repeat after 2^32 weights.
+    """
     position = row.to(tl.uint32)[:, None] * num_frames.to(tl.uint32) + column.to(tl.uint32)[None, :]
     return is_kept(position, key, num_dropped)
 
 
-@triton.jit(do_not_specialize=_SIZES)
+@triton.jit(do_not_specialize=_SIZES, do_not_specialize_on_alignment=["key"])
 @no_type_check
 def weights_kernel(
     scores,
@@ -142,24 +145,24 @@ def weights_kernel(
         num_left, num_right, chunk = tl.load(limits), tl.load(limits + 1), tl.load(limits + 2)
         distance = (query // chunk)[:, None] - (column // chunk)[None, :]
         is_seen = is_seen & (distance <= num_left) & (distance >= -num_right)
-    num_keys = num_eights * 8  # so that the compiler knows
-    place = row[:, None] * num_keys + column[None, :]
+    num_keys = num_eights * 8  # so the compiler knows that rows are multiples of 8, and reads 8 values at once
+    offset = row[:, None] * num_keys + column[None, :]
     shifted = by_distance + (in_positions * 2 * num_keys + num_frames - 1 - query)[:, None] + column[None, :]
     is_stored = (query < num_frames)[:, None] & (column < num_keys)[None, :]
-    score = tl.load(scores + place, mask=is_stored, other=0.0).to(tl.float32)
+    score = tl.load(scores + offset, mask=is_stored, other=0.0).to(tl.float32)
     score += tl.load(shifted, mask=is_seen, other=0.0).to(tl.float32)
     score = tl.where(is_seen, score * LOG2_OF_E, float("-inf"))
     highest = tl.max(score, 1)
     power = tl.exp2(score - tl.where(query < num_valid, highest, 0.0)[:, None])
     total = tl.sum(power, 1)
     weight = power * (1.0 / tl.where(query < num_valid, total, 1.0))[:, None]
-    tl.store(scores + place, weight.to(scores.dtype.element_ty), mask=is_stored)
+    tl.store(scores + offset, weight.to(scores.dtype.element_ty), mask=is_stored)
     if drops:
         weight = tl.where(keep(row, column, num_frames, key, num_dropped), weight * scale, 0.0)
-        tl.store(kept + place, weight.to(kept.dtype.element_ty), mask=is_stored)
+        tl.store(kept + offset, weight.to(kept.dtype.element_ty), mask=is_stored)
 
 
-@triton.jit(do_not_specialize=_SIZES)
+@triton.jit(do_not_specialize=_SIZES, do_not_specialize_on_alignment=["key"])
 @no_type_check
 def gradients_kernel(
     weights,
@@ -180,22 +183,22 @@ def gradients_kernel(
     """Computes the gradients of the scores of `rows` queries, by key and by distance, and what dropout left."""
     _, query, row, in_positions = find_rows(num_utterances, num_heads, num_frames, rows)
     column = tl.arange(0, columns)
-    num_keys = num_eights * 8  # so that the compiler knows
+    num_keys = num_eights * 8  # so the compiler knows that rows are multiples of 8, and reads 8 values at once
     is_read = (query < num_frames)[:, None] & (column < num_keys)[None, :]
-    place = row[:, None] * num_keys + column[None, :]
-    weight = tl.load(weights + place, mask=is_read, other=0.0).to(tl.float32)
-    given = tl.load(grad + place, mask=is_read, other=0.0).to(tl.float32)
+    offset = row[:, None] * num_keys + column[None, :]
+    weight = tl.load(weights + offset, mask=is_read, other=0.0).to(tl.float32)
+    given = tl.load(grad + offset, mask=is_read, other=0.0).to(tl.float32)
     if drops:
         is_left = keep(row, column, num_frames, key, num_dropped)
         given = tl.where(is_left, given * scale, 0.0)
-        tl.store(kept + place, tl.where(is_left, weight * scale, 0.0).to(kept.dtype.element_ty), mask=is_read)
+        tl.store(kept + offset, tl.where(is_left, weight * scale, 0.0).to(kept.dtype.element_ty), mask=is_read)
     of_score = (weight * (given - tl.sum(weight * given, 1)[:, None])).to(grad.dtype.element_ty)
-    tl.store(grad + place, of_score, mask=is_read)
+    tl.store(grad + offset, of_score, mask=is_read)
     # Distances that a query has no key at are zero. Aligned rows of zeros take a fraction of the instructions of zeros
     # before and after the scores.
-    place = by_distance + (in_positions * 2 * num_keys)[:, None] + column[None, :]
+    pointer = by_distance + (in_positions * 2 * num_keys)[:, None] + column[None, :]
     zeros = tl.zeros((rows, columns), grad.dtype.element_ty)
-    tl.store(place, zeros, mask=is_read)
-    tl.store(place + num_keys, zeros, mask=is_read)
+    tl.store(pointer, zeros, mask=is_read)
+    tl.store(pointer + num_keys, zeros, mask=is_read)
     tl.debug_barrier()
-    tl.store(place + (num_frames - 1 - query)[:, None], of_score, mask=is_read)
+    tl.store(pointer + (num_frames - 1 - query)[:, None], of_score, mask=is_read)

@@ -30,7 +30,7 @@ def has_kernel(check: Callable[[], bool], otherwise: str) -> bool:
         raise
     except Exception as error:  # a compiler can fail in many ways
         reason = " ".join(str(error).split()).rstrip(".")
-        cause = f"Triton fails: {reason}. It needs a C compiler and the headers of Python"
+        cause = f"Triton fails: {reason}. If a compiler is missing: it needs a C compiler and the headers of Python"
     warnings.warn(f"{otherwise}, because {cause}.", stacklevel=3)
     return False
 
@@ -46,8 +46,10 @@ def is_right(
         device: Device that is tried.
         dtype: Type of products that is tried.
     """
-    exact = compute(torch.device("cpu"), torch.float64, False)
-    plain, found = compute(device, dtype, False), compute(device, dtype, True)
+    # The first forward pass of a process may be one without gradients.
+    with torch.inference_mode(mode=False), torch.enable_grad():
+        exact = compute(torch.device("cpu"), torch.float64, False)
+        plain, found = compute(device, dtype, False), compute(device, dtype, True)
     smallest, rounding = _SMALL_NORM * max(float(each.norm()) for each in exact), max(1e-5, 4 * torch.finfo(dtype).eps)
     return all(
         bool((ours - x).norm() <= 2 * (theirs - x).norm() + rounding * max(float(x.norm()), smallest))

@@ -53,7 +53,7 @@ def is_kept(position, key, num_dropped):
     return (half ^ 0x8000) >= num_dropped
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["key"])
 @no_type_check
 def drop_kernel(x, key, out, num_values, num_dropped, scale, size: tl.constexpr):
     """Applies the decisions about `size` values."""

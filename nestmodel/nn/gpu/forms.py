@@ -11,7 +11,7 @@ class Forms:
     """On a GPU, kernels in Triton compute parts of the subsampling and of blocks, where they work."""
 
     keeps_subsampling: bool = False
-    """Where that kernel works, the subsampling keeps its activations instead of recomputing them: more memory, equal
+    """Where its kernel works, the subsampling keeps its activations instead of recomputing them: more memory, equal
     bits."""
 
     compiled: bool

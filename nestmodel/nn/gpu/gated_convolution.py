@@ -20,7 +20,7 @@ class ConvWeights(NamedTuple):
     """Parameters of the convolution and the bias of its gates, in the type of matrix products."""
 
     gate_bias: Float[Tensor, " two_dim"] | None
-    """Of the layer that computes the gates: first that of the values, then that of what opens them."""
+    """Of the layer before: first that of the values, then that of the logits of their gates."""
 
     weight: Float[Tensor, "dim taps"]
 
@@ -34,7 +34,7 @@ def gated_convolution(
     """Adds biases, gates values, zeroes padded frames, and convolves each channel over time.
 
     Args:
-        gates: Values, and after them what opens them, without their bias.
+        gates: Values, and after them the logits of their gates, without their bias.
         lens: Number of valid frames of each utterance.
         weights: Of the convolution.
         left: Frames before its own that an output reads; the other ones are after it.
@@ -72,7 +72,9 @@ def _gated_convolution(
 ) -> tuple[Tensor, Tensor]:
     from nestmodel.nn.gpu.gated_convolution_kernel import launch_forward
 
-    return launch_forward(gates.contiguous(), lens, gate_bias, weight.contiguous(), bias, left, FRAMES_PER_PART)
+    return launch_forward(
+        gates.contiguous(), lens.contiguous(), gate_bias, weight.contiguous(), bias, left, FRAMES_PER_PART
+    )
 
 
 @torch.library.custom_op("nestmodel::gated_convolution_gradients", mutates_args=())
@@ -81,18 +83,19 @@ def _gradients(
 ) -> tuple[Tensor, Tensor]:
     """Returns the gradients of the gates; and in float32, of shape (taps + 3, dim), of weights and three biases.
 
-    The biases are that of the convolution, of the values, and of what opens them; without them, these rows are zero.
+    The biases are those of the convolution, of the values and of the logits; without them, these rows are zero.
     """
     from nestmodel.nn.gpu.gated_convolution_kernel import launch_gradients
 
     weight, grad = weight.contiguous(), grad.contiguous()
-    return launch_gradients(gates.contiguous(), lens, gate_bias, weight, grad, left, FRAMES_PER_PART)
+    return launch_gradients(gates.contiguous(), lens.contiguous(), gate_bias, weight, grad, left, FRAMES_PER_PART)
 
 
 def _keep_inputs(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     gates, lens, gate_bias, weight, _, ctx.left = inputs
     ctx.save_for_backward(gates, lens, gate_bias, weight)
     ctx.mark_non_differentiable(output[1])
+    ctx.set_materialize_grads(False)
 
 
 def _backward(ctx: Any, grad: Tensor, _: Any) -> tuple[Tensor | None, ...]:

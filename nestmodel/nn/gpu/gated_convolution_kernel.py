@@ -44,14 +44,25 @@ def launch_gradients(
     taps, num_parts = weight.shape[1], triton.cdiv(num_frames, part)
     of_gates = torch.empty_like(gates)
     # Each program has sums of its own, so that the order of the sum is the same every time.
-    parts = torch.empty(batch * num_parts, taps + 3, dim, dtype=torch.float32, device=gates.device)
+    partial_sums = torch.empty(batch * num_parts, taps + 3, dim, dtype=torch.float32, device=gates.device)
     if grad.numel() > 0:
         sizes = constants("gradient", gate_bias is not None, left, taps, part)
         with torch.cuda.device_of(gates):
             convolution_gradient_kernel[_grid(batch, num_parts, dim, sizes)](
-                gates, lens, gate_bias, weight, grad, of_gates, parts, num_frames, num_parts, dim, **sizes, num_warps=1
+                gates,
+                lens,
+                gate_bias,
+                weight,
+                grad,
+                of_gates,
+                partial_sums,
+                num_frames,
+                num_parts,
+                dim,
+                **sizes,
+                num_warps=1,
             )
-    return of_gates, parts.sum(0)
+    return of_gates, partial_sums.sum(0)
 
 
 def constants(direction: str, has_bias: bool, left: int, taps: int, part: int) -> dict[str, int | bool]:
@@ -67,13 +78,13 @@ def _grid(batch: int, num_parts: int, dim: int, sizes: dict[str, int | bool]) ->
 
 @triton.jit
 @no_type_check
-def gate(gates, frame, num_valid, value_bias, gate_bias, channel, is_channel, dim):
-    """Returns values and opened gates of a frame, both without a gradient if the frame is not valid."""
+def read_gated(gates, frame, num_valid, value_bias, gate_bias, channel, is_channel, dim):
+    """Returns values and gate gates of a frame, both without a gradient if the frame is not valid."""
     is_valid = (frame >= 0) & (frame < num_valid)
     place = gates + frame * 2 * dim + channel
     value = tl.load(place, mask=is_channel & is_valid, other=0.0).to(tl.float32) + value_bias
-    closed = tl.load(place + dim, mask=is_channel & is_valid, other=0.0).to(tl.float32) + gate_bias
-    return tl.where(is_valid, value, 0.0), tl.where(is_valid, 1.0 / (1.0 + tl.exp(-closed)), 0.0)
+    logit = tl.load(place + dim, mask=is_channel & is_valid, other=0.0).to(tl.float32) + gate_bias
+    return tl.where(is_valid, value, 0.0), tl.where(is_valid, 1.0 / (1.0 + tl.exp(-logit)), 0.0)
 
 
 @triton.jit
@@ -81,11 +92,11 @@ def gate(gates, frame, num_valid, value_bias, gate_bias, channel, is_channel, di
 def read_biases(gate_bias, channel, is_channel, dim, has_bias: tl.constexpr):
     """Returns the biases of values and gates, or zeros."""
     value = tl.zeros(channel.shape, tl.float32)
-    closed = value
+    logit = value
     if has_bias:
         value = tl.load(gate_bias + channel, mask=is_channel, other=0.0).to(tl.float32)
-        closed = tl.load(gate_bias + dim + channel, mask=is_channel, other=0.0).to(tl.float32)
-    return value, closed
+        logit = tl.load(gate_bias + dim + channel, mask=is_channel, other=0.0).to(tl.float32)
+    return value, logit
 
 
 @triton.jit(do_not_specialize=_SIZES)
@@ -115,7 +126,7 @@ def convolution_kernel(
     num_valid = tl.load(lens + utterance).to(tl.int32)
     gates += utterance * num_frames * 2 * dim
     out += utterance * num_frames * dim
-    value_bias, closed_bias = read_biases(gate_bias, channel, is_channel, dim, has_bias)
+    value_bias, logit_bias = read_biases(gate_bias, channel, is_channel, dim, has_bias)
     mean = tl.zeros((channels,), tl.float32)
     squares, first = mean, mean
     if has_bias:
@@ -126,16 +137,16 @@ def convolution_kernel(
     for tap in tl.static_range(taps):
         weights = weights + (tl.load(weight + channel * taps + tap, mask=is_channel, other=0.0).to(tl.float32),)
     for tap in tl.static_range(taps - 1):
-        value, opened = gate(gates, start - left + tap, num_valid, value_bias, closed_bias, channel, is_channel, dim)
-        window = window + (value * opened,)
+        value, gate = read_gated(gates, start - left + tap, num_valid, value_bias, logit_bias, channel, is_channel, dim)
+        window = window + (value * gate,)
     count = 0
     for number in range(0, frames, steps):
         frame = start + number
         for step in tl.static_range(steps):
-            value, opened = gate(
-                gates, frame + step - left + taps - 1, num_valid, value_bias, closed_bias, channel, is_channel, dim
+            value, gate = read_gated(
+                gates, frame + step - left + taps - 1, num_valid, value_bias, logit_bias, channel, is_channel, dim
             )
-            window = window + (value * opened,)
+            window = window + (value * gate,)
         for step in tl.static_range(steps):
             total = first
             for tap in tl.static_range(taps):
@@ -171,7 +182,7 @@ def convolution_gradient_kernel(
     weight,
     grad,
     of_gates,
-    parts,
+    partial_sums,
     num_frames,
     num_parts,
     dim,
@@ -190,10 +201,11 @@ def convolution_gradient_kernel(
     gates += utterance * num_frames * 2 * dim
     of_gates += utterance * num_frames * 2 * dim
     grad += utterance * num_frames * dim
-    value_bias, closed_bias = read_biases(gate_bias, channel, is_channel, dim, has_bias)
+    value_bias, logit_bias = read_biases(gate_bias, channel, is_channel, dim, has_bias)
+    # Frames after those of the part count as not valid, so that their sums are zero.
     num_read = tl.minimum(num_valid, (part + 1) * frames)
     zero = tl.zeros((channels,), tl.float32)
-    of_values, of_closed, of_bias = zero, zero, zero
+    of_values, of_logits, of_bias = zero, zero, zero
     weights, sums, window = (), (), ()
     start = part * frames
     end = tl.minimum(start + frames, num_frames)
@@ -210,25 +222,25 @@ def convolution_gradient_kernel(
             window = window + (read_gradient(grad, frame + step + left, num_frames, channel, is_channel, dim),)
         for step in tl.static_range(steps):
             is_frame = frame + step < end
-            value, opened = gate(gates, frame + step, num_read, value_bias, closed_bias, channel, is_channel, dim)
+            value, gate = read_gated(gates, frame + step, num_read, value_bias, logit_bias, channel, is_channel, dim)
             total, added = zero, ()
             for tap in tl.static_range(taps):
                 total += window[step + tap] * weights[tap]
-                added = added + (sums[tap] + window[step + tap] * (value * opened),)
+                added = added + (sums[tap] + window[step + tap] * (value * gate),)
             sums = added
-            total *= opened
-            closed = total * value * (1.0 - opened)
+            total *= gate
+            logit = total * value * (1.0 - gate)
             place = of_gates + (frame + step) * 2 * dim + channel
             tl.store(place, total.to(of_gates.dtype.element_ty), mask=is_channel & is_frame)
-            tl.store(place + dim, closed.to(of_gates.dtype.element_ty), mask=is_channel & is_frame)
+            tl.store(place + dim, logit.to(of_gates.dtype.element_ty), mask=is_channel & is_frame)
             if has_bias:
                 of_values += total
-                of_closed += closed
+                of_logits += logit
                 of_bias += tl.where(is_frame, window[step + taps - 1 - left], 0.0)
         window = window[steps:]
-    place = parts + tl.program_id(0).to(tl.int64) * (taps + 3) * dim + channel
+    place = partial_sums + tl.program_id(0).to(tl.int64) * (taps + 3) * dim + channel
     for tap in tl.static_range(taps):
         tl.store(place + (taps - 1 - tap) * dim, sums[tap], mask=is_channel)
     tl.store(place + taps * dim, of_bias, mask=is_channel)
     tl.store(place + (taps + 1) * dim, of_values, mask=is_channel)
-    tl.store(place + (taps + 2) * dim, of_closed, mask=is_channel)
+    tl.store(place + (taps + 2) * dim, of_logits, mask=is_channel)

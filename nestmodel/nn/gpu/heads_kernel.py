@@ -18,7 +18,8 @@ _SIZES = ["num_frames", "num_keys"]
 
 Heads = tuple[Tensor, Tensor, Tensor, Tensor]
 """Queries for the scores by content (batch, heads, enc_frames, width) and by position (heads, batch * enc_frames,
-width), keys and values (batch, heads, keys, width). What is past the frames and the values of a head is zero."""
+width), keys and values (batch, heads, keys, width). Keys past the frames, and what is past the values of a head, are
+zero."""
 
 
 def launch_split(qkv: Tensor, in_bias: Tensor | None, biases: Tensor, num_keys: int, width: int) -> Heads:
@@ -68,12 +69,12 @@ def launch_join(grads: Heads, num_frames: int, head_dim: int) -> tuple[Tensor, T
     sizes = batch, num_frames, 3, num_heads, head_dim
     of_qkv = torch.empty(sizes, dtype=grads[0].dtype, device=grads[0].device)
     num_parts = batch * triton.cdiv(num_frames, FRAMES)
-    parts = torch.empty(num_parts, 5, num_heads * head_dim, dtype=torch.float32, device=of_qkv.device)
+    partial_sums = torch.empty(num_parts, 5, num_heads * head_dim, dtype=torch.float32, device=of_qkv.device)
     if of_qkv.numel() > 0:
         options = constants(num_heads, head_dim, width)
         with torch.cuda.device_of(of_qkv):
-            join_kernel[num_parts, 3](*grads, of_qkv, parts, num_frames, num_keys, head_dim**-0.5, **options)
-    return of_qkv, parts.sum(0)
+            join_kernel[num_parts, 3](*grads, of_qkv, partial_sums, num_frames, num_keys, head_dim**-0.5, **options)
+    return of_qkv, partial_sums.sum(0)
 
 
 def constants(num_heads: int, head_dim: int, width: int) -> dict[str, int]:
@@ -117,23 +118,23 @@ def split_kernel(
     num_utterances = tl.num_programs(0) // num_blocks
     for frame in range(0, frames):
         row = start + frame
-        place = qkv + ((utterance * num_frames + row) * 3 + slot) * dim + of_dim
+        pointer = qkv + ((utterance * num_frames + row) * 3 + slot) * dim + of_dim
         is_read = is_value & (row < num_frames)
-        found = tl.load(place, mask=is_read, other=0.0).to(tl.float32)
+        found = tl.load(pointer, mask=is_read, other=0.0).to(tl.float32)
         if slot == 0:
             is_stored = (head < num_heads) & (row < num_frames)
-            to = ((utterance * num_heads + head) * num_frames + row) * width + value
+            offset = ((utterance * num_heads + head) * num_frames + row) * width + value
             query = tl.where(is_read, (found + of_content) * scale, 0.0)
-            tl.store(content + to, query.to(content.dtype.element_ty), mask=is_stored)
-            to = ((head * num_utterances + utterance) * num_frames + row) * width + value
+            tl.store(content + offset, query.to(content.dtype.element_ty), mask=is_stored)
+            offset = ((head * num_utterances + utterance) * num_frames + row) * width + value
             query = tl.where(is_read, (found + of_position) * scale, 0.0)
-            tl.store(position + to, query.to(content.dtype.element_ty), mask=is_stored)
+            tl.store(position + offset, query.to(content.dtype.element_ty), mask=is_stored)
         else:
             is_stored = (head < num_heads) & (row < num_keys)
-            to = ((utterance * num_heads + head) * num_keys + row) * width + value
+            offset = ((utterance * num_heads + head) * num_keys + row) * width + value
             copied = tl.where(is_read, found + bias, 0.0).to(keys.dtype.element_ty)
-            tl.store(keys + to, copied, mask=is_stored & (slot == 1))
-            tl.store(values + to, copied, mask=is_stored & (slot == 2))
+            tl.store(keys + offset, copied, mask=is_stored & (slot == 1))
+            tl.store(values + offset, copied, mask=is_stored & (slot == 2))
 
 
 @triton.jit(do_not_specialize=_SIZES)
@@ -144,7 +145,7 @@ def join_kernel(
     of_keys,
     of_values,
     of_qkv,
-    parts,
+    partial_sums,
     num_frames,
     num_keys,
     scale,
@@ -166,20 +167,20 @@ def join_kernel(
         row = start + frame
         is_read = is_value & (row < num_frames)
         if slot == 0:
-            to = ((utterance * num_heads + head) * num_frames + row) * width + value
-            one = tl.load(of_content + to, mask=is_read, other=0.0).to(tl.float32) * scale
-            to = ((head * num_utterances + utterance) * num_frames + row) * width + value
-            other = tl.load(of_position + to, mask=is_read, other=0.0).to(tl.float32) * scale
+            offset = ((utterance * num_heads + head) * num_frames + row) * width + value
+            one = tl.load(of_content + offset, mask=is_read, other=0.0).to(tl.float32) * scale
+            offset = ((head * num_utterances + utterance) * num_frames + row) * width + value
+            other = tl.load(of_position + offset, mask=is_read, other=0.0).to(tl.float32) * scale
         else:
-            to = ((utterance * num_heads + head) * num_keys + row) * width + value
-            one = tl.load(of_keys + to, mask=is_read & (slot == 1), other=0.0).to(tl.float32)
-            other = tl.load(of_values + to, mask=is_read & (slot == 2), other=0.0).to(tl.float32)
-        place = of_qkv + ((utterance * num_frames + row) * 3 + slot) * dim + column
-        tl.store(place, (one + other).to(of_qkv.dtype.element_ty), mask=is_read)
+            offset = ((utterance * num_heads + head) * num_keys + row) * width + value
+            one = tl.load(of_keys + offset, mask=is_read & (slot == 1), other=0.0).to(tl.float32)
+            other = tl.load(of_values + offset, mask=is_read & (slot == 2), other=0.0).to(tl.float32)
+        pointer = of_qkv + ((utterance * num_frames + row) * 3 + slot) * dim + column
+        tl.store(pointer, (one + other).to(of_qkv.dtype.element_ty), mask=is_read)
         by_content += one
         by_position += other
-    place = parts + tl.program_id(0).to(tl.int64) * 5 * dim + column
-    tl.store(place + slot * dim, by_content + by_position, mask=is_value)
+    pointer = partial_sums + tl.program_id(0).to(tl.int64) * 5 * dim + column
+    tl.store(pointer + slot * dim, by_content + by_position, mask=is_value)
     if slot == 0:
-        tl.store(place + 3 * dim, by_content, mask=is_value)
-        tl.store(place + 4 * dim, by_position, mask=is_value)
+        tl.store(pointer + 3 * dim, by_content, mask=is_value)
+        tl.store(pointer + 4 * dim, by_position, mask=is_value)

@@ -149,7 +149,9 @@ def _attention(
     content, position, keys, values = launch_split(qkv.contiguous(), in_bias, biases.contiguous(), num_keys, width)
     # One product for each head, with the rows of all utterances: torch would copy the positions for each utterance.
     by_distance = torch.bmm(position, positions.mT)
-    weights, kept = launch_weights(_multiply(content, keys.mT), by_distance, lens, limits, key, num_dropped)
+    weights, kept = launch_weights(
+        _multiply(content, keys.mT), by_distance, lens.contiguous(), limits, key, num_dropped
+    )
     return _multiply(kept, values), weights, content, position, keys, values
 
 
@@ -191,6 +193,7 @@ def _keep_inputs(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) 
     ctx.head_dim, ctx.has_bias, ctx.dtype = qkv.shape[4], in_bias is not None, biases.dtype
     ctx.save_for_backward(*output[1:], positions, key)
     ctx.mark_non_differentiable(*output[1:])
+    ctx.set_materialize_grads(False)  # or zeros would be written for all that has no gradient
 
 
 def _backward(ctx: Any, grad: Tensor, *_: Any) -> tuple[Tensor | None, ...]:

@@ -76,21 +76,22 @@ def _has_kernels(device: torch.device, dtype: torch.dtype, is_causal: bool) -> b
     if not torch.cuda.is_available():
         return True  # for tests, which run the code for GPUs on a CPU
     consequence = "The first two stages of the subsampling are slower"
-    return devices.has_kernel(lambda: devices.is_right(partial(compute, is_causal), device, dtype), consequence)
+    return devices.has_kernel(lambda: devices.is_right(partial(run_subsampling, is_causal), device, dtype), consequence)
 
 
-def compute(is_causal: bool, device: torch.device, dtype: torch.dtype, with_kernels: bool) -> list[Tensor]:
+def run_subsampling(is_causal: bool, device: torch.device, dtype: torch.dtype, with_kernels: bool) -> list[Tensor]:
     """Returns valid outputs and gradients of a small subsampling; see `devices.is_right`."""
     generator = torch.Generator().manual_seed(0)
     # More channels than a program computes; neither frames nor bins fill one.
-    module = AcceleratedConvSubsampling(num_mels=10, channels=144, factor=4, dim=8, is_causal=is_causal)
+    with torch.random.fork_rng(devices=[]):
+        module = AcceleratedConvSubsampling(num_mels=10, channels=144, factor=4, dim=8, is_causal=is_causal)
     for parameter in module.parameters():
         nn.init.normal_(parameter, std=0.3, generator=generator)
     wide = torch.float64 if dtype == torch.float64 else torch.float32
     feats = torch.randn(3, 10, 70, generator=generator, device="cpu").to(device, wide)
     lens = torch.tensor([70, 1, 33], device=device)
     module.to(device, wide)
-    with torch.autocast(device.type, dtype, enabled=dtype in (torch.bfloat16, torch.float16)), torch.enable_grad():
+    with torch.autocast(device.type, dtype, enabled=dtype in (torch.bfloat16, torch.float16)):
         out = module.convolve_joined(feats, lens) if with_kernels else ConvSubsampling.convolve(module, feats, lens)
     (out * torch.randn(out.shape, generator=generator, device="cpu").to(out)).sum().backward()
     found = [out, *(parameter.grad for parameter in module.conv.parameters())]

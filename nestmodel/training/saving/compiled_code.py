@@ -60,16 +60,15 @@ class CompiledCode(pl.Callback):
         self._num_steps += 1
         if self._num_steps.bit_count() != 1:
             return
-        found = torch.compiler.save_cache_artifacts()
-        if found is None or (digest := hashlib.sha256(found[0]).digest()) == self._written:
-            return
         try:
+            found = torch.compiler.save_cache_artifacts()
+            if found is None or (digest := hashlib.sha256(found[0]).digest()) == self._written:
+                return
             write_trusted(self._path(trainer), found[0])
             self._written = digest
-        except OSError as error:
-            rank_zero_warn(
-                f"{self._path(trainer)} cannot be written ({error.strerror}): the next start compiles again."
-            )
+        except Exception as error:  # a full disk, or whatever torch raises for what it cannot pack
+            path, reason = self._path(trainer), last_error_line(error)
+            rank_zero_warn(f"{path} cannot be written, and the next start compiles again: {reason}")
 
     def _path(self, trainer: pl.Trainer) -> Path:
         return self._folder / f"{trainer.strategy.root_device.index or 0}.bin"

@@ -1,13 +1,12 @@
 """Kernels of blocks: against their definitions in Triton's interpreter, compiled for two GPUs, and on a GPU."""
 
-from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 
 from nestmodel.config import NestConfig
-from nestmodel.nn.gpu import check, devices
+from nestmodel.nn.gpu import check
 from nestmodel.nn.gpu.gated_convolution import FRAMES_PER_PART
 from nestmodel.nn.gpu.relative_attention import MAX_KEYS
 from tests.kernels import compile_kernel, run_interpreted
@@ -147,7 +146,7 @@ streaming = replace(base, att_context_size=((6, 2),), att_context_style="chunked
 cpu = torch.device("cpu")
 for dtype in (torch.float32, torch.bfloat16):
     for config in (base, streaming):
-        assert devices.is_right(partial(check.compute, config), cpu, dtype), (dtype, config)
+        assert devices.is_right(partial(check.run_block, config, 45), cpu, dtype), (dtype, config)
 
 def spoiled(launch, number, value):
     def spoil(*inputs):
@@ -166,7 +165,7 @@ for module, name, number in (
     (heads_kernel, "launch_split", 2), (heads_kernel, "launch_join", 0), (heads_kernel, "launch_join", 1),
 ):
     with patch.object(module, name, spoiled(getattr(module, name), number, 3.0)):
-        assert not devices.is_right(partial(check.compute, base), cpu, torch.float32), (name, number)
+        assert not devices.is_right(partial(check.run_block, base, 45), cpu, torch.float32), (name, number)
 """
 )
 
@@ -195,7 +194,7 @@ def test_convolutions_compile_and_eight_programs_fit_into_a_multiprocessor(
     sizes = config.conv_context[0], config.conv_kernel_size, FRAMES_PER_PART
     constants = kernels.constants(direction, config.use_bias, *sizes)
     tensors = ("gates", "gate_bias", "weight", "bias", "grad", "out", "of_gates")
-    types = {"lens": "*i64", "parts": "*fp32", **{name: f"*{dtype}" for name in tensors}}
+    types = {"lens": "*i64", "parts": "*fp32", "partial_sums": "*fp32", **{name: f"*{dtype}" for name in tensors}}
     if not config.use_bias:
         constants |= {"gate_bias": None, "bias": None}
     kernel = getattr(kernels, "convolution_kernel" if direction == "forward" else "convolution_gradient_kernel")
@@ -230,7 +229,7 @@ def test_heads_compile_and_stay_in_registers(
     num_warps = constants.pop("num_warps")
     tensors = {name: "*bf16" for name in kernel.arg_names if name.startswith("of_")}
     tensors |= {name: "*bf16" for name in ("qkv", "in_bias", "biases", "content", "position", "keys", "values")}
-    types = {**tensors, "parts": "*fp32", "scale": "fp32"}
+    types = {**tensors, "parts": "*fp32", "partial_sums": "*fp32", "scale": "fp32"}
     if name == "split_kernel":
         constants = {**constants, "has_bias": True}
     compile_kernel(kernel, types, constants, num_warps=num_warps)
@@ -241,5 +240,4 @@ def test_heads_compile_and_stay_in_registers(
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("preset", CONFIGS)
 def test_a_block_on_a_gpu_is_as_exact_as_operations_of_torch(preset: str, dtype: torch.dtype) -> None:
-    compute = partial(check.compute, check.small(CONFIGS[preset]))
-    assert devices.is_right(compute, torch.device("cuda"), dtype)
+    assert check.is_right(torch.device("cuda"), dtype, check.small_config(CONFIGS[preset]))

@@ -1,4 +1,7 @@
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -6,6 +9,7 @@ from torch import Tensor
 
 from nestmodel.config import NestConfig
 from nestmodel.nn.gpu import check, devices, subsampling
+from tests.kernel_definitions import code_for_gpus
 
 CPU = torch.device("cpu")
 
@@ -37,6 +41,16 @@ def test_what_kernels_do_not_take_goes_to_operations_of_torch_without_a_warning(
     assert not check.has_block_kernels(large, x.double())
     assert not check.has_block_kernels(replace(large, conv_kernel_size=31), x)
     assert not check.has_block_kernels(large, torch.zeros(1, 20000, 512))
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode, torch.enable_grad])
+def test_kernels_are_tried_with_gradients_whatever_the_first_pass_is_and_draw_nothing(mode: Callable[[], Any]) -> None:
+    states = torch.get_rng_state()
+    config = check.small_config(NestConfig.preset("large").conformer)
+    with code_for_gpus(), mode():
+        assert check.is_right(CPU, torch.float32, config)
+        assert devices.is_right(partial(subsampling.run_subsampling, False), CPU, torch.float32)
+    assert torch.equal(torch.get_rng_state(), states)
 
 
 @pytest.mark.parametrize(("error", "expected"), [(0.0, True), (0.019, True), (0.2, False), (float("nan"), False)])

@@ -41,7 +41,7 @@ interpreter.InterpreterBuilder.create_dot = lambda self, a, b, d, *_: interprete
 )
 
 for is_causal in (False, True):
-    compute = partial(subsampling.compute, is_causal)
+    compute = partial(subsampling.run_subsampling, is_causal)
     for dtype in (torch.float32, torch.bfloat16):
         assert devices.is_right(compute, torch.device("cpu"), dtype), (dtype, is_causal)
 torch.manual_seed(0)
