@@ -25,14 +25,15 @@ class StepBatchNorm(nn.BatchNorm1d):
     def __init__(self, num_features: int) -> None:
         super().__init__(num_features)
         self._collected: Tensor | None = None
-        self._num_collected = 0
+        # A tensor: torch would compile a graph for each value of a number.
+        self._num_collected: Tensor | None = None
         self._is_frozen = False
 
     def start_collecting(self) -> None:
         """Makes training collect the statistics of microbatches instead of updating the running statistics."""
         assert self.running_mean is not None
         self._collected = self.running_mean.new_zeros(2, self.num_features)
-        self._num_collected = 0
+        self._num_collected = self.running_mean.new_zeros(())
 
     def stop_collecting(self) -> None:
         """Makes training update the running statistics again, once per microbatch."""
@@ -46,14 +47,15 @@ class StepBatchNorm(nn.BatchNorm1d):
                 gives the mean of its calls; one that it never called, what the running statistics are.
         """
         assert self._collected is not None
+        assert self._num_collected is not None
         assert self.running_mean is not None
         assert self.running_var is not None
-        collected, num_calls = self._collected.clone(), self._num_collected
+        collected = self._collected * (num_microbatches / self._num_collected)
+        running = torch.stack([self.running_mean, self.running_var]) * num_microbatches
+        found = torch.where(self._num_collected > 0, collected, running)
         self._collected.zero_()
-        self._num_collected = 0
-        if num_calls == 0:
-            return torch.stack([self.running_mean, self.running_var]) * num_microbatches
-        return collected if num_calls == num_microbatches else collected * (num_microbatches / num_calls)
+        self._num_collected.zero_()
+        return found
 
     def forward(self, input: Float[Tensor, "batch features *frames"]) -> Float[Tensor, "batch features *frames"]:
         """Normalises each feature by its mean and variance in the microbatch; in eval mode by the running ones."""
@@ -75,9 +77,10 @@ class StepBatchNorm(nn.BatchNorm1d):
     def collect(self, statistics: Float[Tensor, "2 features"]) -> None:
         """Adds the mean and the unbiased variance of a microbatch, unless its forward pass is recomputed."""
         assert self._collected is not None
+        assert self._num_collected is not None
         if not self._is_frozen:
             self._collected.add_(statistics)
-            self._num_collected += 1
+            self._num_collected.add_(1)
 
     @contextmanager
     def frozen_statistics(self) -> Iterator[None]:

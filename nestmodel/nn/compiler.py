@@ -20,11 +20,6 @@ def allow_shapes(num_shapes: int | None) -> None:
     dynamo.config.accumulated_recompile_limit = max(dynamo.config.accumulated_recompile_limit, number)
 
 
-def count_within_graphs() -> None:
-    """Makes a number that changes in a module, as the calls of batch norm, an input of a graph, not one graph each."""
-    dynamo.config.allow_unspec_int_on_nn_module = True
-
-
 def compile_backward_in_forward() -> None:
     """Makes torch, from 2.10 on, compile a backward pass together with its forward pass, so that errors come there."""
     if hasattr(functorch, "force_non_lazy_backward_lowering"):

@@ -21,7 +21,7 @@ from nestmodel.class_config import ClassConfig
 from nestmodel.config import EncoderConfig
 from nestmodel.nn.attention import Frames, describe_frames, relative_positions, visible_keys
 from nestmodel.nn.block import KEYS_PER_BLOCK, BlockCache, ConformerBlock, split_keys
-from nestmodel.nn.compiler import allow_shapes, compile_backward_in_forward, count_within_graphs
+from nestmodel.nn.compiler import allow_shapes, compile_backward_in_forward
 from nestmodel.nn.convolution import ConvModule
 from nestmodel.nn.dropout import Dropout, draw_keys
 from nestmodel.nn.encoder_base import Encoder, EncoderOutput, HiddenStates
@@ -195,7 +195,6 @@ class ConformerEncoder(Encoder):
         # the block. Blocks are compiled one by one, so communication overlaps with other blocks anyway.
         dynamo.config.optimize_ddp = False
         compile_backward_in_forward()
-        count_within_graphs()
         allow_shapes(num_shapes)
         for layer in self.layers:
             assert isinstance(layer, AcceleratedConformerBlock)

@@ -240,7 +240,7 @@ for num_frames in lengths:
         statistics = [layer.conv.batch_norm.pop_collected(3) for layer in encoder.layers]
         seen.append([encoded.detach(), *(p.grad for p in encoder.parameters()), *statistics])
     for ours, theirs in zip(*seen, strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=2e-5)
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=6e-5)  # 2e-5 a microbatch
 compiled.use_torch()
 keys = plain.draw_keys(1)
 assert torch.equal(plain(feats, feat_lens, keys).frames, compiled(feats, feat_lens, keys).frames)
