@@ -151,5 +151,5 @@ def open_corpus(given: str | os.PathLike[str] | Corpus | Any) -> Corpus:
 
 
 def spread_over(corpus: Corpus | Corpora, most: int) -> list[int]:
-    """Returns the indices of at most so many cuts, evenly from the first one, the shortest of a corpus, to the last."""
+    """Returns the indices of at most `most` cuts, evenly spread from the first, which is the shortest, to the last."""
     return list(np.unique(np.linspace(0, len(corpus) - 1, most).astype(int)).tolist())

@@ -99,6 +99,15 @@ def read_biases(gate_bias, channel, is_channel, dim, has_bias: tl.constexpr):
     return value, logit
 
 
+@triton.jit
+@no_type_check
+def find_part(lens, num_parts, dim, channels: tl.constexpr):
+    """Returns the part of a program, its utterance with the number of valid frames, and its channels."""
+    part, utterance = tl.program_id(0) % num_parts, (tl.program_id(0) // num_parts).to(tl.int64)
+    channel = tl.program_id(1) * channels + tl.arange(0, channels)
+    return part, utterance, tl.load(lens + utterance).to(tl.int32), channel, channel < dim
+
+
 @triton.jit(do_not_specialize=_SIZES)
 @no_type_check
 def convolution_kernel(
@@ -120,10 +129,7 @@ def convolution_kernel(
     channels: tl.constexpr,
 ):
     """Computes the outputs of the frames of a part, their mean, and the sum of their squared distances to it."""
-    part, utterance = tl.program_id(0) % num_parts, (tl.program_id(0) // num_parts).to(tl.int64)
-    channel = tl.program_id(1) * channels + tl.arange(0, channels)
-    is_channel = channel < dim
-    num_valid = tl.load(lens + utterance).to(tl.int32)
+    part, utterance, num_valid, channel, is_channel = find_part(lens, num_parts, dim, channels)
     gates += utterance * num_frames * 2 * dim
     out += utterance * num_frames * dim
     value_bias, logit_bias = read_biases(gate_bias, channel, is_channel, dim, has_bias)
@@ -194,10 +200,7 @@ def convolution_gradient_kernel(
     channels: tl.constexpr,
 ):
     """Computes the gradients of the gates of a part, and its share of those of weights and biases."""
-    part, utterance = tl.program_id(0) % num_parts, (tl.program_id(0) // num_parts).to(tl.int64)
-    channel = tl.program_id(1) * channels + tl.arange(0, channels)
-    is_channel = channel < dim
-    num_valid = tl.load(lens + utterance).to(tl.int32)
+    part, utterance, num_valid, channel, is_channel = find_part(lens, num_parts, dim, channels)
     gates += utterance * num_frames * 2 * dim
     of_gates += utterance * num_frames * 2 * dim
     grad += utterance * num_frames * dim
