@@ -124,6 +124,8 @@ def main() -> int:
     parser.add_argument("--kernels", choices=PRESETS, help="lists all kernels of a preset instead")
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
+    if arguments.before and not (arguments.before / "nestmodel").is_dir():
+        parser.error(f"--before {arguments.before}: no checkout, because it has no folder nestmodel")
     warnings.simplefilter("ignore")
     if arguments.kernels:
         print(kernels_table(microbatch(arguments.kernels, arguments.cuts)))
