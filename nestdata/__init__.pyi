@@ -8,9 +8,7 @@ from .batch.augment import AugmentConfig as AugmentConfig
 from .batch.bad_audio import BadAudioConfig as BadAudioConfig
 from .batch.bad_audio import BadCut as BadCut
 from .batch.batch import AudioNoiseBatch as AudioNoiseBatch
-from .batch.batch import BatchIndex as BatchIndex
 from .batch.batch import Microbatch as Microbatch
-from .batch.batch import MicrobatchKey as MicrobatchKey
 from .batch.dataset import AudioNoiseDataset as AudioNoiseDataset
 from .batch.loader import BatchLoader as BatchLoader
 from .batch.loader import microbatches as microbatches
@@ -56,6 +54,8 @@ from .pack.verify import verify_corpus as verify_corpus
 from .plan.batch_plan import BatchPlan as BatchPlan
 from .plan.config import MixtureStage as MixtureStage
 from .plan.config import PlanConfig as PlanConfig
+from .plan.microbatch import MicrobatchKey as MicrobatchKey
+from .plan.microbatch import PlannedMicrobatch as PlannedMicrobatch
 from .plan.summary import BucketSummary as BucketSummary
 from .plan.summary import CorpusSummary as CorpusSummary
 from .plan.summary import PlanSummary as PlanSummary
@@ -91,7 +91,6 @@ __all__ = [
     "AugmentConfig",
     "BadAudioConfig",
     "BadCut",
-    "BatchIndex",
     "BatchLoader",
     "BatchPlan",
     "BucketSummary",
@@ -121,6 +120,7 @@ __all__ = [
     "PlanConfig",
     "PlanError",
     "PlanSummary",
+    "PlannedMicrobatch",
     "PrepareConfig",
     "PrepareProgress",
     "PrepareReport",

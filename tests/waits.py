@@ -321,7 +321,7 @@ def _record(num_cuts: int) -> dict[str, Any]:
         "sample_id": names,
         "mixes": [Mix(mode="none")] * num_cuts,
         "bad_cuts": [],
-        "key": MicrobatchKey(0, 0, 0),
+        "key": MicrobatchKey(0, 0),
     }
 
 

@@ -190,7 +190,7 @@ def _slowest_over_mean(plan: BatchPlan, num_ranks: int, quadratic_s: float = mat
     """
     per_step, ratios = plan.config.microbatches_per_step, []
     for step in range(min(plan.steps_per_epoch, NUM_COMPARED)):
-        buckets = [plan.bucket(step, number) for number in range(per_step)]
+        buckets = [plan.microbatch(step, number).bucket for number in range(per_step)]
         seconds = np.array([bucket.padded_samples / RATE for bucket in buckets])
         work = np.array([bucket.cuts_per_microbatch for bucket in buckets]) * (seconds + seconds**2 / quadratic_s)
         of_ranks = work.reshape(num_ranks, -1).sum(1)

@@ -276,7 +276,7 @@ def _batch(config: NestConfig, cuts: int) -> NetworkInput:
         sample_id=["cut"] * cuts,
         mixes=[Mix(mode="none")] * cuts,
         bad_cuts=[],
-        key=MicrobatchKey(0, 0, 0),
+        key=MicrobatchKey(0, 0),
     )
 
 

@@ -57,7 +57,7 @@ def _show(data: DataConfig, step: int, rank: int, world_size: int, output: Path,
         return
     out = console()
     out.print(
-        f"step {step} (epoch {batch.key.epoch}, {plan.steps_per_epoch} steps per epoch), "
+        f"step {step} (epoch {plan.epoch(step)}, {plan.steps_per_epoch} steps per epoch), "
         f"microbatch {batch.key.microbatch} of {plan.config.microbatches_per_step}"
     )
     if text := left_out_text(plan):

@@ -1,11 +1,10 @@
-"""`AudioNoiseBatch`, one microbatch of clean and noisy speech, and the indices and keys that identify it."""
+"""`AudioNoiseBatch`, one microbatch of clean and noisy speech."""
 
-import operator
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
 from threading import Lock
-from typing import Any, NamedTuple, SupportsIndex, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from jaxtyping import Float, Int
@@ -14,31 +13,7 @@ from torch import Tensor
 from nestdata.batch.bad_audio import BadCut
 from nestdata.batch.mix import Mix
 from nestdata.batch.remote import RemoteStats
-
-
-class BatchIndex(NamedTuple):
-    """The position of a microbatch in training: `dataset[BatchIndex(step, microbatch)]`."""
-
-    step: int
-    """Optimizer step, counted from the start of training; it continues to count after the first epoch."""
-
-    microbatch: int
-    """Microbatch of the step, in [0, microbatches_per_step)."""
-
-    @classmethod
-    def of(cls, given: "BatchIndex | tuple[int, int] | SupportsIndex") -> "BatchIndex":
-        """Returns the index of (step, microbatch), or of microbatch 0 of a step."""
-        step, microbatch = given if isinstance(given, tuple) else (given, 0)
-        return cls(operator.index(step), operator.index(microbatch))
-
-
-class MicrobatchKey(NamedTuple):
-    """Identifies a microbatch; together with the plan and the corpora, it determines every sample of the batch."""
-
-    epoch: int
-    step: int
-    microbatch: int
-
+from nestdata.plan.microbatch import MicrobatchKey
 
 Batch = TypeVar("Batch", bound="Microbatch")
 

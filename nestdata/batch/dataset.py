@@ -1,9 +1,9 @@
-"""`AudioNoiseDataset`: loads the microbatch of any batch index as a pure function of its key."""
+"""`AudioNoiseDataset`: loads a microbatch as a pure function of its key."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple, SupportsIndex
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,8 +12,8 @@ from torch.utils.data import Dataset
 
 from nestdata.batch.augment import AugmentConfig, Chain
 from nestdata.batch.bad_audio import BadAudioConfig
-from nestdata.batch.batch import AudioNoiseBatch, BatchIndex, Microbatch, MicrobatchKey
-from nestdata.batch.loader import BatchIndices, BatchLoader
+from nestdata.batch.batch import AudioNoiseBatch, Microbatch
+from nestdata.batch.loader import BatchLoader
 from nestdata.batch.memory import batch_arrays, bytes_of_batch
 from nestdata.batch.mix import Mix, SpeakerNoiseMixer
 from nestdata.batch.noise import NoiseSampler, NoiseSpan
@@ -25,26 +25,14 @@ from nestdata.corpus.roles import warn_of_noise, warn_of_validation
 from nestdata.errors import ConfigError
 from nestdata.options import ShortAudio, StartMethod
 from nestdata.plan.batch_plan import BatchPlan
+from nestdata.plan.microbatch import MicrobatchKey, MicrobatchLike
 from nestdata.stateless_rng import StatelessRng
 
 _NO_LENGTH = "a dataset has no last batch: use dataset.loader(microbatches(plan, num_steps=N)), not DataLoader(dataset)"
 
 
-class _CutKey(NamedTuple):
-    """What the random numbers of a cut depend on."""
-
-    seed: int
-    step: int
-    microbatch: int
-    position: int
-
-    def rng(self, purpose: str) -> StatelessRng:
-        """Returns fresh random numbers."""
-        return StatelessRng(self.seed, purpose, *self[1:])
-
-
 class AudioNoiseDataset(Dataset[AudioNoiseBatch]):
-    """Clean and noisy speech by batch index (step, microbatch).
+    """Clean and noisy speech by (step, microbatch).
 
     Every random number is keyed by (seed, purpose, step, microbatch, position in the microbatch). A batch therefore
     depends on neither the process that loads it nor the order of loading.
@@ -115,7 +103,7 @@ class AudioNoiseDataset(Dataset[AudioNoiseBatch]):
                 cuts_of=self._cuts_of,
             )
 
-    def __getitem__(self, index: BatchIndex | tuple[int, int] | SupportsIndex) -> AudioNoiseBatch:
+    def __getitem__(self, index: MicrobatchLike) -> AudioNoiseBatch:
         """Returns the batch of (step, microbatch); steps continue to count after the first epoch.
 
         `dataset[7]` is microbatch 0 of step 7.
@@ -124,43 +112,35 @@ class AudioNoiseDataset(Dataset[AudioNoiseBatch]):
             IndexError: The step is negative, or the step has no such microbatch.
             AudioError: The audio of a cut cannot be used, and neither can that of its substitutes.
         """
-        return self.load(index)
+        return self.load(MicrobatchKey.of(index))
 
     def load(
         self,
-        index: BatchIndex | tuple[int, int] | SupportsIndex,
+        key: MicrobatchKey,
         memory: NDArray[np.uint8] | None = None,
-        upcoming: Sequence[tuple[int, int]] = (),
+        upcoming: Sequence[MicrobatchKey] = (),
     ) -> AudioNoiseBatch:
-        """Does the work of `dataset[index]`, with the tensors of the batch in given memory.
+        """Does the work of `dataset[step, microbatch]`, with the tensors of the batch in given memory.
 
         Args:
-            index: As for `dataset[index]`.
+            key: The microbatch.
             memory: Bytes for the tensors, `bytes_of_largest_batch` or more; new tensors by default.
-            upcoming: Indices of the next batches of this process, in order, whose remote audio is requested ahead.
+            upcoming: The next microbatches of this process, in order, whose remote audio is requested ahead.
         """
-        step, microbatch = BatchIndex.of(index)
         if self.remote is not None:
-            self.remote.begin((step, microbatch), upcoming)
-        indices = self.plan.indices(step, microbatch).tolist()
-        keys = self._cut_keys(step, microbatch, len(indices))
-        arrays = batch_arrays(len(indices), self.plan.padded_samples(step, microbatch), memory)
+            self.remote.begin(key, upcoming)
+        microbatch = self.plan.microbatch(*key)
+        indices = microbatch.indices.tolist()
+        arrays = batch_arrays(len(indices), microbatch.padded_samples, memory)
         clean, noise, noisy = arrays["audio"], arrays["noise"], arrays["noisy_audio"]
-        rows = SpeechRows(
-            self.corpus,
-            self.plan,
-            BatchIndex(step, microbatch),
-            clean,
-            short_audio=self.short_audio,
-            remote=self.remote,
-        )
-        for i, key in enumerate(keys):
-            rows.load_next(indices[i])
+        rows = SpeechRows(self.corpus, self.plan, microbatch, clean, short_audio=self.short_audio, remote=self.remote)
+        for position, index in enumerate(indices):
+            rows.load_next(index)
             # Copied while the samples are still in the processor's cache.
-            noisy[i] = clean[i]
+            noisy[position] = clean[position]
             if self._speech_chain:
-                self._augment(rows, key, noisy[i])
-        mixes = [self._mix(rows, key, noise[i], noisy[i]) for i, key in enumerate(keys)]
+                self._augment(rows, key, position, noisy[position])
+        mixes = [self._mix(rows, key, position, noise[position], noisy[position]) for position in range(len(indices))]
         rows.heartbeat.note_cuts(())  # no cut is being loaded
         arrays["audio_len"][:] = arrays["noisy_audio_len"][:] = [len(cut.samples) for cut in rows.speech]
         arrays["noise_len"][:] = arrays["audio_len"] * [mix.mode != "none" for mix in mixes]
@@ -169,7 +149,7 @@ class AudioNoiseDataset(Dataset[AudioNoiseBatch]):
             sample_id=[cut.cut_id for cut in rows.speech],
             mixes=mixes,
             bad_cuts=rows.bad_cuts,
-            key=MicrobatchKey(self.plan.epoch(step), step, microbatch),
+            key=key,
             indices=[cut.corpus_index for cut in rows.speech],
             sampling_rate=self.corpus.sampling_rate,
             remote=None if self.remote is None else self.remote.new_stats(),
@@ -216,14 +196,14 @@ class AudioNoiseDataset(Dataset[AudioNoiseBatch]):
 
     def loader(
         self,
-        batch_indices: BatchIndices,
+        keys: Iterable[MicrobatchLike],
         *,
         num_workers: int = 0,
         pin_memory: bool = False,
         start_method: StartMethod | None = None,
         num_slots: int | None = None,
     ) -> BatchLoader:
-        """Returns a loader of the batches at the given indices, in their order.
+        """Returns a loader of the given microbatches, in their order.
 
         Workers fill batches in place in shared memory. A batch may be kept: its memory is used for another batch only
         when none of its tensors exists any more. When the consumer keeps too many batches, no slot is free: further
@@ -233,7 +213,7 @@ class AudioNoiseDataset(Dataset[AudioNoiseBatch]):
         The loader logs every unusable cut once, and raises AudioError if there are more than `bad_audio` allows.
 
         Args:
-            batch_indices: The (step, microbatch) of every batch; `microbatches` returns those of one rank.
+            keys: The (step, microbatch) of every batch; `microbatches` returns them for one rank.
             num_workers: Number of loader processes; the batches do not depend on it.
             pin_memory: Whether batches are in page-locked memory, for a GPU.
             start_method: How workers are started: "fork", "forkserver" or "spawn". By default, "forkserver" for audio
@@ -253,7 +233,7 @@ class AudioNoiseDataset(Dataset[AudioNoiseBatch]):
                 )
         return BatchLoader(
             self,
-            batch_indices,
+            keys,
             num_workers=num_workers,
             pin_memory=pin_memory,
             start_method=start_method,
@@ -265,53 +245,63 @@ class AudioNoiseDataset(Dataset[AudioNoiseBatch]):
         """Number of bytes that the tensors of the largest batch take in shared memory."""
         return max(bytes_of_batch(*shape) for shape in self.plan.shapes)
 
-    def _cut_keys(self, step: int, microbatch: int, num_cuts: int) -> list[_CutKey]:
-        return [_CutKey(self.plan.config.seed, step, microbatch, position) for position in range(num_cuts)]
-
-    def _cuts_of(self, index: tuple[int, int]) -> CutsOf:
+    def _cuts_of(self, key: MicrobatchKey) -> CutsOf:
         """Returns the speech of a microbatch, and its noise, which may differ only after a failed read.
 
         A cut without other cuts beside it, which receives noise in place of speech, is not foretold.
         """
-        speech = self.plan.indices(*index).tolist()
+        speech = self.plan.indices(*key).tolist()
         noise = []
         if self.mixer is not None and self.noise.corpus is not None:
-            for key in self._cut_keys(*index, len(speech)):
-                if self.mixer.draw_mode(key.rng("mix")) == "noise":
-                    noise.append(self.noise.first_index(key.rng("noise")))
+            for position in range(len(speech)):
+                if self.mixer.draw_mode(self._rng("mix", key, position)) == "noise":
+                    noise.append(self.noise.first_index(self._rng("noise", key, position)))
         return CutsOf(speech, [each for each in noise if each is not None])
 
-    def _augment(self, rows: SpeechRows, key: _CutKey, noisy: NDArray[np.float32]) -> None:
+    def _rng(self, purpose: str, key: MicrobatchKey, position: int) -> StatelessRng:
+        """Returns fresh random numbers for the cut at a position of a microbatch."""
+        return StatelessRng(self.plan.config.seed, purpose, *key, position)
+
+    def _augment(self, rows: SpeechRows, key: MicrobatchKey, position: int, noisy: NDArray[np.float32]) -> None:
         """Applies the transforms of speech to the noisy signal of a cut, or to both signals.
 
         Other cuts receive the changed speech as interference.
         """
-        cut = rows.speech[key.position]
-        changed = self._speech_chain(cut.samples, *key)
+        cut = rows.speech[position]
+        changed = self._speech_chain(cut.samples, self.plan.config.seed, *key, position)
         noisy[: len(changed)] = changed
         if self.augment.speech_on == "both":
-            rows.samples[key.position, : len(changed)] = changed
-        rows.speech[key.position] = cut._replace(samples=changed)
+            rows.samples[position, : len(changed)] = changed
+        rows.speech[position] = cut._replace(samples=changed)
 
-    def _mix(self, rows: SpeechRows, key: _CutKey, noise: NDArray[np.float32], noisy: NDArray[np.float32]) -> Mix:
+    def _mix(
+        self,
+        rows: SpeechRows,
+        key: MicrobatchKey,
+        position: int,
+        noise: NDArray[np.float32],
+        noisy: NDArray[np.float32],
+    ) -> Mix:
         """Writes the interference of a cut to `noise`, adds it to `noisy`, and returns its record."""
         mix = Mix(mode="none")
         if self.mixer is not None:
-            draw_noise = partial(self._draw_noise, rows, key)
-            mix = self.mixer(key.position, rows.speech, key.rng("mix"), draw_noise, noise)
+            draw_noise = partial(self._draw_noise, rows, key, position)
+            mix = self.mixer(position, rows.speech, self._rng("mix", key, position), draw_noise, noise)
         for start, number in mix.segments:
             noisy[start : start + number] += noise[start : start + number]
         if self._mixture_chain:
-            number = len(rows.speech[key.position].samples)
-            noisy[:number] = self._mixture_chain(noisy[:number], *key)
+            number = len(rows.speech[position].samples)
+            noisy[:number] = self._mixture_chain(noisy[:number], self.plan.config.seed, *key, position)
         return mix
 
-    def _draw_noise(self, rows: SpeechRows, key: _CutKey, num_samples: int) -> NoiseSpan:
+    def _draw_noise(self, rows: SpeechRows, key: MicrobatchKey, position: int, num_samples: int) -> NoiseSpan:
         span = self.noise.draw(
             num_samples,
-            key.rng("noise"),
+            self._rng("noise", key, position),
             on_cut=rows.heartbeat.note_cut,
             content_of=None if self.remote is None else self.remote.noise,
             store=None if self.remote is None else self.remote.storage,
         )
-        return replace(span, samples=self._noise_chain(span.samples, *key)) if self._noise_chain else span
+        if not self._noise_chain:
+            return span
+        return replace(span, samples=self._noise_chain(span.samples, self.plan.config.seed, *key, position))

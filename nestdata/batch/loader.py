@@ -15,15 +15,14 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 import nestguard
 from nestdata import fork_server
 from nestdata.batch.bad_audio import BadAudioCounter
-from nestdata.batch.batch import AudioNoiseBatch, BatchIndex
+from nestdata.batch.batch import AudioNoiseBatch
 from nestdata.batch.memory import FilledSlot, SlotRing
 from nestdata.batch.remote import NUM_AHEAD
 from nestdata.batch.worker import END_SIGNAL, StartWorker, check_workers, end_workers, start_fork_server
 from nestdata.errors import ConfigError, NestError
 from nestdata.options import StartMethod
 from nestdata.plan.batch_plan import BatchPlan
-
-BatchIndices = Iterable[BatchIndex | tuple[int, int]]
+from nestdata.plan.microbatch import MicrobatchKey, MicrobatchLike
 
 _log = logging.getLogger(__name__)
 
@@ -35,19 +34,19 @@ _SLOTS_OF_CONSUMER = 4
 
 
 class BatchLoader(DataLoader[AudioNoiseBatch]):
-    """Yields the batches at given indices, in their order; `AudioNoiseDataset.loader` explains the other options.
+    """Yields given microbatches, in their order; `AudioNoiseDataset.loader` explains the other options.
 
     Counts unusable audio as batches arrive, that is in one process and in the order of training.
 
     Args:
         dataset: The `AudioNoiseDataset`, which the workers receive.
-        batch_indices: The (step, microbatch) of every batch.
+        keys: The (step, microbatch) of every batch.
     """
 
     def __init__(
         self,
         dataset: Any,
-        batch_indices: BatchIndices,
+        keys: Iterable[MicrobatchLike],
         *,
         num_workers: int = 0,
         pin_memory: bool = False,
@@ -57,7 +56,7 @@ class BatchLoader(DataLoader[AudioNoiseBatch]):
         super().__init__(
             dataset,
             batch_size=None,
-            sampler=batch_indices,
+            sampler=keys,
             num_workers=num_workers,
             pin_memory=pin_memory,
             multiprocessing_context=start_method if num_workers else None,
@@ -168,44 +167,44 @@ class BatchLoader(DataLoader[AudioNoiseBatch]):
 
 
 class _Task(NamedTuple):
-    """A batch to load."""
+    """A microbatch to load."""
 
-    batch_index: BatchIndex | tuple[int, int]
+    key: MicrobatchKey
     slot: int | None
     """Slot that its worker fills, if there is one."""
 
-    upcoming: tuple[BatchIndex | tuple[int, int], ...]
-    """Next indices of this worker."""
+    upcoming: tuple[MicrobatchKey, ...]
+    """The next microbatches of this worker."""
 
 
 class _SlotSampler(Sampler[_Task]):
-    """Adds to every batch index the slot that its worker fills, and the next indices of this worker.
+    """Adds to every microbatch the slot that its worker fills, and the next microbatches of this worker.
 
     Args:
-        batch_indices: The (step, microbatch) of every batch.
+        keys: The (step, microbatch) of every batch.
         ring: The slots, if there is shared memory.
-        num_ahead: Number of next indices. So many for each worker are read from `batch_indices` ahead of their batches.
+        num_ahead: Number of next microbatches. So many for each worker are read from `keys` ahead of their batches.
         num_workers: Number of workers, which take the batches in turn.
     """
 
-    def __init__(self, batch_indices: Any, ring: SlotRing | None, *, num_ahead: int = 0, num_workers: int = 0) -> None:
+    def __init__(self, keys: Any, ring: SlotRing | None, *, num_ahead: int = 0, num_workers: int = 0) -> None:
         self.slots_of_workers: set[int] = set()
         """Slots that a worker may still write to."""
 
-        self._batch_indices = batch_indices
+        self._keys = keys
         self._ring = ring
         self._num_ahead = num_ahead
         self._num_workers = max(1, num_workers)
         self._has_warned = False
 
     def __iter__(self) -> Iterator[_Task]:
-        indices = iter(self._batch_indices)
-        known = deque(islice(indices, 1 + self._num_ahead * self._num_workers))
+        keys = map(MicrobatchKey.of, self._keys)
+        known = deque(islice(keys, 1 + self._num_ahead * self._num_workers))
         while known:
-            index = known.popleft()
+            key = known.popleft()
             upcoming = tuple(islice(known, self._num_workers - 1, None, self._num_workers))
-            yield _Task(index, self._new_slot(), upcoming)
-            known.extend(islice(indices, 1))
+            yield _Task(key, self._new_slot(), upcoming)
+            known.extend(islice(keys, 1))
 
     def _new_slot(self) -> int | None:
         slot = self._ring.acquire() if self._ring else None
@@ -221,7 +220,7 @@ class _SlotSampler(Sampler[_Task]):
         return slot
 
     def __len__(self) -> int:
-        return len(self._batch_indices)
+        return len(self._keys)
 
 
 class _BatchSource(Dataset[Any]):
@@ -233,10 +232,10 @@ class _BatchSource(Dataset[Any]):
 
     def __getitem__(self, task: _Task) -> AudioNoiseBatch | FilledSlot:
         if self._ring is None or task.slot is None:
-            batch: AudioNoiseBatch = self._dataset.load(task.batch_index, None, task.upcoming)
+            batch: AudioNoiseBatch = self._dataset.load(task.key, None, task.upcoming)
             return batch
         memory = self._ring.bytes_of(task.slot)
-        return FilledSlot.of(self._dataset.load(task.batch_index, memory, task.upcoming), task.slot, memory)
+        return FilledSlot.of(self._dataset.load(task.key, memory, task.upcoming), task.slot, memory)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _received_source, (bytes(ForkingPickler.dumps(self._dataset)), self._ring)
@@ -265,11 +264,13 @@ def _received_source(dataset: bytes, ring: SlotRing | None) -> _BatchSource:
 
 def microbatches(
     plan: BatchPlan, *, rank: int = 0, world_size: int = 1, start_step: int = 0, num_steps: int
-) -> list[BatchIndex]:
-    """Returns the batch indices of one rank, in order, from any step on.
+) -> list[MicrobatchKey]:
+    """Returns the microbatches of one rank, in order, from any step on.
 
     Raises:
         ConfigError: The world size does not divide the plan's microbatches per step, or the rank does not exist.
     """
     share = plan.microbatches_of(rank, world_size)
-    return [BatchIndex(step, microbatch) for step in range(start_step, start_step + num_steps) for microbatch in share]
+    return [
+        MicrobatchKey(step, microbatch) for step in range(start_step, start_step + num_steps) for microbatch in share
+    ]

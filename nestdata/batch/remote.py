@@ -20,6 +20,7 @@ from nestdata.corpus.corpus import Corpus
 from nestdata.corpus.members import is_intact
 from nestdata.errors import StorageError
 from nestdata.field_docs import with_field_docs
+from nestdata.plan.microbatch import MicrobatchKey
 from nestdata.redaction import redacted
 from nestdata.storage import Storage, StorageConfig, is_url
 
@@ -28,8 +29,6 @@ NUM_AHEAD = 8
 
 # Requests are made when a microbatch is known, and looked up when its cuts are taken. Each takes half a kilobyte.
 _MAX_KNOWN_REQUESTS = 1024
-
-Index = tuple[int, int]
 
 
 @with_field_docs
@@ -110,7 +109,7 @@ class RemoteReader:
         config: RemoteConfig,
         *,
         repeats: Sequence[float],
-        cuts_of: Callable[[Index], CutsOf],
+        cuts_of: Callable[[MicrobatchKey], CutsOf],
     ) -> None:
         self.config = config
         self._speech = speech
@@ -125,14 +124,14 @@ class RemoteReader:
         """Returns whether any audio is read from an object store."""
         return speech.is_remote or (noise is not None and noise.is_remote)
 
-    def begin(self, index: Index, upcoming: Iterable[Index]) -> None:
+    def begin(self, key: MicrobatchKey, upcoming: Iterable[MicrobatchKey]) -> None:
         """Requests the bytes of a microbatch, and then those of the next ones."""
         if self._process is None or self._process_id != os.getpid():
             # The threads of a process are not in those that are forked from it.
             self._process_id = os.getpid()
             shares = shares_of_corpora(self.config.cache_bytes, self._speech, self._noise, self._repeats)
             self._process = _ReaderOfProcess(self.config, shares)
-        self._process.begin(index, upcoming, self._requests)
+        self._process.begin(key, upcoming, self._requests)
 
     def speech(self, index: int) -> bytes | None:
         """Returns the intact bytes of a cut of the speech; None if `Corpora.load` has to read them.
@@ -163,8 +162,8 @@ class RemoteReader:
         """Returns what was counted in this process since the last call."""
         return self._started().new_stats()
 
-    def _requests(self, index: Index) -> list[Request]:
-        process, cuts = self._started(), self._cuts_of(index)
+    def _requests(self, key: MicrobatchKey) -> list[Request]:
+        process, cuts = self._started(), self._cuts_of(key)
         found = [process.request(*self._speech.locate(cut)) for cut in cuts.speech]
         if self._noise is not None:
             found += [process.request(self._noise, cut) for cut in cuts.noise]
@@ -206,7 +205,7 @@ class _ReaderOfProcess:
         self.cache = None if config.cache_dir is None else PinnedCache(config.cache_dir)
         self.ahead = ReadAhead(self._fetch, num_threads=config.max_requests, max_bytes=config.ahead_bytes)
         self._shares = shares
-        self._known: dict[Index, list[Request]] = {}
+        self._known: dict[MicrobatchKey, list[Request]] = {}
         self.request = lru_cache(maxsize=_MAX_KNOWN_REQUESTS)(self._request)
         """Returns what to request for a cut, for a corpus and an index; None if it is not read from an object store."""
 
@@ -214,10 +213,15 @@ class _ReaderOfProcess:
         self._hits_lock = threading.Lock()
         self._reported: tuple[float, int, int] = (0.0, 0, 0)
 
-    def begin(self, index: Index, upcoming: Iterable[Index], requests_of: Callable[[Index], list[Request]]) -> None:
-        indices = [index, *upcoming]
-        self._known = {each: self._known.get(each) or requests_of(each) for each in indices}
-        self.ahead.begin(self._known[index], [self._known[each] for each in indices[1:]])
+    def begin(
+        self,
+        key: MicrobatchKey,
+        upcoming: Iterable[MicrobatchKey],
+        requests_of: Callable[[MicrobatchKey], list[Request]],
+    ) -> None:
+        keys = [key, *upcoming]
+        self._known = {each: self._known.get(each) or requests_of(each) for each in keys}
+        self.ahead.begin(self._known[key], [self._known[each] for each in keys[1:]])
 
     def _request(self, corpus: Corpus, index: int) -> Request | None:
         address = None if corpus.has_bank else corpus.address(index)

@@ -7,13 +7,13 @@ from numpy.typing import NDArray
 
 import nestguard
 from nestdata.batch.bad_audio import BadCut
-from nestdata.batch.batch import BatchIndex
 from nestdata.batch.mix import Speech
 from nestdata.batch.remote import RemoteReader
 from nestdata.corpus.corpora import Corpora
 from nestdata.errors import AudioError
 from nestdata.options import ShortAudio
 from nestdata.plan.batch_plan import BatchPlan
+from nestdata.plan.microbatch import PlannedMicrobatch
 
 # Number of cuts of the same bucket that are tried in place of an unusable cut.
 _MAX_SUBSTITUTES = 20
@@ -25,7 +25,7 @@ class SpeechRows:
     Args:
         corpus: The speech.
         plan: The batch plan of the same corpus.
-        batch_index: The microbatch.
+        microbatch: The microbatch.
         samples: Memory for the rows, shape (cuts, samples).
         short_audio: How cuts shorter than the plan's `min_audio_seconds` are extended.
         remote: Returns the bytes of remote cuts; by default, all audio is read where it is decoded.
@@ -35,7 +35,7 @@ class SpeechRows:
         self,
         corpus: Corpora,
         plan: BatchPlan,
-        batch_index: BatchIndex,
+        microbatch: PlannedMicrobatch,
         samples: NDArray[np.float32],
         *,
         short_audio: ShortAudio,
@@ -51,7 +51,7 @@ class SpeechRows:
         self.heartbeat = nestguard.current()
         self._corpus = corpus
         self._plan = plan
-        self._batch_index = batch_index
+        self._microbatch = microbatch
         self._short_audio = short_audio
         self._remote = remote
 
@@ -70,12 +70,12 @@ class SpeechRows:
                 if self._remote is not None:
                     self._remote.drop(index)
                 self.bad_cuts.append(BadCut.of(self._corpus.line(index)["id"], error))
-                index = self._plan.substitute(*self._batch_index, row, attempt)
+                index = self._plan.substitute(self._microbatch, row, attempt)
                 continue
             self.speech.append(Speech(index, cut_id, self._extend(self.samples[row], num_samples)))
             return
         tried = ", ".join(cut.cut_id for cut in self.bad_cuts[-_MAX_SUBSTITUTES - 1 :])
-        step, microbatch = self._batch_index
+        step, microbatch = self._microbatch.key
         raise AudioError(
             f"step {step}, microbatch {microbatch}: none of {_MAX_SUBSTITUTES + 1} cuts of similar length could be "
             f"used ({tried}); the last: {self.bad_cuts[-1].detail}"

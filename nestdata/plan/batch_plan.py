@@ -23,6 +23,7 @@ from nestdata.plan.budget import Budget, leave_out_cuts
 from nestdata.plan.config import PlanConfig
 from nestdata.plan.layout import lay_out
 from nestdata.plan.lengths import Lengths, LengthsLike, as_lengths, check_ascending
+from nestdata.plan.microbatch import MicrobatchKey, PlannedMicrobatch
 from nestdata.plan.mixture import num_positions, repeats_per_epoch
 from nestdata.plan.positions import Bucket, CutRange, Positions
 from nestdata.plan.stages import Stages
@@ -36,7 +37,7 @@ _MIN_SUBSTITUTES = 32
 
 
 class BatchPlan:
-    """Computes the cut indices of any (step, microbatch) in constant time.
+    """Computes the cuts of any (step, microbatch) in constant time.
 
     Step numbers continue after the first epoch: `epoch = step // steps_per_epoch`, and every epoch has its own order.
     The microbatches of a step have about the same work, the seconds of their padded cuts. They have the same shape
@@ -136,8 +137,8 @@ class BatchPlan:
             paths = [str(corpus.path) for corpus in corpora.corpora]
             raise PlanError(f"{', '.join(paths[:3])}{', ...' if len(paths) > 3 else ''}: {error}") from None
 
-    def indices(self, step: int, microbatch: int) -> NDArray[np.int64]:
-        """Returns the corpus indices of the cuts of one microbatch, shape (cuts_per_microbatch,).
+    def microbatch(self, step: int, microbatch: int) -> PlannedMicrobatch:
+        """Returns the cuts of one microbatch, their bucket, and the epoch.
 
         Raises:
             IndexError: The step is negative or the microbatch is not in [0, microbatches_per_step).
@@ -147,12 +148,17 @@ class BatchPlan:
                 f"step {step}, microbatch {microbatch}: steps start at 0 and microbatches are in "
                 f"[0, {self.config.microbatches_per_step})"
             )
+        key, epoch = MicrobatchKey(step, microbatch), self.epoch(step)
         if self.stages.has(step):
-            return self.stages.indices(step, microbatch)
-        epoch, layout = self.epoch(step), self._layout(step)
-        number, place = self._locate(step, microbatch)
+            number, indices = self.stages.microbatch(step, microbatch)
+            return PlannedMicrobatch(key, epoch, indices, self.buckets, number)
+        layout = self.layouts[epoch % len(self.layouts)]
+        group = self._permutation("groups", epoch, 0, self.steps_per_epoch).at(step % self.steps_per_epoch)
+        number_in_epoch = group * self.config.microbatches_per_step + microbatch
+        number = bisect_right(layout, number_in_epoch, key=lambda bucket: bucket.first_microbatch) - 1
         bucket = layout[number]
-        start, size = place * bucket.cuts_per_microbatch, bucket.cuts_per_microbatch
+        size = bucket.cuts_per_microbatch
+        start = (number_in_epoch - bucket.first_microbatch) * size
         positions = np.arange(start, start + size, dtype=np.int64)
         own = positions[positions < bucket.num_cuts]
         to_fill = positions[positions >= bucket.num_cuts] - bucket.num_cuts
@@ -163,29 +169,32 @@ class BatchPlan:
             order = self._permutation("fillers", epoch, number, num_fillers)
             repeats = self._indices_at(bucket.fillers, order(to_fill % num_fillers), epoch, number)
             indices = np.concatenate([indices, repeats])
-        return indices
+        return PlannedMicrobatch(key, epoch, indices, layout, number)
 
-    def substitute(self, step: int, microbatch: int, position: int, attempt: int) -> int:
+    def indices(self, step: int, microbatch: int) -> NDArray[np.int64]:
+        """Returns the corpus indices of the cuts of one microbatch, shape (cuts,); errors are those of `microbatch`."""
+        return self.microbatch(step, microbatch).indices
+
+    def substitute(self, microbatch: PlannedMicrobatch, position: int, attempt: int) -> int:
         """Returns the index of a cut that replaces an unusable one, and is short enough for the microbatch.
 
         Args:
-            step: As for `indices`.
-            microbatch: As for `indices`.
+            microbatch: The microbatch.
             position: Position of the unusable cut within the microbatch.
             attempt: Number of earlier substitutes that were unusable as well; 0 at first.
         """
-        layout, (number, _) = self._layout(step), self._locate(step, microbatch)
+        buckets, number = microbatch.buckets, microbatch.bucket_number
         # Cuts of the bucket, and if they are few, of the next buckets, which are shorter.
-        num_cuts = layout[number].num_cuts
-        for bucket in layout[number + 1 :]:
+        num_cuts = buckets[number].num_cuts
+        for bucket in buckets[number + 1 :]:
             if num_cuts >= _MIN_SUBSTITUTES:
                 break
             num_cuts += bucket.num_cuts
-        drawn = StatelessRng(self.config.seed, "substitute", step, microbatch, position, attempt).below(num_cuts)
-        while drawn >= layout[number].num_cuts:
-            drawn -= layout[number].num_cuts
+        drawn = StatelessRng(self.config.seed, "substitute", *microbatch.key, position, attempt).below(num_cuts)
+        while drawn >= buckets[number].num_cuts:
+            drawn -= buckets[number].num_cuts
             number += 1
-        return int(self._indices_at(layout[number].cut_ranges, np.array([drawn]), self.epoch(step), number)[0])
+        return int(self._indices_at(buckets[number].cut_ranges, np.array([drawn]), microbatch.epoch, number)[0])
 
     def epoch(self, step: int) -> int:
         """Returns the epoch that a step belongs to, counted from 0."""
@@ -201,14 +210,6 @@ class BatchPlan:
         """All pairs of cuts in a microbatch, and samples to which they are padded, in all layouts."""
         shapes = ((bucket.cuts_per_microbatch, bucket.padded_samples) for layout in self.layouts for bucket in layout)
         return list(dict.fromkeys(shapes))
-
-    def bucket(self, step: int, microbatch: int) -> Bucket:
-        """Returns the bucket that the cuts of a microbatch come from."""
-        return self._layout(step)[self._locate(step, microbatch)[0]]
-
-    def padded_samples(self, step: int, microbatch: int) -> int:
-        """Returns the length in samples to which the cuts of a microbatch are padded."""
-        return self.bucket(step, microbatch).padded_samples
 
     def microbatches_of(self, rank: int, world_size: int) -> range:
         """Returns the microbatches that one rank takes of every step.
@@ -289,22 +290,6 @@ class BatchPlan:
                     own[passes == one_pass] = Permutation(cut_range.num_cuts, key)(offsets[passes == one_pass])
             indices[is_here] = cut_range.first_index + own
         return indices
-
-    def _layout(self, step: int) -> tuple[Bucket, ...]:
-        if self.stages.has(step):
-            return self.layouts[0]
-        return self.layouts[self.epoch(step) % len(self.layouts)]
-
-    def _locate(self, step: int, microbatch: int) -> tuple[int, int]:
-        """Returns the number of the bucket of a microbatch, and its place among the microbatches of the bucket."""
-        if self.stages.has(step):
-            return self.stages.bucket(step, microbatch), 0
-        epoch, position = divmod(step, self.steps_per_epoch)
-        group = self._permutation("groups", epoch, 0, self.steps_per_epoch).at(position)
-        number_in_epoch = group * self.config.microbatches_per_step + microbatch
-        layout = self._layout(step)
-        number = bisect_right(layout, number_in_epoch, key=lambda bucket: bucket.first_microbatch) - 1
-        return number, number_in_epoch - layout[number].first_microbatch
 
     def _permutation(self, purpose: str, epoch: int, counter: int, size: int) -> Permutation:
         return Permutation(size, derive_key(self.config.seed, purpose, epoch, counter))

@@ -134,12 +134,8 @@ class Stages:
         """Returns whether a step is in a stage; otherwise, it is before the first one."""
         return bool(self._from_steps) and step >= self._from_steps[0]
 
-    def bucket(self, step: int, microbatch: int) -> int:
-        """Returns the number of the bucket of a microbatch."""
-        return self._locate(step, microbatch)[1]
-
-    def indices(self, step: int, microbatch: int) -> NDArray[np.int64]:
-        """Returns the indices of the cuts of a microbatch."""
+    def microbatch(self, step: int, microbatch: int) -> tuple[int, NDArray[np.int64]]:
+        """Returns the number of the bucket of a microbatch, and the indices of its cuts, shape (cuts,)."""
         number, bucket, start = self._locate(step, microbatch)
         end = start + self._buckets[bucket].cuts_per_microbatch
         parts = []
@@ -148,7 +144,7 @@ class Stages:
             if last > first:
                 before = self._taken_before(number, bucket, corpus)
                 parts.append(self._in_passes(cuts, before + first, before + last, bucket, corpus))
-        return np.concatenate(parts)
+        return bucket, np.concatenate(parts)
 
     def num_seen(self, step: int, corpus: int) -> int:
         """Returns how many cuts of a corpus the stages take before a step, repeated cuts included."""

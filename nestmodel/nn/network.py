@@ -498,7 +498,7 @@ class NestNetwork(nn.Module):
 
     def seed_for(self, purpose: str, batch: Microbatch) -> int:
         """Returns the 63-bit seed of the random numbers drawn for a purpose in a microbatch."""
-        return derive_key(self.config.seed, purpose, batch.key.step, batch.key.microbatch) >> 1
+        return derive_key(self.config.seed, purpose, *batch.key) >> 1
 
 
 def num_padded_frames(num_samples: int, config: FeatureConfig) -> int:

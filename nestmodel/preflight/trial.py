@@ -107,7 +107,7 @@ def noise_batch(shape: Shape) -> AudioNoiseBatch:
         sample_id=["noise"] * num_cuts,
         mixes=[Mix(mode="none")] * num_cuts,
         bad_cuts=[],
-        key=MicrobatchKey(0, 0, 0),
+        key=MicrobatchKey(0, 0),
     )
 
 

@@ -12,7 +12,7 @@ from typing import Any, cast
 import pytorch_lightning as pl
 from torch.utils.data import Sampler
 
-from nestdata import AudioNoiseDataset, BatchLoader, BatchPlan, Corpus, StartMethod, start_fork_server
+from nestdata import AudioNoiseDataset, BatchLoader, BatchPlan, Corpus, MicrobatchKey, StartMethod, start_fork_server
 from nestmodel.errors import ConfigError
 from nestmodel.run_config import DataConfig
 from nestmodel.training.copy_ahead import Loader, copied_ahead
@@ -106,19 +106,15 @@ class NestDataModule(pl.LightningDataModule):
         """Returns the validation loader of this rank, or an empty list without a validation corpus."""
         return [] if self.val_dataset is None else self._loader(self.val_dataset, lambda: 0)
 
-    def loader_of(
-        self, dataset: AudioNoiseDataset, batch_indices: Iterable[tuple[int, int]], *, on_gpu: bool
-    ) -> BatchLoader:
+    def loader_of(self, dataset: AudioNoiseDataset, keys: Iterable[MicrobatchKey], *, on_gpu: bool) -> BatchLoader:
         """Returns a loader of batches as training uses it.
 
         Args:
             dataset: The training or the validation data.
-            batch_indices: The (step, microbatch) of every batch.
+            keys: The (step, microbatch) of every batch.
             on_gpu: Whether the model is on a GPU, which gets batches in page-locked memory.
         """
-        return dataset.loader(
-            batch_indices, num_workers=self.num_workers, pin_memory=on_gpu, start_method=self.start_method
-        )
+        return dataset.loader(keys, num_workers=self.num_workers, pin_memory=on_gpu, start_method=self.start_method)
 
     def use_fork_server(self) -> None:
         """Selects a fork server for loader workers and starts it, unless another `start_method` was given.
@@ -154,8 +150,8 @@ def _described(corpus: Corpus) -> str:
     return f"{corpus.path.resolve().name} ({corpus.hours:.2f} h, {len(corpus):,} cuts, {corpus.fingerprint})"
 
 
-class _EpochSampler(Sampler[tuple[int, int]]):
-    """Yields the (step, microbatch) indices of one epoch on this rank, from the next optimizer step on.
+class _EpochSampler(Sampler[MicrobatchKey]):
+    """Yields the microbatches of one epoch on this rank, from the next optimizer step on.
 
     The steps may cross an epoch of the plan. Lightning counts the progress within its own epochs, including the part
     before a resume, and takes only the remaining batches. Its epochs are those of the plan unless
@@ -172,10 +168,10 @@ class _EpochSampler(Sampler[tuple[int, int]]):
         self.microbatches = microbatches
         self.next_step = next_step
 
-    def __iter__(self) -> Iterator[tuple[int, int]]:
+    def __iter__(self) -> Iterator[MicrobatchKey]:
         first = self.next_step()
         steps = range(first, first + self.plan.steps_per_epoch)
-        return ((step, microbatch) for step in steps for microbatch in self.microbatches)
+        return (MicrobatchKey(step, microbatch) for step in steps for microbatch in self.microbatches)
 
     def __len__(self) -> int:
         return self.plan.steps_per_epoch * len(self.microbatches)

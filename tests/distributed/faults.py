@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 import nestdata.batch.loader
 import nestdata.corpus.corpus
-from nestdata import AudioNoiseBatch, AudioNoiseDataset
+from nestdata import AudioNoiseBatch, AudioNoiseDataset, MicrobatchKey
 from nestdata.batch.worker import StartWorker
 from nestmodel import Checkpoints, NestModel
 from nestmodel.training.data import _EpochSampler
@@ -180,7 +180,7 @@ def act_in_loading_at(index: tuple[int, int], act: Callable[[NDArray[np.float32]
     load_batch, load = AudioNoiseDataset.load, nestdata.corpus.corpus.load_samples
     is_loading = [False]
 
-    def note_and_load(self: AudioNoiseDataset, requested: tuple[int, int], *options: Any) -> AudioNoiseBatch:
+    def note_and_load(self: AudioNoiseDataset, requested: MicrobatchKey, *options: Any) -> AudioNoiseBatch:
         is_loading[0] = tuple(requested) == index
         return load_batch(self, requested, *options)
 
@@ -196,7 +196,7 @@ def act_in_loading_at(index: tuple[int, int], act: Callable[[NDArray[np.float32]
 def end_data_at(index: tuple[int, int]) -> None:
     indices = _EpochSampler.__iter__
 
-    def end_early(self: _EpochSampler) -> Iterator[tuple[int, int]]:
+    def end_early(self: _EpochSampler) -> Iterator[MicrobatchKey]:
         for each in indices(self):
             if each == index:
                 record_fault_time()

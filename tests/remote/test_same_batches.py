@@ -14,9 +14,9 @@ import pytest
 
 from nestdata import (
     AudioNoiseDataset,
-    BatchIndex,
     BatchPlan,
     Corpus,
+    MicrobatchKey,
     MixConfig,
     NoiseSampler,
     PlanConfig,
@@ -128,7 +128,7 @@ def _dataset(path: Path, noise: Path, **remote: Any) -> AudioNoiseDataset:
     return AudioNoiseDataset(corpus, plan, NoiseSampler(Corpus.open(noise)), mixer, remote=RemoteConfig(**remote))
 
 
-def _digests(dataset: AudioNoiseDataset, num_workers: int = 0, world_size: int = 1) -> dict[BatchIndex, Any]:
+def _digests(dataset: AudioNoiseDataset, num_workers: int = 0, world_size: int = 1) -> dict[MicrobatchKey, Any]:
     """Returns the digests of 200 batches by index, as the ranks read them one after the other."""
     found = {}
     for rank in range(world_size):
@@ -143,7 +143,7 @@ def _digests(dataset: AudioNoiseDataset, num_workers: int = 0, world_size: int =
 
 
 @pytest.fixture(scope="module")
-def expected(site: Site) -> dict[str, dict[BatchIndex, Any]]:
+def expected(site: Site) -> dict[str, dict[MicrobatchKey, Any]]:
     """The digests of the local files, whole and with spans."""
     return {
         spans: _digests(_dataset(site.folder / f"files{spans} local.corpus", site.noise)) for spans in ("", " spans")
@@ -168,7 +168,7 @@ def test_all_forms_have_the_same_cuts_in_all_places(site: Site) -> None:
 
 @pytest.mark.parametrize("run", RUNS, ids=lambda run: " ".join(map(str, run)))
 def test_audio_in_a_store_gives_the_batches_of_local_files(
-    site: Site, expected: dict[str, dict[BatchIndex, Any]], run: Run, tmp_path: Path
+    site: Site, expected: dict[str, dict[MicrobatchKey, Any]], run: Run, tmp_path: Path
 ) -> None:
     cache: dict[str, Any] = {"cache_dir": tmp_path / "cache", "cache_bytes": 400_000} if run.is_cached else {}
     dataset = _dataset(site.folder / f"{run.form} remote.corpus", site.noise, **cache)

@@ -17,7 +17,7 @@ def batch() -> AudioNoiseBatch:
         sample_id=["a", "b"],
         mixes=[Mix(mode="noise", sources=("n",), snr_db=3.0, segments=((0, 1),)), Mix(mode="none")],
         bad_cuts=[BadCut("gone", "missing", "it is gone")],
-        key=MicrobatchKey(0, 5, 1),
+        key=MicrobatchKey(5, 1),
     )
 
 

@@ -18,7 +18,6 @@ from nestdata import (
     AudioNoiseBatch,
     AudioNoiseDataset,
     BadAudioConfig,
-    BatchIndex,
     BatchPlan,
     ConfigError,
     Corpus,
@@ -95,7 +94,7 @@ def test_the_noise_that_is_read_ahead_is_the_noise_that_is_read_first(messy: Aud
         batch = messy[step, 0]
         if len(batch.mixes) == 1:
             continue  # a cut without others beside it receives noise in place of speech
-        foretold = [corpus.line(index)["id"] for index in messy._cuts_of((step, 0)).noise]
+        foretold = [corpus.line(index)["id"] for index in messy._cuts_of(MicrobatchKey(step, 0)).noise]
         mixes = [mix for mix in batch.mixes if mix.num_reads]
         assert len(mixes) == len(foretold)
         for mix, cut_id in zip(mixes, foretold, strict=True):
@@ -113,7 +112,7 @@ def test_batches_are_the_same_byte_for_byte_with_any_number_of_workers(
 ) -> None:
     batch_indices = microbatches(messy.plan, num_steps=2 * messy.plan.steps_per_epoch)
     loaded = list(messy.loader(batch_indices, num_workers=num_workers))
-    assert [batch.key[1:] for batch in loaded] == batch_indices
+    assert [batch.key for batch in loaded] == batch_indices
     assert [digest(batch) for batch in loaded] == [digest(batch) for batch in messy_batches]
 
 
@@ -150,7 +149,7 @@ def test_loader_that_starts_at_a_later_step_continues_like_an_uninterrupted_one(
 
 def test_pickled_dataset_gives_the_same_batches(messy: AudioNoiseDataset, messy_batches: list[AudioNoiseBatch]) -> None:
     again = pickle.loads(pickle.dumps(messy))
-    assert digest(again[0, 1]) == digest(again[BatchIndex(0, 1)]) == digest(messy_batches[1])
+    assert digest(again[0, 1]) == digest(again[MicrobatchKey(0, 1)]) == digest(messy_batches[1])
 
 
 def test_every_cut_gets_different_noise_in_every_epoch(tmp_path: Path) -> None:
@@ -168,8 +167,7 @@ def test_batch_fields_hold_what_their_docstrings_say(
 ) -> None:
     for batch in messy_batches:
         num_cuts, num_samples = batch.audio.shape
-        assert num_samples == messy.plan.padded_samples(batch.key.step, batch.key.microbatch)
-        assert batch.key == MicrobatchKey(messy.plan.epoch(batch.key.step), batch.key.step, batch.key.microbatch)
+        assert num_samples == messy.plan.microbatch(*batch.key).padded_samples
         assert len(batch.sample_id) == len(batch.mixes) == num_cuts
         assert {name: tensor.dtype for name, tensor in batch.tensors().items()} == {
             "audio": torch.float32,
@@ -389,7 +387,7 @@ def test_noise_that_becomes_unreadable_is_replaced_counted_and_limited(
 def test_batch_indices_of_one_rank_are_its_share_of_each_step_in_order() -> None:
     plan = BatchPlan(np.full(40, 16000), 16000, PlanConfig(max_batch_seconds=4.0, microbatches_per_step=4))
     assert microbatches(plan, num_steps=1) == [(0, 0), (0, 1), (0, 2), (0, 3)]
-    assert microbatches(plan, num_steps=1)[1] == BatchIndex(step=0, microbatch=1)
+    assert microbatches(plan, num_steps=1)[1] == MicrobatchKey(step=0, microbatch=1)
     assert microbatches(plan, rank=1, world_size=2, start_step=5, num_steps=2) == [(5, 2), (5, 3), (6, 2), (6, 3)]
     assert microbatches(plan, rank=3, world_size=4, num_steps=0) == []
     with pytest.raises(ConfigError, match="3 ranks cannot share"):

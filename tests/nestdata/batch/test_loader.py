@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from nestdata import AudioNoiseBatch, AudioNoiseDataset, BatchIndex, CorpusError, StartMethod, microbatches
+from nestdata import AudioNoiseBatch, AudioNoiseDataset, CorpusError, MicrobatchKey, StartMethod, microbatches
 from nestdata.batch.loader import _SlotSampler
 from tests.batches import STEPS_WITH_ALL_SHAPES, digest, full_dataset, messy_dataset
 from tests.conftest import MessyCorpora
@@ -29,12 +29,12 @@ def messy(messy_corpora: MessyCorpora) -> AudioNoiseDataset:
 
 
 @pytest.fixture(scope="module")
-def batch_indices(messy: AudioNoiseDataset) -> list[BatchIndex]:
+def batch_indices(messy: AudioNoiseDataset) -> list[MicrobatchKey]:
     return microbatches(messy.plan, num_steps=2 * messy.plan.steps_per_epoch)
 
 
 @pytest.fixture(scope="module")
-def digests(messy: AudioNoiseDataset, batch_indices: list[BatchIndex]) -> list[dict[str, str]]:
+def digests(messy: AudioNoiseDataset, batch_indices: list[MicrobatchKey]) -> list[dict[str, str]]:
     return [digest(messy[index]) for index in batch_indices]
 
 
@@ -43,7 +43,7 @@ def digests(messy: AudioNoiseDataset, batch_indices: list[BatchIndex]) -> list[d
 @pytest.mark.parametrize("start_method", ["fork", "forkserver", "spawn"])
 def test_batches_are_the_same_with_every_start_method_and_both_ways_of_handing_over(
     messy: AudioNoiseDataset,
-    batch_indices: list[BatchIndex],
+    batch_indices: list[MicrobatchKey],
     digests: list[dict[str, str]],
     start_method: StartMethod,
 ) -> None:
@@ -55,7 +55,7 @@ def test_batches_are_the_same_with_every_start_method_and_both_ways_of_handing_o
 
 def test_a_consumer_that_drops_its_batches_gets_all_of_them_from_slots(
     messy: AudioNoiseDataset,
-    batch_indices: list[BatchIndex],
+    batch_indices: list[MicrobatchKey],
     digests: list[dict[str, str]],
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -76,7 +76,7 @@ def test_a_consumer_that_drops_its_batches_gets_all_of_them_from_slots(
 
 def test_batches_that_are_kept_are_not_overwritten_and_a_warning_says_so_once(
     messy: AudioNoiseDataset,
-    batch_indices: list[BatchIndex],
+    batch_indices: list[MicrobatchKey],
     digests: list[dict[str, str]],
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -86,7 +86,7 @@ def test_batches_that_are_kept_are_not_overwritten_and_a_warning_says_so_once(
     assert sum(batch.audio.is_shared() for batch in batches) == len(batches) - 5
 
 
-def test_one_kept_row_protects_its_batch(messy: AudioNoiseDataset, batch_indices: list[BatchIndex]) -> None:
+def test_one_kept_row_protects_its_batch(messy: AudioNoiseDataset, batch_indices: list[MicrobatchKey]) -> None:
     batches = iter(messy.loader(batch_indices, num_workers=1))
     row = next(batches).noisy_audio[1, 10:]
     expected = row.clone()
@@ -96,7 +96,7 @@ def test_one_kept_row_protects_its_batch(messy: AudioNoiseDataset, batch_indices
 
 
 def test_an_iteration_that_is_given_up_does_not_disturb_the_next_one(
-    messy: AudioNoiseDataset, batch_indices: list[BatchIndex], digests: list[dict[str, str]]
+    messy: AudioNoiseDataset, batch_indices: list[MicrobatchKey], digests: list[dict[str, str]]
 ) -> None:
     loader = messy.loader(batch_indices, num_workers=2)
     for number in (1, 3, len(digests)):
@@ -105,7 +105,7 @@ def test_an_iteration_that_is_given_up_does_not_disturb_the_next_one(
 
 
 def test_memory_is_used_again_only_if_no_worker_may_still_write_to_it(
-    messy: AudioNoiseDataset, batch_indices: list[BatchIndex], digests: list[dict[str, str]]
+    messy: AudioNoiseDataset, batch_indices: list[MicrobatchKey], digests: list[dict[str, str]]
 ) -> None:
     loader = messy.loader(batch_indices, num_workers=1)
     for _ in range(2):
@@ -120,7 +120,7 @@ def test_memory_is_used_again_only_if_no_worker_may_still_write_to_it(
 
 
 def test_two_iterations_of_one_loader_do_not_share_slots(
-    messy: AudioNoiseDataset, batch_indices: list[BatchIndex], digests: list[dict[str, str]]
+    messy: AudioNoiseDataset, batch_indices: list[MicrobatchKey], digests: list[dict[str, str]]
 ) -> None:
     loader = messy.loader(batch_indices, num_workers=1)
     for first, second, expected in zip(loader, loader, digests, strict=True):
@@ -164,7 +164,7 @@ def test_a_corpus_that_is_cut_off_while_workers_read_it_is_named(messy_corpora: 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="page-locked memory needs a GPU")
 def test_slots_are_page_locked_and_reach_the_gpu_unchanged(
-    messy: AudioNoiseDataset, batch_indices: list[BatchIndex], digests: list[dict[str, str]]
+    messy: AudioNoiseDataset, batch_indices: list[MicrobatchKey], digests: list[dict[str, str]]
 ) -> None:
     found = []
     for batch in messy.loader(batch_indices, num_workers=2, pin_memory=True):

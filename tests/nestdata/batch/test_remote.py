@@ -19,6 +19,7 @@ from nestdata import (
     ConfigError,
     Corpora,
     Corpus,
+    MicrobatchKey,
     NoiseSampler,
     RemoteConfig,
     RemoteStats,
@@ -106,7 +107,7 @@ def test_the_bytes_of_the_next_batches_arrive_before_they_are_loaded(
 ) -> None:
     dataset = remote(corpora)
     ahead = indices(dataset)[1:3]
-    dataset.load((0, 0), upcoming=ahead)
+    dataset.load(MicrobatchKey(0, 0), upcoming=ahead)
     assert dataset.remote is not None
     held = dataset.remote._started().ahead
     wanted = [request for index in ahead for request in dataset.remote._requests(index)]
@@ -129,9 +130,9 @@ def test_workers_of_remote_corpora_are_not_forked(corpora: tuple[Path, Path]) ->
 
 def test_a_dataset_that_was_used_can_be_pickled(corpora: tuple[Path, Path], expected: list[dict[str, Any]]) -> None:
     dataset = remote(corpora)
-    dataset.load((0, 0))
+    dataset.load(MicrobatchKey(0, 0))
     copy = pickle.loads(pickle.dumps(dataset))
-    assert content(copy.load((0, 0))) == expected[0]
+    assert content(copy.load(MicrobatchKey(0, 0))) == expected[0]
 
 
 def test_a_damaged_byte_on_the_way_changes_nothing(

@@ -13,11 +13,11 @@ from lhotse import MonoCut, Recording
 from nestcli.nestdata import main
 from nestdata import (
     AudioNoiseDataset,
-    BatchIndex,
     BatchPlan,
     ConfigError,
     Corpora,
     Corpus,
+    MicrobatchKey,
     OutputError,
     PackConfig,
     PlanConfig,
@@ -238,7 +238,7 @@ def test_packed_audio_gives_the_same_fingerprint_and_batches(speech: Path, packe
         dataset = AudioNoiseDataset(
             corpora, BatchPlan.of(corpora, PlanConfig(max_batch_seconds=20.0, microbatches_per_step=2))
         )
-        return [batch_digest(dataset[BatchIndex(step, microbatch)]) for step in range(2) for microbatch in range(2)]
+        return [batch_digest(dataset[MicrobatchKey(step, microbatch)]) for step in range(2) for microbatch in range(2)]
 
     assert batch_digests(tmp_path / "packed.corpus") == batch_digests(speech)
 

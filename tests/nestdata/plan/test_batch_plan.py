@@ -65,7 +65,7 @@ def test_microbatches_have_cuts_and_stay_within_the_budget_in_every_epoch(case: 
     budget = round(plan.config.max_batch_seconds * RATE)
     for epoch in range(len(plan.layouts)):
         for index, indices in microbatches_of_epoch(plan, epoch).items():
-            padded = plan.padded_samples(*index)
+            padded = plan.microbatch(*index).padded_samples
             assert (len(indices), padded) in plan.shapes
             assert 0 < len(indices) * padded <= budget
             assert plan.min_samples <= padded
@@ -132,7 +132,7 @@ def test_epochs_differ_in_the_order_of_steps_and_in_the_composition_of_microbatc
     first, second = (list(microbatches_of_epoch(plan, epoch).values()) for epoch in (0, len(plan.layouts)))
     assert first != second
     orders = [
-        [plan.padded_samples(*index) for index in microbatches_of_epoch(plan, epoch)]
+        [plan.microbatch(*index).padded_samples for index in microbatches_of_epoch(plan, epoch)]
         for epoch in (0, len(plan.layouts))
     ]
     assert orders[0] != orders[1]
@@ -151,7 +151,7 @@ def test_indices_of_a_small_plan_are_the_same_in_every_version() -> None:
     lengths = [50, 120, 150, 200, 210, 220, 295, 300, 310, 320, 330, 400, 410, 420, 425]
     plan = plan_of(lengths, PlanConfig(max_batch_seconds=8.5, microbatches_per_step=2, seed=7))
     assert plan.steps_per_epoch == 4
-    assert [[plan.padded_samples(step, number) for number in range(2)] for step in range(4)] == [
+    assert [[plan.microbatch(step, number).padded_samples for number in range(2)] for step in range(4)] == [
         [425, 425],
         [410, 400],
         [320, 320],
@@ -192,7 +192,7 @@ def test_indices_of_a_plan_with_every_setting_are_the_same_in_every_version() ->
         [[2, 9, 9], [1, 8, 8]],
         [[6, 11, 4], [11, 10, 7]],
     ]
-    assert [plan.substitute(step, 0, 1, 0) for step in range(6)] == [2, 8, 9, 0, 2, 8]
+    assert [plan.substitute(plan.microbatch(step, 0), 1, 0) for step in range(6)] == [2, 8, 9, 0, 2, 8]
     assert plan.fingerprint == "9811394861aa4a49e3b6e5e8ff128781"
 
 
@@ -210,7 +210,7 @@ def test_step_far_beyond_the_first_epochs_is_computed_directly() -> None:
     plan = plan_of(list(range(100, 300)), PlanConfig(max_batch_seconds=10.0))
     step = 10**12 * plan.steps_per_epoch + 3
     assert plan.epoch(step) == 10**12
-    assert len(plan.indices(step, 7)) * plan.padded_samples(step, 7) <= 10.0 * RATE
+    assert len(plan.indices(step, 7)) * plan.microbatch(step, 7).padded_samples <= 10.0 * RATE
 
 
 def test_cuts_that_no_microbatch_can_hold_are_left_out_and_counted() -> None:
@@ -360,10 +360,10 @@ def test_cuts_of_several_corpora_share_the_budget_and_are_repeated_as_often_as_t
     seen: Counter[int] = Counter()
     for epoch in range(num_epochs):
         for index, indices in microbatches_of_epoch(plan, epoch).items():
-            padded = plan.padded_samples(*index)
+            padded = plan.microbatch(*index).padded_samples
             cost = padded + (padded**2 // round(quadratic * RATE) if quadratic else 0)
             assert len(indices) * cost <= budget
-            assert len(indices) == plan.bucket(*index).cuts_per_microbatch <= (max_cuts or budget)
+            assert len(indices) == plan.microbatch(*index).bucket.cuts_per_microbatch <= (max_cuts or budget)
             assert lengths[indices].max() <= padded
             seen.update(indices)
     fillers = {
@@ -476,12 +476,12 @@ def test_substitutes_are_of_similar_length_and_differ_by_attempt() -> None:
     lengths = spread_lengths(3000, 0)
     plan = BatchPlan(lengths, RATE, PlanConfig(max_batch_seconds=400.0, microbatches_per_step=4))
     for step in range(plan.steps_per_epoch):
-        (cuts,) = plan.bucket(step, 1).cut_ranges
+        (cuts,) = plan.microbatch(step, 1).bucket.cut_ranges
         end = cuts.first_index + cuts.num_cuts
-        indices = [plan.substitute(step, 1, 0, attempt) for attempt in range(20)]
+        indices = [plan.substitute(plan.microbatch(step, 1), 0, attempt) for attempt in range(20)]
         assert all(min(cuts.first_index, max(0, end - 64)) <= index < end for index in indices)
         assert len(set(indices)) > 10
-        assert indices == [plan.substitute(step, 1, 0, attempt) for attempt in range(20)]
+        assert indices == [plan.substitute(plan.microbatch(step, 1), 0, attempt) for attempt in range(20)]
 
 
 def test_cut_above_the_budget_due_to_the_quadratic_cost_is_an_error_that_mentions_the_term() -> None:

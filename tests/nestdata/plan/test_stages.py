@@ -76,9 +76,9 @@ def test_at_every_step_all_cuts_of_a_corpus_in_a_bucket_have_been_seen_equally_o
         for number in range(plan.config.microbatches_per_step):
             indices = plan.indices(step, number)
             assert indices.dtype == np.int64
-            assert len(indices) == plan.bucket(step, number).cuts_per_microbatch
-            assert lengths[indices].max() <= plan.padded_samples(step, number)
-            assert len(indices) * plan.padded_samples(step, number) <= plan.budget.limit
+            assert len(indices) == plan.microbatch(step, number).bucket.cuts_per_microbatch
+            assert lengths[indices].max() <= plan.microbatch(step, number).padded_samples
+            assert len(indices) * plan.microbatch(step, number).padded_samples <= plan.budget.limit
             seen.update(indices.tolist())
         assert all(counts_differ_by_at_most_one([seen[index] for index in cell]) for cell in cells)
 
@@ -142,7 +142,8 @@ def test_a_stage_shows_all_lengths_and_orders_them_by_the_seed() -> None:
     lengths = spread_lengths(2000, 0)
     plans = [BatchPlan(lengths, RATE, replace(config, seed=seed)) for seed in (0, 1)]
     orders = [
-        [plan.padded_samples(*index) for index in microbatches(plan, num_steps=plan.steps_per_epoch)] for plan in plans
+        [plan.microbatch(*index).padded_samples for index in microbatches(plan, num_steps=plan.steps_per_epoch)]
+        for plan in plans
     ]
     assert orders[0] != orders[1]
     shown = Counter(orders[0])
@@ -155,7 +156,7 @@ def test_a_step_far_beyond_the_stages_is_computed_directly() -> None:
     corpora = [spread_lengths(3000, 0), spread_lengths(500, 1)]
     plan = BatchPlan(corpora, RATE, PlanConfig(max_batch_seconds=400.0, stages=stages))
     indices = plan.indices(10**15, 7)
-    assert len(indices) == plan.bucket(10**15, 7).cuts_per_microbatch
+    assert len(indices) == plan.microbatch(10**15, 7).bucket.cuts_per_microbatch
     assert 0 <= indices.min() <= indices.max() < 3500
 
 
@@ -170,7 +171,7 @@ def test_batches_of_stages_are_the_same_in_every_version() -> None:
         [[4, 3, 5], [1, 2, 0, 1, 9]],
         [[7, 10], [6, 11]],
     ]
-    assert [plan.substitute(step, 0, 1, 0) for step in range(5)] == [5, 8, 8, 2, 6]
+    assert [plan.substitute(plan.microbatch(step, 0), 1, 0) for step in range(5)] == [5, 8, 8, 2, 6]
     assert plan.fingerprint == "c1dced3912282247abab4a71582c0274"
 
 

@@ -22,7 +22,7 @@ def microbatches_of_epoch(plan: BatchPlan) -> list[tuple[int, list[int]]]:
     """Returns the padded length and the indices of every microbatch of the first epoch."""
     steps, microbatches = range(plan.steps_per_epoch), range(plan.config.microbatches_per_step)
     return [
-        (plan.padded_samples(step, number), plan.indices(step, number).tolist())
+        (plan.microbatch(step, number).padded_samples, plan.indices(step, number).tolist())
         for step in steps
         for number in microbatches
     ]

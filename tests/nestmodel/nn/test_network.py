@@ -38,7 +38,7 @@ def batch(step: int = 0, microbatch: int = 0) -> AudioNoiseBatch:
         sample_id=["a", "b"],
         mixes=[],
         bad_cuts=[],
-        key=MicrobatchKey(0, step, microbatch),
+        key=MicrobatchKey(step, microbatch),
     )
 
 
@@ -101,7 +101,7 @@ def test_the_network_receives_what_it_reads_and_the_record_of_the_batch() -> Non
     assert inputs.tensors().keys() == fields
     assert {tensor.device.type for tensor in inputs.tensors().values()} == {"meta"}
     assert {tensor.device.type for tensor in (masks.is_masked, masks.is_scored, masks.scored_rows)} == {"cpu"}
-    assert (inputs.key, inputs.sample_id) == (MicrobatchKey(0, 2, 1), ["a", "b"])
+    assert (inputs.key, inputs.sample_id) == (MicrobatchKey(2, 1), ["a", "b"])
     on_cpu = NetworkInput.of(batch(step=2, microbatch=1), masks, "cpu")
     assert torch.equal(on_cpu.noisy_audio, batch().noisy_audio)
     assert torch.equal(on_cpu.scored_rows, masks.scored_rows)

@@ -62,7 +62,7 @@ def batch_of(*lens: int, step: int = 0) -> AudioNoiseBatch:
         sample_id=["a"] * len(lens),
         mixes=[Mix(mode="none")] * len(lens),
         bad_cuts=[],
-        key=MicrobatchKey(0, step, 0),
+        key=MicrobatchKey(step, 0),
     )
 
 
