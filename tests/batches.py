@@ -3,6 +3,8 @@
 import hashlib
 from pathlib import Path
 
+import torch
+
 from nestdata import (
     AudioNoiseBatch,
     AudioNoiseDataset,
@@ -11,12 +13,14 @@ from nestdata import (
     BatchPlan,
     Corpora,
     Corpus,
+    MicrobatchKey,
     MixConfig,
     MixtureStage,
     NoiseSampler,
     PlanConfig,
     SpeakerNoiseMixer,
 )
+from tests.synthesis import chirp, hiss
 
 MICROBATCHES_PER_STEP = 4
 
@@ -67,3 +71,23 @@ def digest(batch: AudioNoiseBatch) -> dict[str, str]:
     }
     rest = {name: str(getattr(batch, name)) for name in ("key", "sample_id", "mixes", "bad_cuts")}
     return {**hashes, **rest}
+
+
+def batch(step: int = 0, microbatch: int = 0) -> AudioNoiseBatch:
+    """Two utterances of 2 s and 1.5 s with noise; the second one is padded."""
+    lens = torch.tensor([32000, 24000])
+    is_valid = torch.arange(32000) < lens.unsqueeze(1)
+    audio = torch.from_numpy(chirp(100, 3000, 2.0)) * is_valid
+    noise = torch.from_numpy(hiss(32000, 1)) * is_valid
+    return AudioNoiseBatch(
+        audio=audio,
+        audio_len=lens,
+        noise=noise,
+        noise_len=lens,
+        noisy_audio=audio + noise,
+        noisy_audio_len=lens,
+        sample_id=["a", "b"],
+        mixes=[],
+        bad_cuts=[],
+        key=MicrobatchKey(step, microbatch),
+    )

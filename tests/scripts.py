@@ -4,6 +4,10 @@ import importlib.util
 from pathlib import Path
 from types import ModuleType
 
+import pytest
+
+REPOSITORY = Path(__file__).parents[1]
+
 
 def load_script(path: Path) -> ModuleType:
     """Runs a program as a module whose name is not `__main__`, and returns it."""
@@ -13,3 +17,11 @@ def load_script(path: Path) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+def load_example(name: str) -> ModuleType:
+    """Loads a program with its folder on the path, as when it is run."""
+    path = REPOSITORY / "examples" / f"{name}.py"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(path.parent)
+        return load_script(path)

@@ -4,7 +4,6 @@ import ast
 import re
 from collections import Counter
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -12,8 +11,8 @@ import nestguard
 from nestcli.nestdata import main as nestdata
 from nestcli.nestmodel import main as nestmodel
 from nestdata.prepare.inputs.audio import ADVICE
+from tests.scripts import REPOSITORY
 
-REPOSITORY = Path(__file__).parents[1]
 PAGES = [
     *(REPOSITORY / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "RELEASING.md", "SECURITY.md")),
     *sorted((REPOSITORY / "docs").rglob("*.md")),

@@ -2,24 +2,15 @@
 
 import ast
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 import soundfile
 import torch
 
 from nestmodel import NestConfig, NestNetwork, save_network
-from tests.scripts import load_script
+from tests.scripts import load_example
 
 EXAMPLES = sorted((Path(__file__).parents[1] / "examples").rglob("*.py"))
-
-
-def load(name: str) -> ModuleType:
-    """Loads a program with its folder on the path, as when it is run."""
-    path = Path(__file__).parents[1] / "examples" / f"{name}.py"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(path.parent)
-        return load_script(path)
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
@@ -32,13 +23,13 @@ def test_examples_use_only_public_names(path: Path) -> None:
 @pytest.mark.slow
 def test_the_training_loop_example_lowers_the_loss() -> None:
     torch.manual_seed(0)
-    losses = load("training_loop").main(num_steps=12)
+    losses = load_example("training_loop").main(num_steps=12)
     assert len(losses) == 12
     assert sum(losses[-3:]) < sum(losses[:3])
 
 
 def test_the_own_corpus_example_yields_a_batch() -> None:
-    batch = load("own_corpus").main()
+    batch = load_example("own_corpus").main()
     assert batch.audio.shape == batch.noisy_audio.shape
     torch.testing.assert_close(batch.noisy_audio, batch.audio + batch.noise)
     assert {mix.mode for mix in batch.mixes} == {"noise"}
@@ -46,7 +37,7 @@ def test_the_own_corpus_example_yields_a_batch() -> None:
 
 @pytest.mark.slow
 def test_the_classifier_example_reaches_a_high_accuracy() -> None:
-    assert load("features_to_classifier").main() > 0.9
+    assert load_example("features_to_classifier").main() > 0.9
 
 
 def test_the_live_example_gives_the_frames_of_the_whole_file(tmp_path: Path) -> None:
@@ -55,6 +46,8 @@ def test_the_live_example_gives_the_frames_of_the_whole_file(tmp_path: Path) -> 
     save_network(network, tmp_path / "live.ckpt")
     audio = 0.1 * torch.randn(30000)
     soundfile.write(tmp_path / "a.wav", audio.numpy(), 16000, subtype="FLOAT")
-    num_frames = load("live_frames").main([str(tmp_path / "live.ckpt"), str(tmp_path / "a.wav"), "--context", "70,1"])
+    num_frames = load_example("live_frames").main(
+        [str(tmp_path / "live.ckpt"), str(tmp_path / "a.wav"), "--context", "70,1"]
+    )
     whole = network.encoder(*network.features(audio.unsqueeze(0), torch.tensor([30000])))
     assert num_frames == whole.lens.item()

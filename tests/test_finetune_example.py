@@ -9,29 +9,26 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
-import soundfile
 import torch
 
 from nestcli.nestmodel import main as nestmodel
 from nestdata import Corpus, prepare_corpus
-from nestdata.filters import make_resampler
 from nestmodel import NestNetwork, export_model, normalise_text
 from nestmodel.formats.huggingface import write_huggingface
 from tests.extras import needs
-from tests.test_examples import load
+from tests.scripts import load_example
 from tests.training import tiny_config
+from tests.transcribed import DEMO, TEXTS, write_transcribed
 
 pytestmark = [
     needs("finetune", "accelerate", "jiwer", "transformers"),
     pytest.mark.filterwarnings("ignore:::accelerate", "ignore:::huggingface_hub", "ignore:::transformers"),
 ]
-DEMO = Path(__file__).parents[1] / "manifests" / "demo"
-TEXTS = {"en_f3_01": "good morning everyone", "en_f3_02": "the kettle is on do you want tea"}
 
 
 @pytest.fixture(scope="module")
 def finetune() -> ModuleType:
-    return load("finetune_ctc/finetune")
+    return load_example("finetune_ctc/finetune")
 
 
 @pytest.fixture(scope="module")
@@ -78,20 +75,6 @@ def weights(directory: Path) -> dict[str, torch.Tensor]:
     return load_file(directory / "model.safetensors")
 
 
-def write_transcribed(directory: Path) -> Path:
-    """Writes a manifest of two utterances of the demo corpus, and each of them as a WAV in stereo at 48 kHz."""
-    lines = [json.loads(line) for line in (DEMO / "speech.json").read_text().splitlines()]
-    lines = [line for line in lines if Path(line["audio_filepath"]).stem in TEXTS]
-    for line in lines:
-        line["audio_filepath"] = str(DEMO / line["audio_filepath"])
-        samples, rate = soundfile.read(line["audio_filepath"], dtype="float32")
-        resampled = make_resampler(rate, 48000)(torch.from_numpy(samples))
-        stereo = resampled[:, None].expand(-1, 2).numpy()
-        soundfile.write(directory / f"{Path(line['audio_filepath']).stem}.wav", stereo, 48000)
-    (directory / "two.json").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    return directory / "two.json"
-
-
 @pytest.mark.slow
 def test_the_way_from_pretraining_to_the_text_of_a_wav(
     finetune: ModuleType,
@@ -112,7 +95,9 @@ def test_the_way_from_pretraining_to_the_text_of_a_wav(
     lines = [json.loads(line) for line in (output / "test.jsonl").read_text().splitlines()]
     assert {Path(line["id"]).stem: line["recognised"] for line in lines} == TEXTS
 
-    found = load("finetune_ctc/transcribe").main([str(output), *(str(tmp_path / f"{name}.wav") for name in TEXTS)])
+    found = load_example("finetune_ctc/transcribe").main(
+        [str(output), *(str(tmp_path / f"{name}.wav") for name in TEXTS)]
+    )
     assert found == list(TEXTS.values())
 
     tuned = weights(output)

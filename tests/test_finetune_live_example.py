@@ -14,9 +14,9 @@ import torch
 from nestmodel import FeatureConfig, NestConfig, NestNetwork, WeightsError, export_model, save_network
 from nestmodel import normalise_text as normalised
 from tests.extras import needs
-from tests.test_examples import load
-from tests.test_finetune_example import DEMO, TEXTS, write_transcribed
+from tests.scripts import load_example
 from tests.training import tiny_config
+from tests.transcribed import DEMO, TEXTS, write_transcribed
 
 pytestmark = [
     needs("finetune", "accelerate", "jiwer", "transformers"),
@@ -28,12 +28,12 @@ SPEECH = [torch.from_numpy(soundfile.read(DEMO / "speech" / f"{name}.flac", dtyp
 
 @pytest.fixture(scope="module")
 def finetune() -> ModuleType:
-    return load("finetune_ctc/finetune")
+    return load_example("finetune_ctc/finetune")
 
 
 @pytest.fixture(scope="module")
 def live() -> ModuleType:
-    return load("finetune_ctc/live_model")
+    return load_example("finetune_ctc/live_model")
 
 
 @pytest.fixture(scope="module")
@@ -143,14 +143,14 @@ def test_the_way_from_a_checkpoint_to_text_that_appears_while_audio_arrives(
     found = {(line["context"], Path(line["id"]).stem): line["recognised"] for line in lines}
     assert {name: found["70,13", name] for name in TEXTS} == TEXTS
 
-    live_text = load("live_text")
+    live_text = load_example("live_text")
     for context, name in found:
         audio = str(DEMO / "speech" / f"{name}.flac")
         text = live_text.main([str(output), audio, "--fast", "--context", context])
         assert normalised(text) == found[context, name]
         assert capsys.readouterr().out.endswith(f"{text}\n")
 
-    scores = load("finetune_ctc/score").main(
+    scores = load_example("finetune_ctc/score").main(
         [str(output), str(manifest), "--context", "70,0", "--context", "70,13", "-o", str(tmp_path / "scores")]
     )
     assert scores == {"two": {"contexts": {name: results["contexts"][name] for name in ("70,0", "70,13")}}}

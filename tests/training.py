@@ -3,9 +3,11 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytorch_lightning as pl
+import torch
 
 from nestdata import AudioNoiseBatch, MicrobatchKey, MixConfig, PlanConfig, RemoteConfig
 from nestmodel import (
@@ -19,6 +21,7 @@ from nestmodel import (
     QuantizerConfig,
 )
 from nestmodel.training.step_limits import ends_step
+from nestmodel.training.step_stats import StopRequests
 from tests.conftest import MessyCorpora
 
 
@@ -111,3 +114,42 @@ def fit(
     runner = trainer(directory, [recorder, *settings.pop("callbacks", [])], max_steps=max_steps, **settings)
     runner.fit(model, datamodule=messy_data(corpora, num_workers=num_workers), ckpt_path=ckpt_path)
     return model, recorder
+
+
+TINY: dict[str, Any] = {
+    "trainer": {"max_steps": 4, "log_every_n_steps": 1, "val_check_interval": 2, "accelerator": "cpu"},
+    "model": {
+        "config": {
+            "quantizer": {"num_classes": 32},
+            "masking": {"prob": 0.05},
+            "encoder": {"d_model": 16, "num_heads": 2, "num_layers": 1, "subsampling_channels": 8},
+        }
+    },
+    "data": {"plan": {"max_batch_seconds": 10.0, "microbatches_per_step": 2}, "num_workers": 0},
+}
+
+
+class StubTrainer(pl.Trainer):
+    """Has limits, a step and metrics, and cannot train."""
+
+    is_global_zero: Any = True
+    sanity_checking: Any = False
+    accumulate_grad_batches: Any = 2
+    num_training_batches: Any = 20
+    limit_train_batches: Any = 1.0
+    max_steps: Any = 100
+    max_epochs: Any = None
+    global_step: Any = 0
+    callback_metrics: Any = None
+    lightning_module: Any = None
+    world_size: Any = 1
+
+    def __init__(self, step: int = 0, *, metrics: dict[str, float] | None = None, **settings: Any) -> None:
+        vars(self).update(settings)
+        self.callbacks: Any = settings.get("callbacks", [])
+        self.global_step = step
+        self.lightning_module = SimpleNamespace(stop_requests=StopRequests())
+        self.callback_metrics = {name: torch.tensor(value) for name, value in (metrics or {}).items()}
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        vars(self)[name] = value

@@ -34,9 +34,9 @@ from nestmodel import (
 )
 from nestmodel.config import LIVE_PRESETS
 from tests.cli.commands import error_of, run
-from tests.cli.test_nestmodel import TINY
 from tests.conftest import MessyCorpora
 from tests.terminal import Terminal
+from tests.training import TINY
 
 PROGRAMS = {"nestdata": nestdata_program.PROGRAM, "nestmodel": nestmodel_program.PROGRAM}
 COMMANDS = [(program, name) for program in PROGRAMS for name in PROGRAMS[program].commands if name != "probe"]

@@ -7,9 +7,9 @@ import pytest
 import yaml
 
 from nestcli.nestmodel import main
-from tests.cli.test_nestmodel import TINY
 from tests.conftest import MessyCorpora
 from tests.terminal import Terminal
+from tests.training import TINY
 
 
 def fit_arguments(corpora: MessyCorpora, directory: Path) -> list[str]:

@@ -1,71 +1,28 @@
 """`nestmodel features` by several processes, as torchrun, srun and `--devices` start them, one of which is killed."""
 
 import json
-import os
-import subprocess
-import sys
-from dataclasses import asdict
 from pathlib import Path
 
 import pytest
-import torch
 
 from nestcli.nestmodel import main
-from nestmodel import NestModel
-from tests.cli.commands import Outcome, error_of
+from tests.cli.commands import error_of
 from tests.cli.dying_rank import NUM_BATCHES
-from tests.synthesis import hiss, write_audio, write_jsonl
-from tests.training import tiny_config
-
-REPOSITORY = Path(__file__).parents[2]
-SCRIPTS = Path(sys.executable).parent
-NESTMODEL = [str(SCRIPTS / "nestmodel")]
-DYING = [sys.executable, "-m", "tests.cli.dying_rank"]
-TIMEOUT_S = 600
-
-
-def features(output: str) -> list[str]:
-    """Returns a command line for 14 batches, the first of which has a reject."""
-    return f"features model.ckpt speech.json -o {output} --device cpu --max-batch-seconds 1".split()
-
-
-def with_features_of_one_rank(directory: Path) -> Path:
-    """Writes `model.ckpt`, `speech.json` with 20 files, a broken one and a missing one, and `one`, their features."""
-    torch.manual_seed(0)
-    model = NestModel(tiny_config())
-    torch.save({"nest_config": asdict(model.config), "state_dict": model.state_dict()}, directory / "model.ckpt")
-    for number in range(20):
-        write_audio(directory / "speech" / f"{number}.flac", hiss(4000 + 400 * number, number))
-    # The header is intact, so that a rank rejects it.
-    late = directory / "speech" / "19.flac"
-    late.write_bytes(late.read_bytes()[:4000])
-    write_jsonl(directory / "speech.json", [{"audio_filepath": f"speech/{number}.flac"} for number in range(21)])
-    assert ended(start(NESTMODEL + features("one"), directory)).code == 0
-    assert len((directory / "one" / "index.jsonl").read_text().splitlines()) == 19
-    assert len((directory / "one" / "rejected.jsonl").read_text().splitlines()) == 2
-    return directory
+from tests.cli.features_runs import (
+    DYING,
+    NESTMODEL,
+    SCRIPTS,
+    contents,
+    ended,
+    features,
+    start,
+    with_features_of_one_rank,
+)
 
 
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return with_features_of_one_rank(tmp_path_factory.mktemp("ranks"))
-
-
-def start(command: list[str], directory: Path, **variables: str) -> "subprocess.Popen[str]":
-    launcher = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "NODE_RANK", "SLURM")
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(launcher)}
-    environment |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPOSITORY), **variables}
-    pipe = subprocess.PIPE
-    return subprocess.Popen(command, cwd=directory, env=environment, stdout=pipe, stderr=pipe, text=True)
-
-
-def ended(process: "subprocess.Popen[str]") -> Outcome:
-    out, err = process.communicate(timeout=TIMEOUT_S)
-    return Outcome(process.returncode, out, err)
-
-
-def contents(output: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(output)): path.read_bytes() for path in output.rglob("*") if path.is_file()}
 
 
 def finished(partial: Path) -> dict[str, int]:

@@ -14,9 +14,8 @@ from nestmodel import NestModel
 from nestmodel.errors import ConfigError
 from nestmodel.training.module import check_precision
 from tests.cli.commands import error_of
-from tests.cli.test_nestmodel import TINY
 from tests.conftest import MessyCorpora
-from tests.training import tiny_config
+from tests.training import TINY, tiny_config
 
 TASK = {"SLURM_JOB_NAME": "train", "SLURM_NTASKS": "1", "SLURM_NNODES": "1"}
 TASK |= {f"SLURM_{name}": "0" for name in ("PROCID", "LOCALID", "NODEID")}

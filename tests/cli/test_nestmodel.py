@@ -17,19 +17,7 @@ from tests.cli.commands import error_of, run
 from tests.conftest import MessyCorpora
 from tests.own_encoders import Convolutions
 from tests.synthesis import folder_corpus, hiss
-from tests.training import Recorder, tiny_config
-
-TINY: dict[str, Any] = {
-    "trainer": {"max_steps": 4, "log_every_n_steps": 1, "val_check_interval": 2, "accelerator": "cpu"},
-    "model": {
-        "config": {
-            "quantizer": {"num_classes": 32},
-            "masking": {"prob": 0.05},
-            "encoder": {"d_model": 16, "num_heads": 2, "num_layers": 1, "subsampling_channels": 8},
-        }
-    },
-    "data": {"plan": {"max_batch_seconds": 10.0, "microbatches_per_step": 2}, "num_workers": 0},
-}
+from tests.training import TINY, Recorder, tiny_config
 
 
 class RunsCommand:

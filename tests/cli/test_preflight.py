@@ -6,9 +6,9 @@ import yaml
 
 from nestcli.nestmodel import main
 from nestdata import Corpus
-from tests.cli.test_nestmodel import TINY
 from tests.conftest import MessyCorpora
 from tests.synthesis import folder_corpus, hiss
+from tests.training import TINY
 
 
 def arguments(directory: Path, corpus: Path) -> list[str]:

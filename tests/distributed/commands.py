@@ -13,9 +13,9 @@ from typing import Any
 import yaml
 
 from nestmodel.training.starting.ranks import STARTER
-from tests.cli.test_nestmodel import TINY
 from tests.conftest import MessyCorpora
 from tests.distributed.runs import REPOSITORY
+from tests.training import TINY
 
 SCRIPTS = Path(sys.executable).parent
 LONGEST_START_S = 600

@@ -234,3 +234,28 @@ def _wait(processes: list["subprocess.Popen[bytes]"], patience_s: float) -> list
                     process.wait()
             break
     return [process.wait() for process in processes]
+
+
+LIMITS = {"step_s": 8.0, "first_step_s": 60.0, "validation_s": 30.0, "checkpoint_s": 30.0}
+END_PATIENCE_S = 40.0
+"""Time that a busy machine may need to collect stacks, write the report and end; less than the limits it rules out."""
+
+
+def left_running(run: Run) -> list[str]:
+    """Returns the command lines of processes that have the directory of the run in it or in their environment."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            words, environment = (path.with_name(name).read_bytes().decode() for name in ("cmdline", "environ"))
+        except OSError:
+            continue
+        if str(run.directory) in words + environment and int(path.parent.name) != os.getpid():
+            found.append(words.replace("\0", " "))
+    return found
+
+
+def gone_soon(run: Run) -> bool:
+    end = time.monotonic() + END_PATIENCE_S
+    while left_running(run) and time.monotonic() < end:
+        time.sleep(0.1)
+    return not left_running(run)

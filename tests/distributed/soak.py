@@ -9,8 +9,7 @@ import tempfile
 from pathlib import Path
 
 from tests.conftest import MessyCorpora
-from tests.distributed.runs import Run
-from tests.distributed.test_stall import LIMITS
+from tests.distributed.runs import LIMITS, Run
 from tests.synthesis import messy_noise, messy_speech
 
 

@@ -16,11 +16,11 @@ from nestmodel import newest_checkpoint
 from nestmodel.training.saving.checkpoint_files import find_checkpoints
 from nestmodel.training.stopping.exit_codes import EXIT_NOT_SAVED
 from nestmodel.training.stopping.preemption import EXIT_PREEMPTED, Preempted
-from tests.cli.test_nestmodel import TINY
 from tests.conftest import MessyCorpora
 from tests.distributed.commands import fit_command, kill_all, ranks_of, start, wait_for_steps
 from tests.distributed.runs import monitors
 from tests.nestguard.runs import wait_until
+from tests.training import TINY
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.slow, pytest.mark.faults]
 

@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 
 from nestmodel import newest_checkpoint
-from tests.cli.test_nestmodel import TINY
 from tests.conftest import MessyCorpora
 from tests.distributed.commands import fit_command, kill_all, start
 from tests.distributed.runs import state_of
+from tests.training import TINY
 
 STEPS = 8
 MAX_KILLS = 3

@@ -1,8 +1,6 @@
 import json
-import os
 import re
 import signal
-import time
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +8,7 @@ import pytest
 
 from nestguard import EXIT_STALLED
 from tests.conftest import MessyCorpora
-from tests.distributed.runs import Run
-
-LIMITS = {"step_s": 8.0, "first_step_s": 60.0, "validation_s": 30.0, "checkpoint_s": 30.0}
-END_PATIENCE_S = 40.0
-"""Time that a busy machine may need to collect stacks, write the report and end; less than the limits it rules out."""
+from tests.distributed.runs import END_PATIENCE_S, LIMITS, Run, gone_soon
 
 faults = pytest.mark.faults
 
@@ -30,32 +24,12 @@ def diagnoses(report: dict[str, Any]) -> dict[str, str]:
     return {process["name"]: process["diagnosis"] for process in report["processes"]}
 
 
-def left_running(run: Run) -> list[str]:
-    """Returns the command lines of processes that have the directory of the run in it or in their environment."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            words, environment = (path.with_name(name).read_bytes().decode() for name in ("cmdline", "environ"))
-        except OSError:
-            continue
-        if str(run.directory) in words + environment and int(path.parent.name) != os.getpid():
-            found.append(words.replace("\0", " "))
-    return found
-
-
 def started(corpora: MessyCorpora, tmp_path: Path, **settings: Any) -> Run:
     return Run(
         corpora=corpora,
         directory=tmp_path / "run",
         **{"max_steps": 4, "world_size": 2, "limits": LIMITS, "patience_s": 60.0, **settings},
     )
-
-
-def gone_soon(run: Run) -> bool:
-    end = time.monotonic() + END_PATIENCE_S
-    while left_running(run) and time.monotonic() < end:
-        time.sleep(0.1)
-    return not left_running(run)
 
 
 @pytest.mark.multiprocess

@@ -6,7 +6,7 @@ from nestdata import PrepareConfig, SegmentConfig
 from nestmodel import ConfigError, RunConfig
 from nestmodel.other_names import name_here, names_elsewhere
 from nestmodel.plain_values import build, places
-from tests.test_docs import REPOSITORY
+from tests.scripts import REPOSITORY
 
 PLACES = list(places(RunConfig))
 OF_COMMANDS = {"device", "input", "jobs", "layers", "max_segment_seconds", "model", "overwrite", "to", "world_size"}

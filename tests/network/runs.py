@@ -14,10 +14,10 @@ import yaml
 
 from nestmodel.training.saving.checkpoint_files import find_checkpoints
 from nestmodel.training.starting.ranks import STARTER
-from tests.cli.test_nestmodel import TINY
 from tests.conftest import MessyCorpora
 from tests.distributed.runs import state_of
 from tests.network.nodes import NAMES, Network, Node
+from tests.training import TINY
 
 STEPS = 6
 GATE_STEP = 3

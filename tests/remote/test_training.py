@@ -13,8 +13,7 @@ from nestdata import Storage
 from nestguard import StallLimits
 from tests.addressed import addressed_copy
 from tests.conftest import MessyCorpora
-from tests.distributed.runs import Run
-from tests.distributed.test_stall import gone_soon
+from tests.distributed.runs import Run, gone_soon
 from tests.remote.conftest import Access
 from tests.remote.proxy import FaultProxy
 from tests.remote.server import find_weed, s3_server

@@ -8,10 +8,10 @@ import torch
 import yaml
 
 from nestmodel import newest_checkpoint
-from tests.cli.test_nestmodel import TINY
 from tests.conftest import MessyCorpora
 from tests.distributed.runs import REPOSITORY
 from tests.slurm.cluster import Cluster, Job, wait_until
+from tests.training import TINY
 
 SCRIPT = REPOSITORY / "examples" / "slurm" / "fit.sbatch"
 NUM_STEPS = 8

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.test_features_ranks import DYING, NESTMODEL, contents, features, with_features_of_one_rank
+from tests.cli.features_runs import DYING, NESTMODEL, contents, features, with_features_of_one_rank
 from tests.conftest import MessyCorpora
 from tests.distributed.commands import fit_command
 from tests.slurm.cluster import Cluster

@@ -13,8 +13,8 @@ import pytest
 
 from nestdata import ManifestError, OutputError, PrepareConfig, PrepareProgress, prepare_corpus
 from tests.nestdata.full_disk import files_up_to
-from tests.nestdata.prepare.inputs.formats.test_parquet import embedded, write_parquet
 from tests.nestdata.prepare.inputs.shards import shar_cut, write_tar
+from tests.nestdata.prepare.parquet_files import embedded, write_parquet
 from tests.synthesis import hiss, tone, write_audio, write_jsonl
 
 NUM_FILES = 4

@@ -1,12 +1,14 @@
 """A checkpoint to convert and load in tests, and a comparison of weights."""
 
+import tarfile
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
 
-from nestmodel import NestConfig, NestNetwork
+from nestmodel import FeatureConfig, NestConfig, NestNetwork
 from tests.training import tiny_config
 
 CONFIG = replace(tiny_config(), seed=5)
@@ -30,3 +32,24 @@ def assert_equal_states(first: nn.Module, second: nn.Module, prefix: str = "") -
     for name, value in first.state_dict().items():
         if name.startswith(prefix):
             assert torch.equal(value, other[name]), name
+
+
+def members_of(path: Path) -> dict[str, bytes]:
+    """Returns the contents of all members of a tar file."""
+    with tarfile.open(path) as tar:
+        return {member.name: tar.extractfile(member).read() for member in tar}  # type: ignore[union-attr]  # files
+
+
+def streaming_config(**encoder: Any) -> NestConfig:
+    """Returns a model whose contexts have chunks of 4, 2 and 1 frames."""
+    settings: dict[str, Any] = {
+        "conv_norm": "layer_norm",
+        "conv_context_size": "causal",
+        "causal_downsampling": True,
+        "att_context_style": "chunked_limited",
+        "att_context_size": ((8, 3), (8, 1), (8, 0)),
+    }
+    return replace(tiny_config(**{**settings, **encoder}), features=FeatureConfig(normalize="NA"))
+
+
+STREAMING = streaming_config()

@@ -23,26 +23,13 @@ from nestmodel import (
 from nestmodel.formats.conversion import export_model
 from nestmodel.formats.huggingface import write_huggingface
 from nestmodel.formats.nemo_archive import write_nemo
-from tests.nestmodel.formats.models import CONFIG, assert_equal_states
+from tests.nestmodel.formats.models import CONFIG, STREAMING, assert_equal_states, streaming_config
 from tests.synthesis import chirp
 from tests.training import tiny_config
 
 TINY = tiny_config()
 
 
-def streaming_config(**encoder: Any) -> NestConfig:
-    """Returns a model whose contexts have chunks of 4, 2 and 1 frames."""
-    settings: dict[str, Any] = {
-        "conv_norm": "layer_norm",
-        "conv_context_size": "causal",
-        "causal_downsampling": True,
-        "att_context_style": "chunked_limited",
-        "att_context_size": ((8, 3), (8, 1), (8, 0)),
-    }
-    return replace(tiny_config(**{**settings, **encoder}), features=FeatureConfig(normalize="NA"))
-
-
-STREAMING = streaming_config()
 SMALL_STREAMING = replace(
     streaming_config(
         att_context_style="regular",

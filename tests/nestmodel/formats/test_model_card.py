@@ -21,8 +21,7 @@ from nestmodel import (
 )
 from nestmodel.formats.model_card import Training, escaped, model_card
 from tests.conftest import MessyCorpora
-from tests.nestmodel.formats.models import CONFIG, assert_equal_states, checkpoint
-from tests.nestmodel.formats.test_huggingface import STREAMING
+from tests.nestmodel.formats.models import CONFIG, STREAMING, assert_equal_states, checkpoint
 from tests.synthesis import chirp
 from tests.training import messy_data, trainer
 

@@ -25,6 +25,7 @@ from nestmodel import (
 )
 from nestmodel.formats.nemo_archive import write_nemo
 from nestmodel.formats.nemo_config import config_to_nemo
+from tests.nestmodel.formats.models import members_of
 from tests.training import tiny_config
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "nemo_tiny.npz"
@@ -86,12 +87,6 @@ def tar_of(members: Mapping[str, bytes], path: Path, *, compressed: bool = False
             info.size = len(content)
             tar.addfile(info, io.BytesIO(content))
     return path
-
-
-def members_of(path: Path) -> dict[str, bytes]:
-    """Returns the contents of all members of a tar file."""
-    with tarfile.open(path) as tar:
-        return {member.name: tar.extractfile(member).read() for member in tar}  # type: ignore[union-attr]  # files
 
 
 def test_window_and_hop_lengths_are_exact_after_conversion_to_seconds() -> None:

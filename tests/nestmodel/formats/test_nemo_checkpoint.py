@@ -18,8 +18,7 @@ from nestmodel import ConfigError, NestConfig, NestModel, WeightsError, load_net
 from nestmodel.formats.nemo_archive import write_nemo
 from nestmodel.formats.nemo_config import config_from_nemo, config_to_nemo
 from nestmodel.training.saving.resume import find_resumed
-from tests.nestmodel.formats.models import CONFIG, assert_equal_states, checkpoint
-from tests.nestmodel.formats.test_nemo_archive import members_of
+from tests.nestmodel.formats.models import CONFIG, assert_equal_states, checkpoint, members_of
 from tests.training import tiny_config
 
 # Written by OmegaConf 2.3.0 and torch: `hyper_parameters` are OmegaConf.create({"cfg": config_to_nemo(tiny_config())}),

@@ -24,8 +24,8 @@ from nestmodel import (
 from nestmodel.attention_context import draw_context, look_ahead
 from nestmodel.nn.network import NestOutput
 from nestmodel.nn.subsampling import ConvSubsampling, halve, num_subsampled
+from tests.batches import batch
 from tests.kernel_definitions import code_for_gpus
-from tests.nestmodel.nn.test_network import batch
 from tests.training import tiny_config
 
 CAUSAL: dict[str, Any] = {

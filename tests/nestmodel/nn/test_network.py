@@ -5,11 +5,11 @@ from typing import Literal
 import pytest
 import torch
 
-from nestdata import AudioNoiseBatch, MicrobatchKey
+from nestdata import MicrobatchKey
 from nestmodel import MaskConfig, NestNetwork, NetworkInput
 from nestmodel.nn.features import LogMelFeatures
 from nestmodel.nn.network import MultiSoftmaxDecoder, num_padded_frames
-from tests.synthesis import chirp, hiss
+from tests.batches import batch
 from tests.training import tiny_config
 
 CONFIG = replace(tiny_config(), masking=MaskConfig(prob=0.02, block_size=16))
@@ -20,26 +20,6 @@ def _seeded() -> Iterator[None]:
     with torch.random.fork_rng():
         torch.manual_seed(0)
         yield
-
-
-def batch(step: int = 0, microbatch: int = 0) -> AudioNoiseBatch:
-    """Two utterances of 2 s and 1.5 s with noise; the second one is padded."""
-    lens = torch.tensor([32000, 24000])
-    is_valid = torch.arange(32000) < lens.unsqueeze(1)
-    audio = torch.from_numpy(chirp(100, 3000, 2.0)) * is_valid
-    noise = torch.from_numpy(hiss(32000, 1)) * is_valid
-    return AudioNoiseBatch(
-        audio=audio,
-        audio_len=lens,
-        noise=noise,
-        noise_len=lens,
-        noisy_audio=audio + noise,
-        noisy_audio_len=lens,
-        sample_id=["a", "b"],
-        mixes=[],
-        bad_cuts=[],
-        key=MicrobatchKey(step, microbatch),
-    )
 
 
 @pytest.mark.parametrize("position", ["pre_conv", "post_conv"])

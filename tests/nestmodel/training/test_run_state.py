@@ -1,11 +1,8 @@
 import math
 import time
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import pytorch_lightning as pl
-import torch
 
 from nestmodel.training.run_state import (
     RunClock,
@@ -16,33 +13,7 @@ from nestmodel.training.run_state import (
     read_state,
 )
 from nestmodel.training.step_limits import num_steps_of_run
-from nestmodel.training.step_stats import StopRequests
-
-
-class StubTrainer(pl.Trainer):
-    """Has limits, a step and metrics, and cannot train."""
-
-    is_global_zero: Any = True
-    sanity_checking: Any = False
-    accumulate_grad_batches: Any = 2
-    num_training_batches: Any = 20
-    limit_train_batches: Any = 1.0
-    max_steps: Any = 100
-    max_epochs: Any = None
-    global_step: Any = 0
-    callback_metrics: Any = None
-    lightning_module: Any = None
-    world_size: Any = 1
-
-    def __init__(self, step: int = 0, *, metrics: dict[str, float] | None = None, **settings: Any) -> None:
-        vars(self).update(settings)
-        self.callbacks: Any = settings.get("callbacks", [])
-        self.global_step = step
-        self.lightning_module = SimpleNamespace(stop_requests=StopRequests())
-        self.callback_metrics = {name: torch.tensor(value) for name, value in (metrics or {}).items()}
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        vars(self)[name] = value
+from tests.training import StubTrainer
 
 
 class Clock:

@@ -8,7 +8,7 @@ import pytorch_lightning as pl
 from nestmodel import Progress
 from nestmodel.training.callbacks.progress import PlainLines, progress_line
 from nestmodel.training.run_state import RunState, Scores
-from tests.nestmodel.training.test_run_state import StubTrainer
+from tests.training import StubTrainer
 
 STATE = RunState(step=1300, num_steps=80_000, activity="training")
 

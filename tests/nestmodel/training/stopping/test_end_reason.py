@@ -5,7 +5,7 @@ from pytorch_lightning.callbacks import EarlyStopping
 
 from nestmodel.training.display import end_reason
 from nestmodel.training.step_stats import StopRequests
-from tests.nestmodel.training.test_run_state import StubTrainer
+from tests.training import StubTrainer
 
 
 def early_stopping(message: str | None) -> EarlyStopping:

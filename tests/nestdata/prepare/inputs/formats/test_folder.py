@@ -9,9 +9,9 @@ from pyarrow import parquet
 from nestdata import Corpus, ManifestError, prepare_corpus
 from nestdata.prepare.inputs.formats.folder import sorted_as_files
 from nestdata.storage import ObjectInfo
-from tests.nestdata.prepare.inputs.formats.test_parquet import write_parquet
 from tests.nestdata.prepare.inputs.reading import entries_of, prepared, some_audio
 from tests.nestdata.prepare.inputs.shards import write_tar
+from tests.nestdata.prepare.parquet_files import write_parquet
 from tests.synthesis import hiss, write_audio
 
 

@@ -1,4 +1,3 @@
-import io
 import sys
 import tarfile
 from datetime import date
@@ -9,18 +8,11 @@ import datasets
 import numpy as np
 import pyarrow
 import pytest
-import soundfile
 
 from nestdata import ConfigError, Corpus, ManifestError, PrepareConfig, prepare_corpus
 from tests.nestdata.prepare.inputs.reading import decoded, entries_of, prepared, some_audio
-from tests.synthesis import Samples, hiss
-
-
-def encoded(samples: Samples, form: str = "WAV", rate: int = 16000, subtype: str | None = None) -> bytes:
-    file = io.BytesIO()
-    soundfile.write(file, samples, rate, format=form, subtype=subtype)
-    return file.getvalue()
-
+from tests.nestdata.prepare.parquet_files import encoded
+from tests.synthesis import hiss
 
 _AUDIO = encoded(hiss(8000, 1))
 

@@ -11,23 +11,11 @@ from pyarrow import parquet
 
 from nestdata import Corpus, ManifestError, PrepareConfig, prepare_corpus
 from nestdata.prepare.inputs.formats import huggingface
-from tests.nestdata.prepare.inputs.formats.test_huggingface import encoded
 from tests.nestdata.prepare.inputs.reading import format_of, some_audio, source_of
-from tests.synthesis import Samples, hiss, read_audio
+from tests.nestdata.prepare.parquet_files import embedded, encoded, write_parquet
+from tests.synthesis import hiss, read_audio
 
 COLUMNS = ["bytes", "path"]
-
-
-def write_parquet(path: Path, audio: list[dict[str, Any] | None], **labels: list[Any]) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    kind = pyarrow.struct([("bytes", pyarrow.binary()), ("path", pyarrow.string())])
-    table = pyarrow.table({"audio": pyarrow.array(audio, kind), **labels})
-    parquet.write_table(table, path, row_group_size=2)
-    return path
-
-
-def embedded(samples: Samples, form: str = "FLAC") -> dict[str, Any]:
-    return {"bytes": encoded(samples, form), "path": f"{len(samples)}.{form.lower()}"}
 
 
 def rejects_of(corpus: Path) -> list[dict[str, str]]:
