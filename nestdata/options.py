@@ -7,3 +7,6 @@ ShortAudio = Literal["repeat", "pad"]
 
 StartMethod = Literal["fork", "forkserver", "spawn"]
 """How loader processes are started; see Python's `multiprocessing`."""
+
+PackCodec = Literal["flac", "wav"]
+"""Format of packed audio files, both with 16 bits per sample."""

@@ -20,8 +20,8 @@ from nestdata.corpus.addresses import Address
 from nestdata.corpus.corpora import Corpora
 from nestdata.corpus.members import fetch
 from nestdata.errors import AudioError
+from nestdata.options import PackCodec
 from nestdata.output import flush_to_disk
-from nestdata.pack.config import PackCodec
 from nestdata.storage import is_url, join, storage
 
 FOLDER = "cuts.pack"

@@ -20,11 +20,11 @@ from nestdata.config_checks import require_instance
 from nestdata.corpus.corpora import Corpora, CorpusInput
 from nestdata.errors import ConfigError, PlanError
 from nestdata.plan.budget import Budget, leave_out_cuts
-from nestdata.plan.config import PlanConfig
 from nestdata.plan.layout import lay_out
 from nestdata.plan.lengths import Lengths, LengthsLike, as_lengths, check_ascending
 from nestdata.plan.microbatch import MicrobatchKey, PlannedMicrobatch
 from nestdata.plan.mixture import num_positions, repeats_per_epoch
+from nestdata.plan.plan_config import PlanConfig
 from nestdata.plan.positions import Bucket, CutRange, Positions
 from nestdata.plan.stages import Stages
 from nestdata.stateless_rng import Permutation, StatelessRng, derive_key

@@ -4,8 +4,8 @@ import math
 from collections.abc import Sequence
 
 from nestdata.errors import ConfigError, PlanError
-from nestdata.plan.config import Mixture
 from nestdata.plan.lengths import Lengths
+from nestdata.plan.plan_config import Mixture
 
 # Repeats per epoch are rounded to thousandths, so that plans ignore floating-point rounding.
 REPEATS_UNIT = 1000

@@ -7,10 +7,10 @@ which is imported at first use.
 """
 
 from nestdata.storage.access import Storage, storage
-from nestdata.storage.config import StorageConfig
 from nestdata.storage.environment import StoreEnvironment
 from nestdata.storage.info import FileVersion, ObjectInfo
 from nestdata.storage.location import SCHEMES, common_folder, has_scheme, is_url, join, name_of, parent
+from nestdata.storage.storage_config import StorageConfig
 from nestdata.storage.stream import SizedStream
 from nestdata.storage.threads import DaemonPool
 

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from nestdata.errors import ConfigError, StorageError
 from nestdata.redaction import redacted
-from nestdata.storage.config import StorageConfig
 from nestdata.storage.location import ObjectAddress
+from nestdata.storage.storage_config import StorageConfig
 
 if TYPE_CHECKING:
     from obstore.store import ClientConfig, ObjectStore, RetryConfig

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from nestdata.errors import StorageError
 from nestdata.output import flush_to_disk, unfinished_name
-from nestdata.storage.config import MIB
 from nestdata.storage.info import ObjectInfo
+from nestdata.storage.storage_config import MIB
 
 
 def file_info(path: str) -> ObjectInfo:

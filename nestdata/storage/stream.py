@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 
-from nestdata.storage.config import StorageConfig
+from nestdata.storage.storage_config import StorageConfig
 from nestdata.storage.threads import DaemonPool
 
 

@@ -20,9 +20,11 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
+from nestdata.config_checks import require
 from nestdata.errors import ConfigError, CorpusError, OutputError, StorageError
+from nestdata.field_docs import with_field_docs
+from nestdata.options import PackCodec
 from nestdata.output import is_full_disk, locked_directory
-from nestdata.pack.config import PackConfig
 from nestdata.prepare.pool import open_pool
 from nestdata.storage import has_scheme, is_url, join, storage
 from nestdata.storage.location import parse_url
@@ -37,6 +39,22 @@ _OWN_FILES = re.compile(
     r"|cuts\.pack/(?:left_out\.jsonl|\d+\.json(?:\.partial/(?:cuts\.\d+\.jsonl\.gz|recording\.\d+\.tar))?)"
 )
 _MODULES = ["nestdata.pack.shard", "soundfile", "lhotse", "nestdata.filters"]
+
+
+@with_field_docs
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PackConfig:
+    """Form and portions in which a corpus is packed."""
+
+    codec: PackCodec = "flac"
+    """`flac` compresses without loss; `wav` is larger and cheaper to decode."""
+
+    shard_hours: float = 10.0
+    """Approximate length of the audio of each tar file in hours: 10 are about 0.7 GB of FLAC at 16 kHz."""
+
+    def __post_init__(self) -> None:
+        require(self.codec in ("flac", "wav"), "codec", self.codec, "flac or wav")
+        require(self.shard_hours > 0, "shard_hours", self.shard_hours, "a positive number of hours")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
