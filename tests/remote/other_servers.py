@@ -37,7 +37,7 @@ def find_fake_gcs() -> Path | None:
 
 
 def find_azurite() -> str | None:
-    """Returns Azurite as `make azurite` installs it, or None."""
+    """Returns Azurite as tests/remote/requirements.txt says to install it, or None."""
     installed = REPOSITORY / ".venv-azurite/node_modules/.bin/azurite-blob"
     return str(installed) if installed.exists() else shutil.which("azurite-blob")
 

@@ -40,7 +40,7 @@ def test_google_cloud_storage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         check_reading("gs://speech")
 
 
-@pytest.mark.skipif(find_azurite() is None, reason="needs Azurite: make azurite installs it with npm")
+@pytest.mark.skipif(find_azurite() is None, reason="needs Azurite: see tests/remote/requirements.txt")
 def test_azure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with azure_server(tmp_path, container="speech") as environment:
         for name, value in environment.items():

@@ -87,7 +87,7 @@ def test_a_run_that_is_killed_and_resumed_ends_bit_for_bit_as_from_files(
     assert gone_soon(run)
 
 
-@pytest.mark.skipif(find_weed() is None, reason="needs SeaweedFS: make test-remote installs it")
+@pytest.mark.skipif(find_weed() is None, reason="needs SeaweedFS: make lane LANE=remote installs it")
 def test_a_run_goes_on_without_an_alarm_after_its_server_was_away_for_a_minute(
     messy_corpora: MessyCorpora, plain: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
