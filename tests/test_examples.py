@@ -28,18 +28,6 @@ def test_the_training_loop_example_lowers_the_loss() -> None:
     assert sum(losses[-3:]) < sum(losses[:3])
 
 
-def test_the_own_corpus_example_yields_a_batch() -> None:
-    batch = load_example("own_corpus").main()
-    assert batch.audio.shape == batch.noisy_audio.shape
-    torch.testing.assert_close(batch.noisy_audio, batch.audio + batch.noise)
-    assert {mix.mode for mix in batch.mixes} == {"noise"}
-
-
-@pytest.mark.slow
-def test_the_classifier_example_reaches_a_high_accuracy() -> None:
-    assert load_example("features_to_classifier").main() > 0.9
-
-
 def test_the_live_example_gives_the_frames_of_the_whole_file(tmp_path: Path) -> None:
     torch.manual_seed(0)
     network = NestNetwork(NestConfig.preset("demo", "streaming")).eval()
