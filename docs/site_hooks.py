@@ -26,7 +26,6 @@ ADDED = (
     "examples/README.md",
     "examples/finetune_ctc/README.md",
     "manifests/README.md",
-    "recipes/README.md",
     "recipes/continued_pretraining/README.md",
     "recipes/librispeech/README.md",
 )

@@ -1,7 +1,7 @@
 """Encoders of transformers for NEST: w2v-BERT 2.0, which reads filterbanks, and wav2vec 2.0, which reads audio.
 
 Each brings the features that it was pretrained with. nestmodel masks them, and predicts tokens of log-mels of the clean
-audio; see README.md beside this file.
+audio: docs/training.md has the commands.
 """
 
 import math

@@ -1,6 +1,6 @@
 """A small Transformer encoder for NEST: convolutions of stride 2, positions by a convolution, blocks of torch.
 
-nestmodel trains it as it trains FastConformer; see README.md beside this file.
+nestmodel trains it as it trains FastConformer: docs/training.md has the command.
 """
 
 import torch
