@@ -16,7 +16,7 @@ from nestguard.connect.coordinator import Coordinator
 from nestguard.connect.follower import Follower
 from nestguard.connect.handshake import SharedToken
 from nestguard.connect.peers import LocalOnly, PeerConfig, StopDecision
-from nestguard.diagnose.limits import StallLimits, may_stop_run, quick_limits
+from nestguard.diagnose.limits import StallLimits, too_long
 from nestguard.diagnose.run import RunDiagnosis, diagnose
 from nestguard.observe.collectives import describe, read_summaries
 from nestguard.observe.directory import DirectoryLock
@@ -27,9 +27,6 @@ from nestguard.report import Report, write_report, write_torchrun_error
 from nestguard.termination import collect_dumps, terminate
 
 _log = logging.getLogger(__name__)
-_DECISION_TIMEOUT_S = 5.0
-"""A node that finds a stall decides for itself once the coordinator has decided nothing for this long."""
-
 _DUMPS_TIMEOUT_S = 3.0
 """How long the coordinator waits for the stacks of the other nodes."""
 
@@ -74,7 +71,6 @@ class Monitor:
         self._lock = lock
         self._watch = NodeWatch(config.directory, config.identity)
         self._peers: LocalOnly = connect_peers(config.peers, config.identity, config.limits, token)
-        self._undecided_since: float | None = None
         self._has_told = False
 
     def run(self) -> None:
@@ -123,40 +119,17 @@ class Monitor:
             return True
         return self._decide(views)
 
-    def _decide(self, views: list[ProcessView]) -> bool:
+    def _decide(self, views: Sequence[ProcessView]) -> bool:
         """Stops the run if its diagnosis demands it and this node may decide; returns whether it has done so."""
-        if not self._may_have_to_stop(views):
-            self._undecided_since = None
+        silences = self._peers.silences()
+        if self._peers.has_coordinator() and not too_long(silences, self._config.limits):
             return False
-        known, diagnosis = self._diagnose(views)
-        if not diagnosis.must_stop:
-            self._undecided_since = None
-            return False
-        if not self._may_decide():
-            return False
-        self._stop(diagnosis, known, views)
-        return True
-
-    def _may_have_to_stop(self, views: Sequence[ProcessView]) -> bool:
-        """Returns whether any rank may be a reason to stop the run; if not, the run needs no diagnosis."""
-        limits = quick_limits(self._config.limits, self._peers.silences())
-        return any(may_stop_run(view, limits) for view in views) or self._peers.may_stop_run(self._config.limits)
-
-    def _diagnose(self, own: Sequence[ProcessView]) -> tuple[list[ProcessView], RunDiagnosis]:
-        """Returns all known processes, including ranks without contact, and the diagnosis of the run."""
-        known = [*own, *self._peers.views()]
+        known = [*views, *self._peers.views()]
         known += missing_ranks(known, self._config.identity, self._peers.disconnected_s())
-        return known, diagnose(known, self._config.limits, self._peers.silences())
-
-    def _may_decide(self) -> bool:
-        """Returns whether this node decides itself: without a coordinator, or if the coordinator does not decide."""
-        is_silent = any(
-            silence.seconds > self._config.limits.node_silence_s for silence in self._peers.silences().values()
-        )
-        if is_silent or not self._peers.has_coordinator():
-            return True
-        self._undecided_since = self._undecided_since or time.monotonic()
-        return time.monotonic() - self._undecided_since > _DECISION_TIMEOUT_S
+        diagnosis = diagnose(known, self._config.limits, silences)
+        if diagnosis.must_stop:
+            self._stop(diagnosis, known, views)
+        return diagnosis.must_stop
 
     def _stop(self, diagnosis: RunDiagnosis, known: Sequence[ProcessView], own: Sequence[ProcessView]) -> None:
         """Reports the stall, and ends the ranks of this node and those of its followers."""

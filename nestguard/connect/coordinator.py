@@ -11,15 +11,13 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 from nestguard.connect.channel import CLOSED_ERRORS, Channel, InvalidMessageError, Message, pack, run_loop
 from nestguard.connect.handshake import Handshake, SharedToken, Side
-from nestguard.connect.messages import aged, unpack_views
+from nestguard.connect.messages import aged, views_of
 from nestguard.connect.peers import LocalOnly, PeerConfig, StopDecision
-from nestguard.diagnose.limits import StallLimits, too_long
 from nestguard.observe.errors import INVALID_VALUE_ERRORS
-from nestguard.observe.view import Identity, NodeSilence, Phase, ProcessState, ProcessView
+from nestguard.observe.view import Identity, NodeSilence, ProcessState, ProcessView
 
 _log = logging.getLogger(__name__)
 HANDSHAKE_S = 10.0
@@ -42,35 +40,14 @@ class _FollowerState:
         self.node_rank = node_rank
         self.host = host
         self.received_goodbye = False
-        self._views = ""
-        self.may_stop = self.may_stop_beside_silence = False
+        self.processes: list[ProcessView] = []
+        """The processes of its node, as in its last message."""
+
         self.dumps: dict[str, str] | None = None
-
-    def note(self, message: Message) -> None:
-        """Keeps what a follower has sent about its processes.
-
-        It is read when it is needed. To read thousands of ranks each second would take a third of a core, so only what
-        the run may be stopped for, and what comes first, is read now, where the connection can still be refused.
-        """
-        may_stop, beside_silence, views = message["may_stop"], message["may_stop_beside_silence"], message["views"]
-        if may_stop or beside_silence or not self._views:
-            unpack_views(views)
-        self.may_stop, self.may_stop_beside_silence, self._views = may_stop, beside_silence, views
-
-    def _processes(self) -> list[ProcessView]:
-        with contextlib.suppress(*INVALID_VALUE_ERRORS):
-            return unpack_views(self._views)
-        return []
-
-    def may_stop_run(self, is_beside_silence: bool) -> bool:
-        """Returns whether a rank of the node may be a reason to stop the run; without contact, one that has failed."""
-        if not self.channel.is_open:
-            return any(view.reading.phase is Phase.FAILED for view in self._processes())
-        return self.may_stop_beside_silence if is_beside_silence else self.may_stop
 
     def views(self, now: float) -> list[ProcessView]:
         """Returns the processes of the node, their ages advanced to now; unseen ones if the connection was lost."""
-        views = [aged(view, max(0.0, now - self.channel.received_at)) for view in self._processes()]
+        views = [aged(view, max(0.0, now - self.channel.received_at)) for view in self.processes]
         if self.channel.is_open:
             return views
         # A monitor that has said goodbye may have ended its ranks: only what they had said themselves still holds.
@@ -121,12 +98,6 @@ class Coordinator(LocalOnly):
         """Tells the followers that this monitor is alive. They do not need its views."""
         self._send_to_all(_KEEPALIVE, only_if_idle=True)
 
-    def may_stop_run(self, limits: StallLimits) -> bool:
-        """Returns whether a rank of another node may be a reason to stop the run."""
-        is_beside_silence = bool(too_long(self.silences(), limits))
-        with self._changed:
-            return any(follower.may_stop_run(is_beside_silence) for follower in self._followers.values())
-
     def views(self) -> list[ProcessView]:
         """Returns the processes of the other nodes, as far as their followers have sent them.
 
@@ -147,10 +118,8 @@ class Coordinator(LocalOnly):
             }
 
     def send_stop(self, decision: StopDecision) -> None:
-        """Tells the followers to end their ranks. Their report lists no loader workers except culprits."""
-        self._send_to_all(
-            pack({"type": "stop", "report": _ranks_and_culprits(decision.report), "table": decision.table})
-        )
+        """Tells the followers to end their ranks."""
+        self._send_to_all(pack({"type": "stop", "report": decision.report, "table": decision.table}))
 
     def receive_dumps(self, timeout_s: float) -> dict[str, str]:
         """Returns the stacks and tracebacks of the followers; waits for them for at most `timeout_s` seconds."""
@@ -275,16 +244,11 @@ class Coordinator(LocalOnly):
 
 def _handle(follower: _FollowerState, message: Message) -> None:
     if message["type"] == "views":
-        follower.note(message)
+        follower.processes = views_of(message)
     elif message["type"] == "dumps":
         follower.dumps = {str(name): str(text) for name, text in message["dumps"].items()}
     elif message["type"] == "goodbye":
         follower.received_goodbye = True
-
-
-def _ranks_and_culprits(report: dict[str, Any]) -> dict[str, Any]:
-    processes = [process for process in report["processes"] if process.get("worker") is None or process["is_culprit"]]
-    return {**report, "processes": processes}
 
 
 def _listen(host: str, port: int) -> socket.socket:

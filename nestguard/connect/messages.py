@@ -1,20 +1,16 @@
-"""What a follower sends each second: the ranks of its node, and whether they may be a reason to stop the run.
+"""The message that a follower sends each second: the processes of its node as JSON.
 
-Loader workers and the cuts of a batch are sent only where they can be named as the cause: while their rank loads, if
-they are stopped, dead, or without a heartbeat for half of the limit. Ages are sent, not times, because the clocks of
-nodes are not synchronised.
+Messages carry ages, not times, because the clocks of nodes are not synchronised.
 """
 
-import base64
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
-from nestguard.connect.channel import MAX_MESSAGE_BYTES, SIZE_BYTES, Message, pack, unpack
-from nestguard.diagnose.limits import StallLimits, limits_beside_silence, may_stop_run
+from nestguard.connect.channel import Message
+from nestguard.diagnose.limits import StallLimits
 from nestguard.observe.view import DevicePosition, Identity, Phase, ProcessState, ProcessView, Reading
 
-_NAMED_STATES = (ProcessState.STOPPED, ProcessState.ZOMBIE, ProcessState.GONE)
 _AnyRecord = TypeVar("_AnyRecord", Identity, Reading)
 _TYPES: Mapping[type, Mapping[str, Any]] = {kind: get_type_hints(kind) for kind in (Identity, Reading)}
 
@@ -22,44 +18,21 @@ _TYPES: Mapping[type, Mapping[str, Any]] = {kind: get_type_hints(kind) for kind 
 def views_message(views: Sequence[ProcessView], limits: StallLimits) -> Message:
     """Returns the message about the processes of a node.
 
-    Its keys `may_stop` and `may_stop_beside_silence` spare the coordinator the diagnosis of thousands of ranks each
-    second: it is needed only if one of these is true.
+    Cuts and loader workers are left out unless a diagnosis can name them: if they are late, dead or stopped.
     """
-    quick = limits_beside_silence(limits)
-    return {
-        "type": "views",
-        "may_stop": any(may_stop_run(view, limits) for view in views),
-        "may_stop_beside_silence": any(may_stop_run(view, quick) for view in views),
-        "views": pack_views([view_to_json(view) for view in _told(views, limits)]),
-    }
-
-
-def pack_views(views: Sequence[Mapping[str, Any]]) -> str:
-    """Returns views in JSON as one text, which the coordinator reads only if it needs them."""
-    return base64.b64encode(pack({"views": views})[SIZE_BYTES:]).decode()
-
-
-def unpack_views(packed: str) -> list[ProcessView]:
-    """Returns the views that `pack_views` has packed; raises one of `INVALID_VALUE_ERRORS` if they are none."""
-    views = unpack(base64.b64decode(packed, validate=True), MAX_MESSAGE_BYTES)["views"]
-    return [view_from_json(view) for view in views]
-
-
-def _told(views: Sequence[ProcessView], limits: StallLimits) -> list[ProcessView]:
-    """Returns the ranks, and the loader workers that could be named as the cause of a stall, with their cuts."""
-    loading = {
-        view.rank: limits.limit_of(view.reading) / 2
-        for view in views
-        if view.is_rank and Phase.LOADING in (view.reading.phase, view.reading.actual_phase)
-    }
-    told = []
+    sent = []
     for view in views:
-        is_slow = view.rank in loading and (view.state in _NAMED_STATES or view.age_s > loading[view.rank])
-        if view.is_rank and not is_slow:
-            view = replace(view, reading=replace(view.reading, cuts=(), waits_for=None))
-        if view.is_rank or is_slow:
-            told.append(view)
-    return told
+        is_late = view.is_dead or view.age_s > limits.shortest_s / 2
+        if view.is_rank:
+            sent.append(view if is_late else replace(view, reading=replace(view.reading, cuts=(), waits_for=None)))
+        elif view.is_dead or view.state is ProcessState.STOPPED or (is_late and view.reading.cuts):
+            sent.append(view)
+    return {"type": "views", "views": [view_to_json(view) for view in sent]}
+
+
+def views_of(message: Message) -> list[ProcessView]:
+    """Returns the processes in a message; raises one of `INVALID_VALUE_ERRORS` if it is malformed."""
+    return [view_from_json(view) for view in message["views"]]
 
 
 def aged(view: ProcessView, seconds: float) -> ProcessView:

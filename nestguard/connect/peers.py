@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from nestguard.diagnose.limits import StallLimits
 from nestguard.observe.errors import GuardError
 from nestguard.observe.view import NodeSilence, ProcessView
 
@@ -62,13 +61,6 @@ class LocalOnly:
         Args:
             views: The processes of this node, as they are now.
         """
-
-    def may_stop_run(self, limits: StallLimits) -> bool:  # noqa: ARG002
-        """Returns whether a rank of another node may be a reason to stop the run.
-
-        This is much cheaper than `views` and `diagnose`, which are needed only if the answer is yes.
-        """
-        return False
 
     def views(self) -> list[ProcessView]:
         """Returns the ranks of the other nodes, and the loader workers of those that have been loading for long."""

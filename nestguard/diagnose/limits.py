@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from nestguard.observe.errors import GuardError
-from nestguard.observe.view import NodeSilence, Phase, ProcessView, Reading
+from nestguard.observe.view import NodeSilence, Phase, Reading
 
 _PHASE_LIMITS = {
     Phase.STARTING: "first_step_s",
@@ -75,28 +75,6 @@ class StallLimits:
             return math.inf
         limit: float = getattr(self, _PHASE_LIMITS[reading.phase])
         return limit if reading.has_stepped else max(limit, self.first_step_s)
-
-
-def may_stop_run(view: ProcessView, limits: StallLimits) -> bool:
-    """Returns whether a rank may be a reason to stop the run; False for a loader worker.
-
-    `diagnose` does not stop a run without such a rank.
-
-    Args:
-        view: The process.
-        limits: Result of `quick_limits`.
-    """
-    phase = view.reading.phase
-    if not view.is_rank or phase is Phase.FAILED:
-        return view.is_rank
-    if phase.is_final or view.is_unseen:
-        return False
-    return view.state.has_ended or view.age_s > limits.limit_of(view.reading)
-
-
-def quick_limits(limits: StallLimits, silences: Mapping[int, NodeSilence]) -> StallLimits:
-    """Returns the limits for `may_stop_run`: lower ones if a node is silent."""
-    return limits_beside_silence(limits) if too_long(silences, limits) else limits
 
 
 def limits_beside_silence(limits: StallLimits) -> StallLimits:

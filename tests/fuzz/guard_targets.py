@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from nestguard import Heartbeat, Identity, Phase, StallLimits, read_heartbeat
 from nestguard.connect.channel import MAX_HANDSHAKE_BYTES, SIZE_BYTES, InvalidMessageError, pack, unpack
 from nestguard.connect.handshake import Handshake, Side
-from nestguard.connect.messages import pack_views, unpack_views, view_to_json, views_message
+from nestguard.connect.messages import views_message, views_of
 from nestguard.observe.collectives import parse_trace
 from nestguard.observe.errors import INVALID_VALUE_ERRORS
 from tests.fuzz.inputs import VALUES, altered, mutated
@@ -46,13 +46,12 @@ def _read_heartbeat(content: bytes, folder: Path) -> bool:
 
 def _messages() -> list[dict[str, Any]]:
     views = [view(0, Phase.FORWARD, 3), view(1, Phase.LOADING, 4, 500, cuts=("a",)), view(1, worker=0, cuts=("b",))]
-    messages = views_message(views, StallLimits()), {"type": "goodbye"}, {"views": [view_to_json(one) for one in views]}
+    messages = views_message(views, StallLimits()), {"type": "goodbye"}
     return [json.loads(json.dumps(message)) for message in messages]
 
 
 def _read_views(message: dict[str, Any], _: Path) -> bool:
-    views = message["views"]
-    return bool(unpack_views(views if isinstance(views, str) else pack_views(views)))
+    return bool(views_of(message))
 
 
 def _read_message(content: bytes, _: Path) -> bool:
