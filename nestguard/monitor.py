@@ -18,8 +18,7 @@ from nestguard.connect.handshake import SharedToken
 from nestguard.connect.peers import LocalOnly, PeerConfig, StopDecision
 from nestguard.diagnose.limits import StallLimits, too_long
 from nestguard.diagnose.run import RunDiagnosis, diagnose
-from nestguard.observe.collectives import describe, read_summaries
-from nestguard.observe.directory import DirectoryLock
+from nestguard.observe.directory import TRACE_SUFFIX, DirectoryLock
 from nestguard.observe.process import EXIT_STALLED
 from nestguard.observe.view import Identity, Phase, ProcessState, ProcessView, missing_ranks
 from nestguard.observe.watch import NodeWatch
@@ -137,8 +136,7 @@ class Monitor:
         decision = StopDecision(report.to_json(), report.table())
         self._peers.send_stop(decision)
         dumps = collect_dumps(self._config.directory, own) | self._peers.receive_dumps(_DUMPS_TIMEOUT_S)
-        lines = [*report.culprit_dumps(dumps), *describe(read_summaries(dumps))]
-        self._end_ranks(own, decision, dumps, lines)
+        self._end_ranks(own, decision, dumps, report.culprit_dumps(dumps))
 
     def _follow(self, decision: StopDecision, own: Sequence[ProcessView]) -> None:
         """Carries out the coordinator's decision on this node."""
@@ -159,6 +157,8 @@ class Monitor:
         try:
             directory = write_report(self._config.report_dir, identity.node_rank, decision, dumps)
             closing += f"; report and stacks: {directory}"
+            if any(name.endswith(TRACE_SUFFIX) for name in dumps):
+                closing += f", unfinished collectives: {directory}/*{TRACE_SUFFIX}"
         except (OSError, ValueError) as error:  # a peer may send a name or a text that no file can have
             _print(f"stall guard: cannot write the report: {error}")
         _print("\n".join([decision.table, *lines, closing]))

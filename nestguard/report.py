@@ -13,7 +13,6 @@ from nestguard.connect.peers import StopDecision
 from nestguard.diagnose.diagnosis import Diagnosis
 from nestguard.diagnose.limits import StallLimits
 from nestguard.diagnose.run import RunDiagnosis
-from nestguard.observe.collectives import describe, read_summaries
 from nestguard.observe.directory import CRASH_SUFFIX, STACK_SUFFIX, TRACEBACK_SUFFIX
 from nestguard.observe.process import EXIT_STALLED
 from nestguard.observe.view import DevicePosition, Phase, ProcessView
@@ -231,19 +230,17 @@ def write_report(parent: Path, node_rank: int, decision: StopDecision, dumps: Ma
         parent: Where the directory is created.
         node_rank: Part of its name, except on node 0.
         decision: The decision to end the run.
-        dumps: Stacks, tracebacks and summaries of collectives, by file name.
+        dumps: Stacks, tracebacks and traces of the flight recorder, by file name.
 
     Raises:
         OSError: The report cannot be written.
     """
     suffix = f"-node-{node_rank}" if node_rank else ""
     directory = _new_directory(parent, f"stall-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}{suffix}")
-    summaries = read_summaries(dumps)
-    collectives = {"collectives": describe(summaries)} if summaries else {}
     for file, text in dumps.items():
         # A dump may come from another node: only the last part of its name is used as a path.
         (directory / Path(file).name).write_text(text, encoding="utf-8")
-    text = json.dumps({**decision.report, **collectives}, indent=1)
+    text = json.dumps({**decision.report, "files": sorted(dumps)}, indent=1)
     (directory / "stall.json").write_text(text, encoding="utf-8")
     (directory / "table.txt").write_text(decision.table + "\n", encoding="utf-8")
     return directory

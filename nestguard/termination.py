@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from nestguard.observe.directory import (
-    COLLECTIVES_REQUEST,
-    COLLECTIVES_SUFFIX,
     CRASH_SUFFIX,
     STACK_SUFFIX,
+    TRACE_SUFFIX,
     TRACEBACK_SUFFIX,
+    TRACES_REQUEST,
     create_file,
     open_file,
 )
@@ -25,37 +25,37 @@ _EXIT_S = 3.0
 _KILL_S = 1.0
 _POLL_S = 0.05
 _MAX_DUMP_BYTES = 1 << 20
-DUMP_SUFFIXES = (STACK_SUFFIX, CRASH_SUFFIX, TRACEBACK_SUFFIX, COLLECTIVES_SUFFIX)
+DUMP_SUFFIXES = (STACK_SUFFIX, CRASH_SUFFIX, TRACEBACK_SUFFIX, TRACE_SUFFIX)
 """Ends of the names of the files that a process writes before it ends."""
 
 
 def collect_dumps(directory: Path, views: Sequence[ProcessView]) -> dict[str, str]:
-    """Makes processes write their stacks; returns these, tracebacks and summaries of collectives, by file name."""
+    """Makes processes write their stacks and traces; returns these and tracebacks, by file name."""
     _request_dumps(directory, views)
     return _read_dumps(directory, views)
 
 
 def _request_dumps(directory: Path, views: Sequence[ProcessView]) -> None:
-    """Makes every armed process write its stacks, and every rank with a device a summary of its collectives.
+    """Makes every armed process write its stacks, and every rank with a device the trace of its flight recorder.
 
     A stopped process is continued so that it can. A process that writes nothing within a second is interrupted. Waits
-    until the stack files no longer grow and the summaries exist, for at most two seconds.
+    until the stack files no longer grow and the traces exist, for at most two seconds.
     """
     with contextlib.suppress(OSError):
-        create_file(directory / COLLECTIVES_REQUEST).close()
-    answers = [
-        directory / f"{view.name}{COLLECTIVES_SUFFIX}" for view in views if view.reading.device and not _has_ended(view)
+        create_file(directory / TRACES_REQUEST).close()
+    traces = [
+        directory / f"{view.name}{TRACE_SUFFIX}" for view in views if view.reading.device and not _has_ended(view)
     ]
     armed = [view for view in views if view.reading.is_armed and not _has_ended(view)]
     for view in armed:
         ask_for_stacks(directory, view.name)
     _continue_stopped(armed)
     stacks = [directory / f"{view.name}{STACK_SUFFIX}" for view in armed]
-    if not _are_written(stacks, answers, _ASK_S):
+    if not _are_written(stacks, traces, _ASK_S):
         for view, path in zip(armed, stacks, strict=True):
             if _size(path) == 0:
                 interrupt_for_stacks(view.reading.pid, view.reading.start_ticks)
-        _are_written(stacks, answers, _DUMP_S - _ASK_S)
+        _are_written(stacks, traces, _DUMP_S - _ASK_S)
 
 
 def _read_dumps(directory: Path, views: Sequence[ProcessView]) -> dict[str, str]:
@@ -89,14 +89,14 @@ def terminate(views: Sequence[ProcessView]) -> list[ProcessView]:
     return _wait_for_exit(views, _KILL_S)
 
 
-def _are_written(stacks: Sequence[Path], answers: Sequence[Path], timeout_s: float) -> bool:
-    """Waits until no stack file is empty or grows and all answers exist; returns whether this was in time."""
+def _are_written(stacks: Sequence[Path], traces: Sequence[Path], timeout_s: float) -> bool:
+    """Waits until no stack file is empty or grows and all traces exist; returns whether this was in time."""
     deadline = time.monotonic() + timeout_s
     sizes: list[int] = []
     while stacks and time.monotonic() < deadline:
         time.sleep(_POLL_S)
         before, sizes = sizes, [_size(path) for path in stacks]
-        if sizes == before and all(sizes) and all(answer.exists() for answer in answers):
+        if sizes == before and all(sizes) and all(trace.exists() for trace in traces):
             return True
     return not stacks
 

@@ -5,11 +5,14 @@ in another phase. So an event is recorded on the device where each phase begins,
 thread asks from time to time which events are done, without waiting for any.
 """
 
+import contextlib
 import threading
 from collections import deque
 from collections.abc import Callable
+from pathlib import Path
 from typing import NamedTuple, Protocol
 
+from nestguard.observe.directory import PARTIAL_SUFFIX, TRACE_SUFFIX, TRACES_REQUEST, create_file
 from nestguard.observe.view import DevicePosition, Phase
 
 POLL_S = 0.25
@@ -19,6 +22,9 @@ _MAX_PENDING = 1024
 """Limit for the events that are not done. Further ones are not recorded until the device has caught up."""
 
 _JOIN_S = 1.0
+
+TraceReader = Callable[[], str]
+"""Returns the trace of torch's flight recorder as JSON; an empty text without a recorder."""
 
 
 class DeviceEvent(Protocol):
@@ -95,3 +101,28 @@ class DeviceWatch:
             self._position = mark.position
             self._free.append(mark.event)
         self._write(self._position)
+
+
+class TraceWriter:
+    """Writes the trace of torch's flight recorder, which lists unfinished collectives, when the monitor requests it.
+
+    Args:
+        directory: Where the processes of this node write their heartbeats.
+        name: Base name of the files of this process.
+        read: Returns the trace; None if there is none.
+    """
+
+    def __init__(self, directory: Path, name: str, read: TraceReader | None) -> None:
+        self._request = directory / TRACES_REQUEST
+        self._trace = directory / (name + TRACE_SUFFIX)
+        self._read = read
+
+    def write_if_requested(self) -> None:
+        """Writes the trace, once, if the monitor has requested it."""
+        if self._read is None or not self._request.exists():
+            return
+        read, self._read = self._read, None
+        partial = self._trace.with_name(f".{self._trace.name}{PARTIAL_SUFFIX}")
+        with contextlib.suppress(OSError, RuntimeError), create_file(partial) as file:
+            file.write(read().encode())
+            partial.rename(self._trace)

@@ -40,19 +40,19 @@ STACK_REQUEST_SUFFIX = ".stack.wanted"
 STACK_SUFFIX = ".stack.txt"
 CRASH_SUFFIX = ".crash.txt"
 TRACEBACK_SUFFIX = ".traceback.txt"
-COLLECTIVES_REQUEST = "collectives.wanted"
-"""Name of the file that asks the ranks of a node for their summaries of collectives."""
+TRACES_REQUEST = "traces.wanted"
+"""Name of the file that requests the traces of the flight recorder from the ranks of a node."""
 
-COLLECTIVES_SUFFIX = ".collectives.json"
+TRACE_SUFFIX = ".flight-recorder.json"
 PARTIAL_SUFFIX = ".partial"
 """End of the name of a file that is renamed when it is complete."""
 
 _SUFFIXES = (
-    *(BEAT_SUFFIX, STACK_REQUEST_SUFFIX, STACK_SUFFIX, CRASH_SUFFIX, TRACEBACK_SUFFIX, COLLECTIVES_SUFFIX),
-    *(PARTIAL_SUFFIX, COLLECTIVES_SUFFIX + PARTIAL_SUFFIX),
+    *(BEAT_SUFFIX, STACK_REQUEST_SUFFIX, STACK_SUFFIX, CRASH_SUFFIX, TRACEBACK_SUFFIX, TRACE_SUFFIX),
+    *(PARTIAL_SUFFIX, TRACE_SUFFIX + PARTIAL_SUFFIX),
 )
 _OWN_FILE = re.compile(
-    rf"{re.escape(COLLECTIVES_REQUEST)}|"
+    rf"{re.escape(TRACES_REQUEST)}|"
     rf"\.?rank-\d+(\.worker-\d+)?(\.\d+)*({'|'.join(re.escape(suffix) for suffix in _SUFFIXES)})"
 )
 """Names of the files of the stall guard. A program may keep other files beside them."""

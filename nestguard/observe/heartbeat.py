@@ -12,8 +12,7 @@ from io import FileIO
 from pathlib import Path
 from typing import NamedTuple
 
-from nestguard.observe.collectives import Trace, TraceReader
-from nestguard.observe.device import DeviceEvent, DeviceWatch
+from nestguard.observe.device import DeviceEvent, DeviceWatch, TraceReader, TraceWriter
 from nestguard.observe.directory import (
     BEAT_SUFFIX,
     PARTIAL_SUFFIX,
@@ -186,12 +185,11 @@ class Heartbeat:
 
         Args:
             new_event: Creates an event on the device; see `DeviceEvent`.
-            read_trace: Returns the trace of the flight recorder of torch.distributed as JSON. The monitor asks for it
-                before it ends the run.
+            read_trace: Returns the trace of torch's flight recorder, which the report contains.
         """
         if self._device is None and self._record[_END] == UNSET:
-            trace = Trace(self._directory, self._name, read_trace)
-            self._device = DeviceWatch(new_event, self._write_device, trace.serve)
+            trace = TraceWriter(self._directory, self._name, read_trace)
+            self._device = DeviceWatch(new_event, self._write_device, trace.write_if_requested)
 
     def mark_device(self, phase: Phase) -> None:
         """Marks where a phase begins in the work of the device, without a heartbeat; does nothing without a device.

@@ -12,19 +12,10 @@ from nestguard import Heartbeat, Identity, Phase, StallLimits, read_heartbeat
 from nestguard.connect.channel import MAX_HANDSHAKE_BYTES, SIZE_BYTES, InvalidMessageError, pack, unpack
 from nestguard.connect.handshake import Handshake, Side
 from nestguard.connect.messages import views_message, views_of
-from nestguard.observe.collectives import parse_trace
 from nestguard.observe.errors import INVALID_VALUE_ERRORS
 from tests.fuzz.inputs import VALUES, altered, mutated
 from tests.fuzz.target import Target
 from tests.nestguard.views import view
-
-_TRACE = {
-    "pg_config": {"0": {"name": "0", "desc": "default_pg", "ranks": "[0, 1]"}},
-    "pg_status": {"0": {"last_enqueued_collective": 3, "last_started_collective": 2, "last_completed_collective": 1}},
-    "entries": [
-        {"pg_id": 0, "process_group": ["0", "default_pg"], "collective_seq_id": 3, "profiling_name": "nccl:all_reduce"}
-    ],
-}
 
 
 @cache
@@ -69,21 +60,9 @@ def _check_proof(proof: object, _: Path) -> bool:
     return False
 
 
-def _read_trace(content: bytes, _: Path) -> bool:
-    return bool(parse_trace(content.decode(errors="replace")))
-
-
 GUARD_TARGETS: dict[str, Target] = {
     "heartbeat file": Target(lambda: mutated(_heartbeat()), _read_heartbeat, (), num_tested=150),
     "guard message": Target(_packed, _read_message, (InvalidMessageError,), num_tested=100),
     "guard views": Target(lambda: altered(_messages()), _read_views, INVALID_VALUE_ERRORS, num_tested=100),
     "guard proof": Target(lambda: VALUES, _check_proof, (), num_tested=50),
-    "trace of collectives": Target(
-        lambda: st.one_of(
-            mutated(json.dumps(_TRACE).encode()), altered([_TRACE]).map(lambda t: json.dumps(t).encode())
-        ),
-        _read_trace,
-        INVALID_VALUE_ERRORS,
-        num_tested=100,
-    ),
 }

@@ -14,8 +14,6 @@ from tests.nestguard.runs import Run, run
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(200)]
 
-TRACES = Path(__file__).parent / "traces"
-
 
 def processes(started: Run) -> dict[int, dict[str, Any]]:
     started.wait_for_end_of(started.pid("monitor-0"))
@@ -26,8 +24,8 @@ def processes(started: Run) -> dict[int, dict[str, Any]]:
 def test_the_rank_whose_device_hangs_is_named_although_all_hosts_wait_in_the_collective(
     tmp_path: Path, phase: str
 ) -> None:
-    hung, waiting = (json.loads((TRACES / f"nccl_{name}.json").read_text()) for name in ("hung_kernel", "waiting"))
-    with run(tmp_path, fault=phase, faulty_rank=1, device="stand-in", trace={0: waiting, 1: hung}) as started:
+    traces = {rank: {"entries": [{"collective_seq_id": 31 + rank}]} for rank in (0, 1)}
+    with run(tmp_path, fault=phase, faulty_rank=1, device="stand-in", trace=traces) as started:
         assert started.exit_codes() == [EXIT_STALLED] * 2
         ranks = processes(started)
         assert [ranks[rank]["phase"] for rank in (0, 1)] == ["COLLECTIVE", "COLLECTIVE"]
@@ -40,9 +38,11 @@ def test_the_rank_whose_device_hangs_is_named_although_all_hosts_wait_in_the_col
             assert ranks[1]["reason"].startswith(reason)
         assert ranks[0]["device"] == {"phase": "COLLECTIVE", "step": 3 if phase == "COLLECTIVE" else 2, "microbatch": 0}
         assert "hang_on_device" in started.stack("rank-1")
-        # The ranks were asked for their collectives before they were ended.
-        assert "number 31 is scheduled but not started by rank 1" in started.output
-        assert started.report()["collectives"][0].endswith("number 31 is scheduled but not started by rank 1")
+        # The ranks wrote the traces of their flight recorders before they were ended.
+        (report,) = started.reports
+        for rank, trace in traces.items():
+            assert json.loads((report / f"rank-{rank}.flight-recorder.json").read_text()) == trace
+        assert f"unfinished collectives: {report}/*.flight-recorder.json" in started.output
 
 
 @pytest.mark.gpu
