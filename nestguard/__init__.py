@@ -8,8 +8,8 @@ from nestguard.observe.current import current, set_current, start_worker
 from nestguard.observe.directory import run_directory
 from nestguard.observe.errors import GuardError
 from nestguard.observe.heartbeat import Heartbeat, HeartbeatSlot, NoHeartbeat
+from nestguard.observe.heartbeat_file import read_heartbeat
 from nestguard.observe.process import EXIT_STALLED, describe_exit
-from nestguard.observe.record import read_heartbeat
 from nestguard.observe.view import Identity, Phase, Reading
 
 __all__ = [

@@ -1,13 +1,15 @@
 """Heartbeats: each process records what it is doing in a memory-mapped file that the monitor of its node reads.
 
-This module owns the writing side, and `record` the layout of the file. `current` keeps the heartbeat of this process.
+`heartbeat_file` has the layout of the file and its reader; `current` keeps the heartbeat of this process.
 """
 
 import itertools
+import json
 import mmap
 import os
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import asdict
 from io import FileIO
 from pathlib import Path
 from typing import NamedTuple
@@ -23,46 +25,26 @@ from nestguard.observe.directory import (
     lock_directory,
 )
 from nestguard.observe.errors import GuardError
-from nestguard.observe.process import process_state, start_ticks
-from nestguard.observe.record import (
-    ARMED,
-    ARMED_AT,
-    CUTS_AT,
-    DETAIL_AT,
-    DEVICE_RECORD,
-    DEVICE_RECORDS_AT,
+from nestguard.observe.heartbeat_file import (
     FILE_SIZE,
-    RECORD,
-    RECORDS_AT,
+    MAGIC,
     TEXT_SIZE,
     UNSET,
+    VERSION,
     WAIT_MARK,
+    DeviceRecord,
+    HeartbeatFile,
     Record,
-    header,
     read_heartbeat,
     truncated_utf8,
+    write_copy,
 )
+from nestguard.observe.process import process_state, start_ticks
 from nestguard.observe.stacks import StackWriter, dump_crashes, end_on_signal, stop_dumping_crashes
 from nestguard.observe.view import DevicePosition, Identity, Phase
 
-_pack = RECORD.pack_into
 _now = time.monotonic_ns
 _FAILED_OR_LEAVING = (Phase.FAILED, Phase.LEAVING)
-_FIELDS = range(len(Record._fields))
-(
-    _SEQUENCE,
-    _BEAT_NS,
-    _PHASE,
-    _END,
-    _STEP,
-    _MICROBATCH,
-    _COLLECTIVES,
-    _FIRST_STEP,
-    _CUTS_VERSION,
-    _CUTS_SIZE,
-    _DETAIL_SIZE,
-    _SEQUENCE_AGAIN,
-) = _FIELDS
 
 
 class HeartbeatSlot(NamedTuple):
@@ -94,19 +76,19 @@ class Heartbeat:
     _stacks: StackWriter | None = None
     _crash: FileIO | None = None
     _device: DeviceWatch | None = None
-    _device_sequence = 0
 
     def __init__(self, directory: Path, identity: Identity) -> None:
         self._directory = Path(os.path.abspath(directory))
         self.slot = HeartbeatSlot(self._directory, identity)
         self._record = _first_record(UNSET)
+        self._device_record = DeviceRecord()
         try:
             if identity.worker is None:
                 self._lock = lock_directory(self._directory)
             else:
                 check_private(self._directory)  # its rank has created it
             self._name = _free_name(self._directory, identity)
-            self._map = self._create(identity)
+            self._file = self._create(identity)
         except OSError as error:
             self._leave_directory()
             raise GuardError(f"{directory}: the heartbeat of {identity.name} cannot be written: {error}.") from error
@@ -123,15 +105,15 @@ class Heartbeat:
             cut_ids: Cuts that the process works on.
         """
         record = self._record
-        if record[_END] != UNSET:
+        if record.final_phase != UNSET:
             return
-        record[_PHASE] = phase
+        record.phase = phase
         if step is not None:
-            record[_STEP] = step
-            if record[_FIRST_STEP] < 0:
-                record[_FIRST_STEP] = step
+            record.step = step
+            if record.first_step == UNSET:
+                record.first_step = step
         if microbatch is not None:
-            record[_MICROBATCH] = microbatch
+            record.microbatch = microbatch
         if cut_ids:
             self._put_cuts(_joined(cut_ids))
         self._write()
@@ -140,8 +122,8 @@ class Heartbeat:
 
     def beat_collective(self, step: int | None = None) -> None:
         """Writes a heartbeat in phase COLLECTIVE and counts the collective, which every rank has to enter."""
-        if self._record[_END] == UNSET:
-            self._record[_COLLECTIVES] += 1
+        if self._record.final_phase == UNSET:
+            self._record.collectives += 1
             self.beat(Phase.COLLECTIVE, step)
 
     def note_cuts(self, cut_ids: Iterable[str]) -> None:
@@ -150,13 +132,13 @@ class Heartbeat:
         An empty list means that nothing is being loaded. A loader worker must pass one when it becomes idle; otherwise
         it would be reported as stuck at its last cut.
         """
-        if self._record[_END] == UNSET:
+        if self._record.final_phase == UNSET:
             self._put_cuts(_joined(cut_ids))
             self._write()
 
     def note_cut(self, cut_id: str) -> None:
         """Writes a heartbeat with the one cut being loaded, which replaces the list of cuts."""
-        if self._record[_END] == UNSET:
+        if self._record.final_phase == UNSET:
             self._put_cuts(cut_id.replace("\n", " "))
             self._write()
 
@@ -167,14 +149,14 @@ class Heartbeat:
             cut_id: Id of the cut that is being loaded.
             location: Path or URL of the bytes.
         """
-        if self._record[_END] == UNSET:
+        if self._record.final_phase == UNSET:
             cut, place = cut_id.replace("\n", " "), location.replace("\n", " ")
             self._put_cuts(f"{cut}\n{WAIT_MARK}{place}")
             self._write()
 
     def refresh(self) -> None:
         """Writes a heartbeat; phase, step and cuts are unchanged."""
-        if self._record[_END] == UNSET:
+        if self._record.final_phase == UNSET:
             self._write()
 
     def watch_device(self, new_event: Callable[[], DeviceEvent], read_trace: TraceReader | None = None) -> None:
@@ -187,7 +169,7 @@ class Heartbeat:
             new_event: Creates an event on the device; see `DeviceEvent`.
             read_trace: Returns the trace of torch's flight recorder, which the report contains.
         """
-        if self._device is None and self._record[_END] == UNSET:
+        if self._device is None and self._record.final_phase == UNSET:
             trace = TraceWriter(self._directory, self._name, read_trace)
             self._device = DeviceWatch(new_event, self._write_device, trace.write_if_requested)
 
@@ -198,13 +180,13 @@ class Heartbeat:
         gradients of this rank are computed and the device waits for those of the other ranks.
         """
         device, record = self._device, self._record
-        if device is not None and record[_END] == UNSET:
-            device.mark(phase, record[_STEP], record[_MICROBATCH])
+        if device is not None and record.final_phase == UNSET:
+            device.mark(phase, record.step, record.microbatch)
 
     def describe(self, detail: str) -> None:
         """Adds a line to what a report says about this process, such as that it is slower than the others."""
-        if self._record[_END] == UNSET:
-            self._put_detail(detail)
+        if self._record.final_phase == UNSET:
+            self._file.detail = truncated_utf8(detail)
             self._write()
 
     def finish(self, phase: Phase, detail: str = "", traceback: str = "") -> None:
@@ -220,13 +202,13 @@ class Heartbeat:
         """
         if not phase.is_final:
             raise GuardError(f"{phase.name} is not a final phase: expected DONE, FAILED or LEAVING.")
-        if self._record[_END] in _FAILED_OR_LEAVING:
+        if self._record.final_phase in _FAILED_OR_LEAVING:
             return
         if traceback:
             with create_file(self._directory / f"{self._name}{TRACEBACK_SUFFIX}") as file:
                 file.write(traceback.encode("utf-8", errors="replace"))
-        self._put_detail(detail)
-        self._record[_END] = phase
+        self._file.detail = truncated_utf8(detail)
+        self._record.final_phase = phase
         self._write()
         if self._device is not None:
             self._device.stop()
@@ -237,12 +219,12 @@ class Heartbeat:
         Installs handlers for the signals 43 and 44, which are never removed. Unless faulthandler is in use already, the
         stacks are also written if the process crashes or is aborted.
         """
-        if self._record[_END] != UNSET:
+        if self._record.final_phase != UNSET:
             return
         self._stacks = StackWriter(self._directory, self._name)
         end_on_signal()
         self._crash = dump_crashes(self._directory, self._name)
-        ARMED.pack_into(self._map, ARMED_AT, 1)
+        self._file.is_armed = 1
 
     def close(self) -> None:
         """Stops dumping stacks and observing the device, and leaves the directory.
@@ -266,62 +248,41 @@ class Heartbeat:
             self._lock.release()
             self._lock = None
 
-    def _create(self, identity: Identity) -> mmap.mmap:
+    def _create(self, identity: Identity) -> HeartbeatFile:
         pid = os.getpid()
         started = start_ticks(pid)
         if started is None:
             raise GuardError("The stall guard needs Linux: there is no /proc here. Disable the stall guard.")
-        error_file = os.environ.get("TORCHELASTIC_ERROR_FILE")
-        data = header(identity, self._name, pid, started, error_file)
-        if len(data) > RECORDS_AT[0]:
-            data = header(identity, self._name, pid, started, None)
         partial = self._directory / f".{self._name}.{pid}{PARTIAL_SUFFIX}"
         # The whole file is allocated now: a memory-mapped page that finds the disk full later would kill the process.
         with create_file(partial) as file:
             os.posix_fallocate(file.fileno(), 0, FILE_SIZE)
-            file.write(data)
-            self._map = mmap.mmap(file.fileno(), FILE_SIZE)
+            self._file = HeartbeatFile.from_buffer(mmap.mmap(file.fileno(), FILE_SIZE))
+        error_file = os.environ.get("TORCHELASTIC_ERROR_FILE")
+        description = {"identity": asdict(identity), "name": self._name, "error_file": error_file}
+        self._file.magic, self._file.version = MAGIC, VERSION
+        self._file.pid, self._file.start_ticks = pid, started
+        self._file.description = json.dumps(description).encode()
         self._write()
         partial.rename(self._directory / f"{self._name}{BEAT_SUFFIX}")
-        return self._map
+        return self._file
 
     def _put_cuts(self, text: str) -> None:
-        data = text.encode("utf-8", "replace")
-        if len(data) > TEXT_SIZE:
-            data = truncated_utf8(text)
-        record = self._record
-        record[_CUTS_VERSION] += 1
-        at = CUTS_AT[record[_CUTS_VERSION] & 1]
-        self._map[at : at + len(data)] = data
-        record[_CUTS_SIZE] = len(data)
-
-    def _put_detail(self, detail: str) -> None:
-        data = truncated_utf8(detail)
-        self._map[DETAIL_AT : DETAIL_AT + len(data)] = data
-        self._record[_DETAIL_SIZE] = len(data)
+        self._record.cuts_version += 1
+        self._file.cuts[self._record.cuts_version & 1].value = truncated_utf8(text)
 
     def _write(self) -> None:
-        record = self._record
-        sequence = record[_SEQUENCE] + 1
-        record[_SEQUENCE] = record[_SEQUENCE_AGAIN] = sequence
-        record[_BEAT_NS] = _now()
-        _pack(self._map, RECORDS_AT[sequence & 1], *record)
+        self._record.beat_ns = _now()
+        write_copy(self._file.records, self._record)
 
     def _write_device(self, position: DevicePosition | None) -> None:
         """Writes what the device executes, and that it was observed now; called by the thread that observes it."""
-        self._device_sequence += 1
         phase, step, microbatch = position or (UNSET, None, None)
-        sequence = self._device_sequence
-        DEVICE_RECORD.pack_into(
-            self._map,
-            DEVICE_RECORDS_AT[sequence & 1],
-            sequence,
-            _now(),
-            phase,
-            UNSET if step is None else step,
-            UNSET if microbatch is None else microbatch,
-            sequence,
-        )
+        record = self._device_record
+        record.observed_ns, record.phase = _now(), phase
+        record.step = UNSET if step is None else step
+        record.microbatch = UNSET if microbatch is None else microbatch
+        write_copy(self._file.device_records, record)
 
 
 class NoHeartbeat(Heartbeat):
@@ -331,12 +292,8 @@ class NoHeartbeat(Heartbeat):
         self._record = _first_record(Phase.LEAVING)
 
 
-def _first_record(end: int) -> list[int]:
-    record = [0] * len(_FIELDS)
-    record[_PHASE], record[_END] = Phase.STARTING, end
-    for field in (_STEP, _MICROBATCH, _FIRST_STEP):
-        record[field] = UNSET
-    return record
+def _first_record(final_phase: int) -> Record:
+    return Record(phase=Phase.STARTING, final_phase=final_phase, step=UNSET, microbatch=UNSET, first_step=UNSET)
 
 
 def _joined(cut_ids: Iterable[str]) -> str:

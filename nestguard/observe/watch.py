@@ -9,8 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from nestguard.observe.directory import CRASH_SUFFIX, open_file
+from nestguard.observe.heartbeat_file import read_heartbeat
 from nestguard.observe.process import exit_signal, process_state, started_ns
-from nestguard.observe.record import read_heartbeat
 from nestguard.observe.view import Identity, ProcessState, ProcessView, Reading, never_seen
 
 _SECOND_NS = 1_000_000_000
