@@ -2,7 +2,7 @@
 
 from nestguard.connect.handshake import new_token
 from nestguard.connect.peers import PeerConfig
-from nestguard.diagnose.limits import StallLimits
+from nestguard.diagnose.stall_limits import StallLimits
 from nestguard.launch import MonitorHandle, start_monitor
 from nestguard.observe.current import current, set_current, start_worker
 from nestguard.observe.directory import run_directory

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from nestguard.connect.handshake import TOKEN_VARIABLE, SharedToken
 from nestguard.connect.peers import PeerConfig
-from nestguard.diagnose.limits import StallLimits
+from nestguard.diagnose.stall_limits import StallLimits
 from nestguard.launch import IGNORED_SIGNALS
 from nestguard.monitor import Monitor, MonitorConfig
 from nestguard.observe.directory import DirectoryLock

@@ -10,7 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from nestguard.connect.peers import PeerConfig
-from nestguard.diagnose.limits import StallLimits
+from nestguard.diagnose.stall_limits import StallLimits
 from nestguard.observe.directory import lock_directory
 from nestguard.observe.errors import GuardError
 from nestguard.observe.view import Identity

@@ -16,13 +16,13 @@ from nestguard.connect.coordinator import Coordinator
 from nestguard.connect.follower import Follower
 from nestguard.connect.handshake import SharedToken
 from nestguard.connect.peers import LocalOnly, PeerConfig, StopDecision
-from nestguard.diagnose.limits import StallLimits, too_long
-from nestguard.diagnose.run import RunDiagnosis, diagnose
+from nestguard.diagnose.run_diagnosis import RunDiagnosis, diagnose
+from nestguard.diagnose.stall_limits import StallLimits, too_long
 from nestguard.observe.directory import TRACE_SUFFIX, DirectoryLock
 from nestguard.observe.process import EXIT_STALLED
 from nestguard.observe.view import Identity, Phase, ProcessState, ProcessView, missing_ranks
 from nestguard.observe.watch import NodeWatch
-from nestguard.report import Report, write_report, write_torchrun_error
+from nestguard.stall_report import Report, write_report, write_torchrun_error
 from nestguard.termination import collect_dumps, terminate
 
 _log = logging.getLogger(__name__)

@@ -12,7 +12,7 @@ from nestguard.connect.channel import CLOSED_ERRORS, Channel, Message, pack, run
 from nestguard.connect.handshake import Handshake, SharedToken, Side
 from nestguard.connect.messages import views_message
 from nestguard.connect.peers import LocalOnly, PeerConfig, StopDecision
-from nestguard.diagnose.limits import StallLimits
+from nestguard.diagnose.stall_limits import StallLimits
 from nestguard.observe.errors import INVALID_VALUE_ERRORS
 from nestguard.observe.view import Identity, NodeSilence, ProcessView
 

@@ -8,7 +8,7 @@ from dataclasses import asdict, replace
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 from nestguard.connect.channel import Message
-from nestguard.diagnose.limits import StallLimits
+from nestguard.diagnose.stall_limits import StallLimits
 from nestguard.observe.view import DevicePosition, Identity, Phase, ProcessState, ProcessView, Reading
 
 _AnyRecord = TypeVar("_AnyRecord", Identity, Reading)

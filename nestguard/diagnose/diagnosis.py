@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from enum import StrEnum
 from typing import NamedTuple
 
-from nestguard.diagnose.limits import StallLimits
+from nestguard.diagnose.stall_limits import StallLimits
 from nestguard.observe.process import signal_name
 from nestguard.observe.view import Phase, ProcessState, ProcessView, ranks_text
 
@@ -44,33 +44,39 @@ class Diagnosis(NamedTuple):
 Diagnoses = dict[str, Diagnosis]
 """Diagnoses by the name of the process."""
 
-WAITING_PHASES = (Phase.BACKWARD, Phase.COLLECTIVE)
-"""Phases in which a rank waits for other ranks. DDP starts its all-reduces during the backward pass."""
+WATCHDOG = "probably NCCL's watchdog: a collective took longer than the timeout of the process group"
+
+_FINAL_KINDS = {
+    Phase.FAILED: DiagnosisKind.FAILED,
+    Phase.DONE: DiagnosisKind.DONE,
+    Phase.LEAVING: DiagnosisKind.LEAVING,
+}
+_KINDS = {
+    ProcessState.ZOMBIE: DiagnosisKind.DEAD,
+    ProcessState.GONE: DiagnosisKind.DEAD,
+    ProcessState.STOPPED: DiagnosisKind.STOPPED,
+    ProcessState.NOT_STARTED: DiagnosisKind.NOT_STARTED,
+    ProcessState.UNSEEN: DiagnosisKind.UNSEEN,
+}
 
 
 def waits_for_ranks(view: ProcessView) -> bool:
-    """Returns whether a rank waits for other ranks. A device that is known does so only in the phase COLLECTIVE."""
-    device = view.reading.device
-    return view.reading.phase in WAITING_PHASES if device is None else device.phase is Phase.COLLECTIVE
+    """Returns whether a rank waits for other ranks.
+
+    A device does so in the phase COLLECTIVE only. Without a known device, the process may wait in the backward pass as
+    well, because DDP starts its all-reduces there.
+    """
+    if view.reading.device is None:
+        return view.reading.phase in (Phase.BACKWARD, Phase.COLLECTIVE)
+    return view.reading.device.phase is Phase.COLLECTIVE
 
 
 def own_diagnosis(view: ProcessView) -> Diagnosis:
     """Returns the diagnosis of a process without regard to the others; it is not a culprit."""
-    if view.reading.phase is Phase.FAILED:
-        return Diagnosis(DiagnosisKind.FAILED, view.reading.detail)
-    if view.is_dead:
-        return Diagnosis(DiagnosisKind.DEAD)
-    if view.reading.phase is Phase.DONE:
-        return Diagnosis(DiagnosisKind.DONE, view.reading.detail)
-    if view.reading.phase is Phase.LEAVING:
-        return Diagnosis(DiagnosisKind.LEAVING, view.reading.detail)
-    if view.state is ProcessState.STOPPED:
-        return Diagnosis(DiagnosisKind.STOPPED)
-    if view.state is ProcessState.NOT_STARTED:
-        return Diagnosis(DiagnosisKind.NOT_STARTED)
-    if view.is_unseen:
-        return Diagnosis(DiagnosisKind.UNSEEN, contact_reason(view))
-    return Diagnosis(DiagnosisKind.RUNNING)
+    if view.reading.phase.is_final:
+        return Diagnosis(_FINAL_KINDS[view.reading.phase], view.reading.detail)
+    kind = _KINDS.get(view.state, DiagnosisKind.RUNNING)
+    return Diagnosis(kind, contact_reason(view) if view.is_unseen else "")
 
 
 def culprit(view: ProcessView, reason: str) -> Diagnosis:
@@ -82,9 +88,6 @@ def culprit(view: ProcessView, reason: str) -> Diagnosis:
 def waiting(ranks: str) -> Diagnosis:
     """Returns the diagnosis of a rank that waits for others, for example for `ranks 1-2`."""
     return Diagnosis(DiagnosisKind.WAITING, f"for {ranks}")
-
-
-WATCHDOG = "probably NCCL's watchdog, because a collective took longer than the timeout of the process group"
 
 
 def cuts_suffix(view: ProcessView) -> str:
@@ -99,65 +102,25 @@ def cuts_suffix(view: ProcessView) -> str:
 
 def absent_ranks_suffix(ranks: Sequence[ProcessView]) -> str:
     """Returns which ranks no longer take part, for which others may be waiting; empty if there are none."""
-    done = [view.rank for view in ranks if view.reading.phase is Phase.DONE]
-    leaving = [view.rank for view in ranks if view.reading.phase is Phase.LEAVING]
-    text = f"; already done: {ranks_text(done)}" if done else ""
-    return text + (f"; asked to stop: {ranks_text(leaving)}" if leaving else "")
-
-
-def device_text(view: ProcessView) -> str:
-    """Returns what the device of a rank executes, for example `device in BACKWARD of step 10, microbatch 1`."""
-    device = view.reading.device
-    if device is None:
-        return ""
-    step = "" if device.step is None else f" of step {device.step}"
-    is_in_microbatch = device.phase in (Phase.LOADING, Phase.FORWARD, Phase.BACKWARD)
-    microbatch = f", microbatch {device.microbatch}" if is_in_microbatch and device.microbatch is not None else ""
-    return f"device in {device.phase.name}{step}{microbatch}"
-
-
-def differs_from_device(view: ProcessView) -> bool:
-    """Returns whether the device of a rank executes another phase than that of the process."""
-    reading = view.reading
-    return reading.device is not None and reading.device != (reading.phase, reading.step, reading.microbatch)
+    done = [view.rank for view in ranks if view.reading.phase in (Phase.DONE, Phase.LEAVING)]
+    return f"; already ended: {ranks_text(done)}" if done else ""
 
 
 def progress_text(view: ProcessView) -> str:
-    """Returns where a rank is: the phase of its process and, if that is another one, of its device."""
-    device = f"{device_text(view)}; host " if differs_from_device(view) else ""
-    return f"{device}in {view.reading.phase.name}"
+    """Returns the phase of a process, after that of its device if the device executes another one."""
+    reading, device = view.reading, view.reading.device
+    if device is None or device == (reading.phase, reading.step, reading.microbatch):
+        return f"in {reading.phase.name}"
+    return f"device in {device.phase.name} of step {device.step}; host in {reading.phase.name}"
 
 
 def silence_reason(view: ProcessView, limits: StallLimits) -> str:
     """Explains a process that writes no heartbeat: phase, duration, limit, and the cuts that it is loading."""
     if view.state is ProcessState.NOT_STARTED:
         return f"no heartbeat within {view.age_s:.0f} s"
-    limit = limits.limit_of(view.reading)
     blocked = ", blocked in the kernel (disk or network file system)" if view.state is ProcessState.BLOCKED else ""
-    where = f"{device_text(view)}; host waits in" if differs_from_device(view) else "in"
-    return f"{where} {view.reading.phase.name} for {view.age_s:.0f} s (limit {limit:g} s){blocked}{cuts_suffix(view)}"
-
-
-def stopped_reason(view: ProcessView) -> str:
-    """Explains a process in the operating system's state "stopped"."""
-    return f"by SIGSTOP, a terminal or a debugger, in {view.reading.phase.name}; silent for {view.age_s:.0f} s"
-
-
-def behind_reason(view: ProcessView, waited_s: float) -> str:
-    """Explains a rank that is behind although it sends heartbeats."""
-    device = f" ({device_text(view)})" if differs_from_device(view) else ""
-    return (
-        f"sends heartbeats in {view.reading.phase.name} but is behind{device}: other ranks have waited {waited_s:.0f} s"
-    )
-
-
-def same_collective_reason(view: ProcessView, num_known: int) -> str:
-    """Explains a stall in which all known ranks are in the same collective or backward pass."""
-    where = "collective" if view.reading.actual_phase is Phase.COLLECTIVE else "backward pass"
-    causes = "the network, or a rank that called a collective with another operation or shape"
-    if num_known < view.reading.identity.world_size:
-        return f"all known ranks are in the same {where}; possible causes: a rank that is not known, {causes}"
-    return f"all ranks are in the same {where}; possible causes: {causes}"
+    duration = f"{view.age_s:.0f} s (limit {limits.limit_of(view.reading):g} s)"
+    return f"{progress_text(view)} for {duration}{blocked}{cuts_suffix(view)}"
 
 
 def contact_reason(view: ProcessView) -> str:
@@ -169,24 +132,16 @@ def contact_reason(view: ProcessView) -> str:
 
 def end_reason(view: ProcessView) -> str:
     """Explains the end of a process that died or failed."""
-    if view.is_dead:
-        return f"ended in {view.reading.phase.name} {_death_text(view)}{cuts_suffix(view)}"
-    if view.reading.detail:
+    if not view.is_dead:
         return view.reading.detail
-    return "before its first step" if view.reading.step is None else f"in step {view.reading.step}"
-
-
-def _death_text(view: ProcessView) -> str:
     number = view.exit_signal
     if number is None:
-        return "without reporting an error (SIGKILL, out of memory or a crash)"
-    if number == signal.SIGABRT:
-        return (
-            f"by SIGABRT, after {view.age_s - view.ended_s:.0f} s without a heartbeat. With NCCL, this is {WATCHDOG}; "
-            "its message on standard error names the collective. Find out which rank was missing in it, or raise the "
-            "timeout of the strategy"
-        )
-    name = signal_name(number)
-    if number in (signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL):
-        return f"by {name} (a crash in native code)"
-    return f"by {name}" + (" (out of memory, or another process sent it)" if number == signal.SIGKILL else "")
+        end = "without reporting an error (SIGKILL, out of memory or a crash)"
+    elif number == signal.SIGKILL:
+        end = "by SIGKILL (out of memory, or another process sent it)"
+    elif number == signal.SIGABRT:
+        silence = f"after {view.age_s - view.ended_s:.0f} s without a heartbeat"
+        end = f"by SIGABRT, {silence}. With NCCL, this is {WATCHDOG}; its message names the collective"
+    else:
+        end = f"by {signal_name(number)}"
+    return f"ended in {view.reading.phase.name} {end}{cuts_suffix(view)}"

@@ -18,7 +18,7 @@ from nestguard.connect.follower import Follower
 from nestguard.connect.handshake import SharedToken
 from nestguard.connect.messages import view_to_json, views_message, views_of
 from nestguard.connect.peers import LocalOnly, StopDecision
-from nestguard.diagnose.run import diagnose
+from nestguard.diagnose.run_diagnosis import diagnose
 from nestguard.monitor import connect_peers
 from nestguard.observe.view import DevicePosition, ProcessState, ProcessView
 from tests.nestguard.connect.connections import LIMITS, closing, coordinator_of, follower_of, new_config, soon

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from nestguard import Phase, StallLimits
 from nestguard.diagnose.diagnosis import Diagnosis
-from nestguard.diagnose.run import diagnose
+from nestguard.diagnose.run_diagnosis import diagnose
 from nestguard.observe.view import ProcessState, ProcessView
 from tests.nestguard.views import view
 

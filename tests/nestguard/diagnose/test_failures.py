@@ -6,7 +6,7 @@ import pytest
 
 from nestguard import Phase
 from nestguard.diagnose.diagnosis import Diagnosis, DiagnosisKind
-from nestguard.diagnose.run import diagnose
+from nestguard.diagnose.run_diagnosis import diagnose
 from nestguard.observe.view import DevicePosition, ProcessState, ProcessView
 from tests.nestguard.diagnose.diagnoses import LIMITS, continuing, culprits, diagnoses_of, kinds, unseen
 from tests.nestguard.views import view
@@ -105,11 +105,11 @@ def test_ranks_that_are_done_or_leaving_may_exit() -> None:
     ("number", "text"),
     [
         (signal.SIGKILL, "by SIGKILL (out of memory, or another process sent it)"),
-        (signal.SIGSEGV, "by SIGSEGV (a crash in native code)"),
+        (signal.SIGSEGV, "by SIGSEGV"),
         (60, "by SIGRTMIN+26"),
     ],
 )
-def test_a_death_is_told_with_its_signal_if_that_is_known(number: int, text: str) -> None:
+def test_a_death_has_its_signal_if_that_is_known(number: int, text: str) -> None:
     gone = view(1, state=ProcessState.ZOMBIE, ended_s=0.6, exit_signal=number)
     assert diagnoses_of(view(0, Phase.COLLECTIVE), gone)[1].reason == f"ended in FORWARD {text}"
 
@@ -126,11 +126,9 @@ def aborted(rank: int, phase: Phase, waited_s: float, **other: Any) -> ProcessVi
     )
 
 
-def test_an_abort_is_told_with_its_probable_cause_and_what_to_do() -> None:
-    assert diagnoses_of(view(0, Phase.COLLECTIVE), aborted(1, Phase.COLLECTIVE, 100))[1].reason == (
-        "ended in COLLECTIVE by SIGABRT, after 100 s without a heartbeat. With NCCL, this is probably NCCL's watchdog, "
-        "because a collective took longer than the timeout of the process group; its message on standard error names "
-        "the collective. Find out which rank was missing in it, or raise the timeout of the strategy"
+def test_an_abort_is_explained_by_its_probable_cause() -> None:
+    assert diagnoses_of(view(0, Phase.COLLECTIVE), aborted(1, Phase.COLLECTIVE, 100))[1].reason.startswith(
+        "ended in COLLECTIVE by SIGABRT, after 100 s without a heartbeat. With NCCL, this is probably NCCL's watchdog"
     )
 
 
@@ -144,10 +142,9 @@ def test_a_rank_for_which_an_aborted_rank_had_long_waited_is_the_culprit(is_abor
     diagnoses = diagnoses_of(waited, behind)
     assert culprits(diagnoses) == [1]
     assert diagnoses[1].kind is (DiagnosisKind.DEAD if is_aborted else DiagnosisKind.STUCK)
-    assert diagnoses[1].reason == (
-        "device in BACKWARD of step 5, microbatch 1; host in COLLECTIVE; rank 0, which had waited 250 s for this rank, "
-        "was ended by SIGABRT: probably NCCL's watchdog, because a collective took longer than the timeout of the "
-        "process group"
+    assert diagnoses[1].reason.startswith(
+        "device in BACKWARD of step 5; host in COLLECTIVE; rank 0, which had waited 250 s for this rank, was ended by "
+        "SIGABRT: probably NCCL's watchdog"
     )
     assert diagnoses[0].reason == "after rank 1"
 

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 
 from nestguard.connect.peers import StopDecision
 from nestguard.diagnose.diagnosis import Diagnosis
-from nestguard.diagnose.limits import StallLimits
-from nestguard.diagnose.run import RunDiagnosis
+from nestguard.diagnose.run_diagnosis import RunDiagnosis
+from nestguard.diagnose.stall_limits import StallLimits
 from nestguard.observe.directory import CRASH_SUFFIX, STACK_SUFFIX, TRACEBACK_SUFFIX
 from nestguard.observe.process import EXIT_STALLED
 from nestguard.observe.view import DevicePosition, Phase, ProcessView

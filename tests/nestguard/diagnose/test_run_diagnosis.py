@@ -3,7 +3,7 @@ from hypothesis import strategies as st
 
 from nestguard import Phase
 from nestguard.diagnose.diagnosis import DiagnosisKind
-from nestguard.diagnose.run import diagnose
+from nestguard.diagnose.run_diagnosis import diagnose
 from nestguard.observe.view import NodeSilence, ProcessState, ProcessView
 from tests.nestguard.diagnose.diagnoses import LIMITS, continuing, culprits, diagnoses_of, kinds
 from tests.nestguard.views import view

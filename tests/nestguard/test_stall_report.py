@@ -3,9 +3,9 @@ from pathlib import Path
 
 from nestguard import Phase, StallLimits
 from nestguard.connect.peers import StopDecision
-from nestguard.diagnose.run import diagnose
+from nestguard.diagnose.run_diagnosis import diagnose
 from nestguard.observe.view import ProcessView
-from nestguard.report import Report, main_thread_stack, write_report
+from nestguard.stall_report import Report, main_thread_stack, write_report
 from tests.nestguard.views import view
 
 LIMITS = StallLimits()

@@ -3,7 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from nestguard.observe.errors import GuardError
 from nestguard.observe.view import NodeSilence, Phase, Reading
@@ -75,11 +75,6 @@ class StallLimits:
             return math.inf
         limit: float = getattr(self, _PHASE_LIMITS[reading.phase])
         return limit if reading.has_stepped else max(limit, self.first_step_s)
-
-
-def limits_beside_silence(limits: StallLimits) -> StallLimits:
-    """Returns the limits that decide whether silent nodes hold up the others."""
-    return replace(limits, step_s=min(limits.step_s, limits.node_silence_s))
 
 
 def too_long(silences: Mapping[int, NodeSilence], limits: StallLimits) -> dict[int, NodeSilence]:
