@@ -4,6 +4,7 @@ The first local rank of the node starts it. It does not import torch and uses no
 training continues unwatched.
 """
 
+import contextlib
 import logging
 import os
 import sys
@@ -100,16 +101,8 @@ class Monitor:
         if all(view.state is ProcessState.NOT_STARTED for view in views):
             if os.getppid() != self._config.starter_pid:
                 return True  # its heartbeat has been removed: no rank is left that would be waited for
-            if self._watch.is_gone:
-                _print(
-                    f"stall guard: {self._config.directory} was deleted, although ranks write their heartbeats there; "
-                    "the run is not watched any more"
-                )
-                return True
             if self._watch.age_s > limits.first_step_s:
-                _print(
-                    f"stall guard: no rank sent a heartbeat within {limits.first_step_s:g} s; the run is not watched"
-                )
+                _print(f"stall guard: no rank has a heartbeat in {self._config.directory}; the run is not watched")
                 return True
             return False
         decision = self._peers.decision()
@@ -181,12 +174,9 @@ def _have_ended(views: Sequence[ProcessView]) -> bool:
 
 def _print(text: str) -> None:
     """Writes to standard error, which the ranks share, in one piece, so that their output does not interrupt it."""
-    try:
+    with contextlib.suppress(OSError, ValueError):  # it is closed; the report contains everything
         sys.stderr.write(text + "\n")
         sys.stderr.flush()
-    except (OSError, ValueError):
-        # Standard error is closed. The report directory contains everything.
-        return
 
 
 def connect_peers(config: PeerConfig | None, identity: Identity, limits: StallLimits, token: SharedToken) -> LocalOnly:
@@ -195,7 +185,7 @@ def connect_peers(config: PeerConfig | None, identity: Identity, limits: StallLi
     Args:
         config: Where the monitors connect to each other; None for a single node.
         identity: Identity of the rank that started this monitor.
-        limits: How long a process may go without a heartbeat; a follower tries to connect for `first_step_s`.
+        limits: How long a process may go without a heartbeat.
         token: The run token; the monitors connect once it is known.
 
     Returns:
@@ -205,7 +195,7 @@ def connect_peers(config: PeerConfig | None, identity: Identity, limits: StallLi
     if config is None:
         return LocalOnly()
     if identity.node_rank > 0:
-        return Follower(config, identity, limits, token, limits.first_step_s)
+        return Follower(config, identity, limits, token)
     deadline = time.monotonic() + _BIND_TIMEOUT_S
     while True:
         try:

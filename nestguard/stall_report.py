@@ -5,7 +5,7 @@ import logging
 import textwrap
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,14 +15,12 @@ from nestguard.diagnose.run_diagnosis import RunDiagnosis
 from nestguard.diagnose.stall_limits import StallLimits
 from nestguard.observe.directory import CRASH_SUFFIX, STACK_SUFFIX, TRACEBACK_SUFFIX
 from nestguard.observe.process import EXIT_STALLED
-from nestguard.observe.view import DevicePosition, Phase, ProcessView
+from nestguard.observe.view import Phase, ProcessView
 
 _log = logging.getLogger(__name__)
-_MAX_REPORTS_PER_SECOND = 100
 _TABLE_WIDTH = 120
 _MIN_DIAGNOSIS_WIDTH = 40
 _MAX_ROWS = 40
-_MAX_CUT_LEN = 40
 _MAX_STACK_LINES = 16
 
 
@@ -33,8 +31,6 @@ class Report:
     views: Sequence[ProcessView]
     diagnosis: RunDiagnosis
     limits: StallLimits
-    unix_s: float = field(default_factory=time.time)
-    """Time of the report by the wall clock, in seconds since the epoch; only for display."""
 
     def culprits(self) -> list[ProcessView]:
         """Returns the culprits, ranks before loader workers."""
@@ -59,7 +55,7 @@ class Report:
         """Returns the content of `stall.json`."""
         return {
             "version": 1,
-            "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(self.unix_s)),
+            "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
             "cause": self.diagnosis.cause,
             "exit_code": EXIT_STALLED,
             "limits": asdict(self.limits),
@@ -84,7 +80,8 @@ class Report:
             return tracebacks
         # The stack of a loader worker is more specific than that of its rank, which waits for the worker.
         for view in sorted(self.culprits(), key=lambda view: view.is_rank):
-            if crash := _without_modules(dumps.get(f"{view.name}{CRASH_SUFFIX}", "")):
+            # A crash dump of faulthandler ends with a list of extension modules.
+            if crash := dumps.get(f"{view.name}{CRASH_SUFFIX}", "").partition("\n\nExtension modules:")[0]:
                 return [f"{view.name}, main thread when it crashed, innermost call first:\n{main_thread_stack(crash)}"]
             stacks = dumps.get(f"{view.name}{STACK_SUFFIX}")
             if stacks is not None:
@@ -121,23 +118,14 @@ def _cells(view: ProcessView, diagnosis: Diagnosis) -> _Cells:
     if step and reading.microbatch is not None and reading.phase in (Phase.LOADING, Phase.FORWARD, Phase.BACKWARD):
         step += f".{reading.microbatch}"
     has_no_heartbeat = view.is_unseen and not reading.pid
-    reason = diagnosis.reason
-    for cut in reading.cuts[:1]:
-        reason = reason.replace(cut, _shorten_cut(cut))
     return _Cells(
         str(identity.rank) if identity.worker is None else f"{identity.rank} worker {identity.worker}",
         identity.host,
         "" if has_no_heartbeat else reading.phase.name,
         step,
         "" if has_no_heartbeat else f"{view.age_s:.0f} s",
-        diagnosis.kind + (f": {reason}" if reason else ""),
+        diagnosis.kind + (f": {diagnosis.reason}" if diagnosis.reason else ""),
     )
-
-
-def _shorten_cut(cut: str) -> str:
-    """Replaces the middle of a long cut id by an ellipsis: what distinguishes ids may be at either end."""
-    half = _MAX_CUT_LEN // 2
-    return cut if len(cut) <= _MAX_CUT_LEN else f"{cut[:half]}…{cut[1 - half :]}"
 
 
 def _grouped(cells: Sequence[_Cells]) -> list[_Cells]:
@@ -169,32 +157,22 @@ def _format(cells: Sequence[_Cells]) -> str:
 
 
 def _process_json(view: ProcessView, diagnosis: Diagnosis, limits: StallLimits) -> dict[str, Any]:
-    reading = view.reading
-    limit = limits.limit_of(reading)
+    reading, device = view.reading, view.reading.device
+    names = ("pid", "step", "microbatch", "collectives", "cuts", "waits_for", "detail")
     return {
         "name": view.name,
         **asdict(reading.identity),
-        "pid": reading.pid,
+        **{name: getattr(reading, name) for name in names},
         "phase": reading.phase.name,
-        "step": reading.step,
-        "microbatch": reading.microbatch,
-        "collectives": reading.collectives,
-        "device": None if reading.device is None else _device_json(reading.device),
+        "device": device and {**device._asdict(), "phase": device.phase.name},
         "age_s": round(view.age_s, 3),
-        "limit_s": None if reading.phase.is_final else limit,
+        "limit_s": None if reading.phase.is_final else limits.limit_of(reading),
         "state": view.state.value,
         "exit_signal": view.exit_signal,
-        "cuts": list(reading.cuts),
-        "waits_for": reading.waits_for,
-        "detail": reading.detail,
         "diagnosis": diagnosis.kind.value,
         "reason": diagnosis.reason,
         "is_culprit": diagnosis.is_culprit,
     }
-
-
-def _device_json(device: DevicePosition) -> dict[str, Any]:
-    return {"phase": device.phase.name, "step": device.step, "microbatch": device.microbatch}
 
 
 def main_thread_stack(stacks: str) -> str:
@@ -203,24 +181,6 @@ def main_thread_stack(stacks: str) -> str:
     lines = blocks[-1].splitlines() if blocks else []
     more = [f"  ... {len(lines) - _MAX_STACK_LINES} more"] if len(lines) > _MAX_STACK_LINES else []
     return "\n".join(lines[:_MAX_STACK_LINES] + more)
-
-
-def _without_modules(crash: str) -> str:
-    """Returns a crash dump of faulthandler without its last paragraph, a list of extension modules."""
-    return crash.partition("\n\nExtension modules:")[0]
-
-
-def torchrun_error(message: str, stack: str, unix_s: float) -> Mapping[str, Any]:
-    """Returns the content of a rank's error file in the form that torchrun reads.
-
-    Args:
-        message: Reason of the failure.
-        stack: Stack or traceback, which torchrun prints.
-        unix_s: Time of the failure in seconds since the epoch.
-    """
-    return {
-        "message": {"message": message, "extraInfo": {"py_callstack": stack, "timestamp": str(int(unix_s))}},
-    }
 
 
 def write_report(parent: Path, node_rank: int, decision: StopDecision, dumps: Mapping[str, str]) -> Path:
@@ -236,7 +196,8 @@ def write_report(parent: Path, node_rank: int, decision: StopDecision, dumps: Ma
         OSError: The report cannot be written.
     """
     suffix = f"-node-{node_rank}" if node_rank else ""
-    directory = _new_directory(parent, f"stall-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}{suffix}")
+    directory = parent / f"stall-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}{suffix}"
+    directory.mkdir(parents=True, exist_ok=True)
     for file, text in dumps.items():
         # A dump may come from another node: only the last part of its name is used as a path.
         (directory / Path(file).name).write_text(text, encoding="utf-8")
@@ -256,20 +217,8 @@ def write_torchrun_error(view: ProcessView, decision: StopDecision, dumps: Mappi
     stack = dumps.get(f"{view.name}{TRACEBACK_SUFFIX}") or main_thread_stack(stacks)
     # torchrun takes the error with the earliest time for the root cause. It prints the stack, not the message, so
     # the stack begins with the reason.
-    error_json = torchrun_error(reason, f"{reason}\n{stack}", time.time() - view.age_s)
+    extra = {"py_callstack": f"{reason}\n{stack}", "timestamp": str(int(time.time() - view.age_s))}
     try:
-        Path(path).write_text(json.dumps(error_json), encoding="utf-8")
+        Path(path).write_text(json.dumps({"message": {"message": reason, "extraInfo": extra}}), encoding="utf-8")
     except OSError as error:
         _log.warning("%s: cannot write the error file for torchrun: %s", path, error)
-
-
-def _new_directory(parent: Path, name: str) -> Path:
-    """Creates a directory; adds a number to its name if the name is taken."""
-    for attempt in range(_MAX_REPORTS_PER_SECOND):
-        directory = parent / (name if not attempt else f"{name}-{attempt}")
-        try:
-            directory.mkdir(parents=True)
-        except FileExistsError:
-            continue
-        return directory
-    raise FileExistsError(f"{parent / name} and {_MAX_REPORTS_PER_SECOND - 1} numbered copies of it exist already")

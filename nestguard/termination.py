@@ -63,13 +63,9 @@ def _read_dumps(directory: Path, views: Sequence[ProcessView]) -> dict[str, str]
     for view in views:
         for suffix in DUMP_SUFFIXES:
             path = directory / f"{view.name}{suffix}"
-            try:
-                with open_file(path) as file:
-                    text = file.read(_MAX_DUMP_BYTES).decode("utf-8", errors="replace")
-            except OSError:
-                continue
-            if text:
-                dumps[path.name] = text
+            with contextlib.suppress(OSError), open_file(path) as file:
+                if text := file.read(_MAX_DUMP_BYTES).decode("utf-8", errors="replace"):
+                    dumps[path.name] = text
     return dumps
 
 

@@ -249,7 +249,7 @@ class _Node:
     def __init__(self, part: Part, node: int) -> None:
         self.part, self.node = part, node
         own = _identity(part, node, 0, None)
-        self.follower = Follower(_peers(part), own, LIMITS, SharedToken(os.environ["NESTGUARD_TOKEN"]), CONNECT_S)
+        self.follower = Follower(_peers(part), own, LIMITS, SharedToken(os.environ["NESTGUARD_TOKEN"]))
 
     def send(self, now: float) -> None:
         """Sends what the processes of the node do now."""

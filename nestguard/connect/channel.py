@@ -14,8 +14,9 @@ SIZE_BYTES = 4
 MAX_HANDSHAKE_BYTES = 4096
 """Limit for a message before the other side has proved that it belongs to the run."""
 
-_MAX_SENT_BYTES = 32 << 20
 MAX_MESSAGE_BYTES = 256 << 20
+"""Limit for a message after that, both as it is sent and when it is decompressed."""
+
 _MAX_UNSENT_BYTES = 64 << 20
 """Who reads nothing is disconnected when this much waits for it."""
 
@@ -29,11 +30,11 @@ Message = dict[str, Any]
 """A JSON object; its key `type` gives the kind of message."""
 
 
-_NO_MESSAGE = "what it sent is no message of a monitor"
-
-
 class InvalidMessageError(ValueError):
-    """What has arrived is too large, or is no message of a monitor."""
+    """A message is too large or malformed."""
+
+    def __init__(self, reason: str = "it sent a message that is too large or malformed") -> None:
+        super().__init__(reason)
 
 
 class Channel:
@@ -64,12 +65,11 @@ class Channel:
             InvalidMessageError: It is none.
             CLOSED_ERRORS: The connection was closed.
         """
+        max_bytes = MAX_MESSAGE_BYTES if self._is_trusted else MAX_HANDSHAKE_BYTES
         size = int.from_bytes(await self._reader.readexactly(SIZE_BYTES))
-        if size > (_MAX_SENT_BYTES if self._is_trusted else MAX_HANDSHAKE_BYTES):
-            raise InvalidMessageError(_NO_MESSAGE)
-        message = unpack(
-            await self._reader.readexactly(size), MAX_MESSAGE_BYTES if self._is_trusted else MAX_HANDSHAKE_BYTES
-        )
+        if size > max_bytes:
+            raise InvalidMessageError
+        message = unpack(await self._reader.readexactly(size), max_bytes)
         self.received_at = time.monotonic()
         return message
 
@@ -136,7 +136,7 @@ def unpack(data: bytes, max_bytes: int) -> Message:
             data = zlib.decompressobj().decompress(data, max_bytes)
         message = json.loads(data)
     except (RecursionError, ValueError, zlib.error) as error:  # RecursionError: brackets nested too deeply
-        raise InvalidMessageError(_NO_MESSAGE) from error
+        raise InvalidMessageError from error
     if not isinstance(message, dict):
-        raise InvalidMessageError(_NO_MESSAGE)
+        raise InvalidMessageError
     return message

@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import ipaddress
 import logging
-import resource
 import secrets
 import socket
 import threading
@@ -27,7 +26,6 @@ _BACKLOG = 4096
 _CLOSING_S = 1.0
 """How long the end of this monitor waits for what is not sent yet."""
 
-_MAX_LOGGED_STRANGERS = 100
 _KEEPALIVE = pack({"type": "keepalive"})
 _GOODBYE = pack({"type": "goodbye"})
 
@@ -87,7 +85,6 @@ class Coordinator(LocalOnly):
         self._changed = threading.Condition()
         """Held while followers are read or changed; notified when dumps arrive or a connection ends."""
 
-        _allow_open_files()
         self._listener = _listen(config.host, config.port)
         self._loop = asyncio.new_event_loop()
         self._closing = asyncio.Event()
@@ -193,8 +190,6 @@ class Coordinator(LocalOnly):
         if token is None:
             return None  # it may belong to the run; it tries again
         node_rank, host, other_nonce = hello["node"], hello["host"], hello["nonce"]
-        if not isinstance(node_rank, int) or not isinstance(host, str) or not isinstance(other_nonce, str):
-            raise InvalidMessageError("what it sent is no message of a monitor")
         handshake = Handshake(self._config.run_id, node_rank, host, nonce, other_nonce)
         if not handshake.is_proof(hello["proof"], token, Side.FOLLOWER):
             raise InvalidMessageError("it did not prove that it belongs to this run")
@@ -231,7 +226,7 @@ class Coordinator(LocalOnly):
     def _log_stranger(self, channel: Channel, reason: str) -> None:
         """Logs the first refused connection of each address."""
         address = channel.address
-        if self._closing.is_set() or address in self._strangers or len(self._strangers) >= _MAX_LOGGED_STRANGERS:
+        if self._closing.is_set() or address in self._strangers:
             return
         self._strangers.add(address)
         _log.warning(
@@ -260,10 +255,3 @@ def _listen(host: str, port: int) -> socket.socket:
         with contextlib.suppress(OSError):
             return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=_BACKLOG)
     return socket.create_server(("", port), backlog=_BACKLOG)
-
-
-def _allow_open_files() -> None:
-    """Raises the soft limit of open files, which is often 1,024, to the hard limit: each node takes one."""
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with contextlib.suppress(OSError, ValueError):
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -32,24 +32,16 @@ class Follower(LocalOnly):
     Args:
         config: Where the coordinator listens.
         identity: Identity of the rank that started this monitor.
-        limits: How long a process may go without a heartbeat.
+        limits: How long a process may go without a heartbeat. It tries to connect for `first_step_s`, then warns.
         token: The run token. It does not connect before the token is known.
-        connect_timeout_s: For how long it tries to connect; a warning is logged after that.
     """
 
-    def __init__(
-        self,
-        config: PeerConfig,
-        identity: Identity,
-        limits: StallLimits,
-        token: SharedToken,
-        connect_timeout_s: float,
-    ) -> None:
+    def __init__(self, config: PeerConfig, identity: Identity, limits: StallLimits, token: SharedToken) -> None:
         self._config = config
         self._identity = identity
         self._limits = limits
         self._token = token
-        self._deadline = time.monotonic() + connect_timeout_s
+        self._deadline = time.monotonic() + limits.first_step_s
         self._channel: Channel | None = None
         """Connection to a coordinator that has proved itself."""
 

@@ -89,8 +89,6 @@ class DirectoryLock:
         _remove_files(self.fd)
         with contextlib.suppress(OSError):
             self.path.rmdir()
-            if self.path.parent.name == _name_of_user():
-                self.path.parent.rmdir()
 
 
 def lock_directory(path: Path) -> DirectoryLock:
@@ -144,20 +142,16 @@ def _name_of_user() -> str:
 def _enter_first(name: str, *, warns: bool) -> DirectoryLock:
     """Enters the directory of a run in the first place that is safe."""
     reasons: list[str] = []
-    unsafe: list[str] = []
     for place in dict.fromkeys((_SHARED_MEMORY, Path(tempfile.gettempdir()))):
         try:
             lock = _enter_in(place, name)
-        except GuardError as error:
-            unsafe.append(str(error))
-            reasons.append(str(error))
-        except OSError as error:
-            reasons.append(f"{error}.")
+        except (GuardError, OSError) as error:
+            reasons.append(str(error).rstrip("."))
         else:
-            if unsafe and warns:
-                _log.warning("%s Heartbeats are written to %s instead.", " ".join(unsafe), lock.path.parent)
+            if reasons and warns:
+                _log.warning("%s. Heartbeats are written to %s instead.", reasons[0], lock.path.parent)
             return lock
-    raise GuardError(f"{' '.join(reasons)} Set TMPDIR to a directory of your own.")
+    raise GuardError(f"{'. '.join(reasons)}. Set TMPDIR to a directory of your own.")
 
 
 def _enter_in(place: Path, name: str) -> DirectoryLock:
@@ -166,21 +160,15 @@ def _enter_in(place: Path, name: str) -> DirectoryLock:
     if status.st_mode & stat.S_IWOTH and not status.st_mode & stat.S_ISVTX:
         raise GuardError(f"{place} has no sticky bit: other users could replace what is in it. Give it mode 1777.")
     home = place / _name_of_user()
-    deadline = time.monotonic() + _LOCK_S
-    while True:
-        with contextlib.suppress(FileExistsError):
-            home.mkdir(mode=0o700)
-        try:
-            home_fd = _open_private(home, home.name)
-            try:
-                lock = _enter(home / name, home_fd)
-                _remove_dead(home_fd, name)
-                return lock
-            finally:
-                os.close(home_fd)
-        except FileNotFoundError:  # the last run in it has just ended
-            if time.monotonic() > deadline:
-                raise
+    with contextlib.suppress(FileExistsError):
+        home.mkdir(mode=0o700)
+    home_fd = _open_private(home, home.name)
+    try:
+        lock = _enter(home / name, home_fd)
+        _remove_dead(home_fd, name)
+        return lock
+    finally:
+        os.close(home_fd)
 
 
 def _enter(path: Path, parent_fd: int) -> DirectoryLock:

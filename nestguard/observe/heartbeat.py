@@ -28,7 +28,6 @@ from nestguard.observe.errors import GuardError
 from nestguard.observe.heartbeat_file import (
     FILE_SIZE,
     MAGIC,
-    TEXT_SIZE,
     UNSET,
     VERSION,
     WAIT_MARK,
@@ -132,15 +131,11 @@ class Heartbeat:
         An empty list means that nothing is being loaded. A loader worker must pass one when it becomes idle; otherwise
         it would be reported as stuck at its last cut.
         """
-        if self._record.final_phase == UNSET:
-            self._put_cuts(_joined(cut_ids))
-            self._write()
+        self._note(_joined(cut_ids))
 
     def note_cut(self, cut_id: str) -> None:
         """Writes a heartbeat with the one cut being loaded, which replaces the list of cuts."""
-        if self._record.final_phase == UNSET:
-            self._put_cuts(cut_id.replace("\n", " "))
-            self._write()
+        self._note(_joined([cut_id]))
 
     def note_wait(self, cut_id: str, location: str) -> None:
         """Writes a heartbeat: the process waits for bytes of the cut being loaded.
@@ -149,10 +144,7 @@ class Heartbeat:
             cut_id: Id of the cut that is being loaded.
             location: Path or URL of the bytes.
         """
-        if self._record.final_phase == UNSET:
-            cut, place = cut_id.replace("\n", " "), location.replace("\n", " ")
-            self._put_cuts(f"{cut}\n{WAIT_MARK}{place}")
-            self._write()
+        self._note(_joined([cut_id, f"{WAIT_MARK}{location}"]))
 
     def refresh(self) -> None:
         """Writes a heartbeat; phase, step and cuts are unchanged."""
@@ -267,6 +259,11 @@ class Heartbeat:
         partial.rename(self._directory / f"{self._name}{BEAT_SUFFIX}")
         return self._file
 
+    def _note(self, cuts: str) -> None:
+        if self._record.final_phase == UNSET:
+            self._put_cuts(cuts)
+            self._write()
+
     def _put_cuts(self, text: str) -> None:
         self._record.cuts_version += 1
         self._file.cuts[self._record.cuts_version & 1].value = truncated_utf8(text)
@@ -296,15 +293,8 @@ def _first_record(final_phase: int) -> Record:
     return Record(phase=Phase.STARTING, final_phase=final_phase, step=UNSET, microbatch=UNSET, first_step=UNSET)
 
 
-def _joined(cut_ids: Iterable[str]) -> str:
-    """Joins ids with newlines; stops once they exceed the space in the file."""
-    taken, size = [], 0
-    for cut_id in cut_ids:
-        taken.append(cut_id.replace("\n", " "))
-        size += len(cut_id) + 1
-        if size > TEXT_SIZE:
-            break
-    return "\n".join(taken)
+def _joined(lines: Iterable[str]) -> str:
+    return "\n".join(line.replace("\n", " ") for line in lines)
 
 
 def _free_name(directory: Path, identity: Identity) -> str:

@@ -96,8 +96,5 @@ def describe_exit(code: int) -> str:
 
 
 def signal_name(number: int) -> str:
-    """Returns the name of a signal, such as `SIGKILL`, or `SIGRTMIN+3` for one of the real-time signals."""
-    nearest = max((known for known in signal.Signals if known <= number), default=None)
-    if nearest is None or (nearest != number and nearest.name != "SIGRTMIN"):
-        return f"signal {number}"
-    return nearest.name if nearest == number else f"{nearest.name}+{number - nearest}"
+    """Returns the name of a signal, such as `SIGKILL`, or `signal 44` for one without a name."""
+    return signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"

@@ -61,41 +61,41 @@ class DevicePosition(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Reading:
-    """Content of a process's heartbeat file at one moment."""
+    """Content of a process's heartbeat file at one moment; the defaults are those of a process without one."""
 
     identity: Identity
     name: str
     """Base name of the process's files; has a suffix if two loaders have a worker with the same id."""
 
-    pid: int
-    start_ticks: int
-    is_armed: bool
+    pid: int = 0
+    start_ticks: int = 0
+    is_armed: bool = False
     """Whether the process handles the signals that dump its stacks and that end it."""
 
-    error_file: str | None
+    error_file: str | None = None
     """File from which torchrun reads the reason of a failure; None without torchrun."""
 
-    beat_ns: int
+    beat_ns: int = 0
     """Time of the last heartbeat, in ns of this machine's CLOCK_MONOTONIC."""
 
-    phase: Phase
+    phase: Phase = Phase.STARTING
     """Current phase; the final one after the process has reported its end."""
 
-    last_phase: Phase
+    last_phase: Phase = Phase.STARTING
     """Current phase, or the last one before the final phase."""
 
-    step: int | None
-    microbatch: int | None
-    collectives: int
+    step: int | None = None
+    microbatch: int | None = None
+    collectives: int = 0
     """Number of collectives entered since the start of the process."""
 
-    first_step: int | None
+    first_step: int | None = None
     """Step that the process began with; greater than 0 if the run was resumed."""
 
-    cuts: tuple[str, ...]
+    cuts: tuple[str, ...] = ()
     """Ids of the cuts being loaded; empty for an idle loader worker."""
 
-    detail: str
+    detail: str = ""
     """How the process ended, in one line; while it runs, what it says about itself, such as that it is slow."""
 
     waits_for: str | None = None
@@ -202,23 +202,7 @@ class NodeSilence(NamedTuple):
 
 def never_seen(identity: Identity, state: ProcessState, age_s: float = 0.0, ended_s: float = 0.0) -> ProcessView:
     """Returns the view of a rank that has not written a heartbeat."""
-    reading = Reading(
-        identity=identity,
-        name=identity.name,
-        pid=0,
-        start_ticks=0,
-        is_armed=False,
-        error_file=None,
-        beat_ns=0,
-        phase=Phase.STARTING,
-        last_phase=Phase.STARTING,
-        step=None,
-        microbatch=None,
-        collectives=0,
-        first_step=None,
-        cuts=(),
-        detail="",
-    )
+    reading = Reading(identity=identity, name=identity.name)
     return ProcessView(reading=reading, state=state, age_s=age_s, ended_s=ended_s)
 
 

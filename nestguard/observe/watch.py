@@ -21,19 +21,10 @@ _UNOBSERVED_NS = 10 * _SECOND_NS
 This happens if a call holds the GIL, or if the driver blocks the thread that observes the device.
 """
 
-_MAX_CRASH_LINE = 200
+_ABORTED = b"Fatal Python error: Aborted"
+"""First line of the crash dump of faulthandler after SIGABRT."""
+
 _Process = tuple[int, int]
-
-
-_FATAL = {
-    "Aborted": int(signal.SIGABRT),
-    "Bus error": int(signal.SIGBUS),
-    "Floating-point exception": int(signal.SIGFPE),
-    "Floating point exception": int(signal.SIGFPE),
-    "Illegal instruction": int(signal.SIGILL),
-    "Segmentation fault": int(signal.SIGSEGV),
-}
-"""First lines of the crash dumps that faulthandler writes, as it spells them in different versions of Python."""
 
 
 class NodeWatch:
@@ -59,11 +50,6 @@ class NodeWatch:
         self._poll = select.poll()
         self.is_suspended = False
         """Whether all ranks of the node are stopped, as by Ctrl-Z: such time does not count."""
-
-    @property
-    def is_gone(self) -> bool:
-        """Whether the directory was deleted, with the heartbeats of processes that were seen in it."""
-        return bool(self._processes) and not self._directory.exists()
 
     @property
     def age_s(self) -> float:
@@ -129,11 +115,11 @@ class NodeWatch:
         )
 
     def _exit_signal(self, reading: Reading) -> int | None:
-        """Returns the signal that ended a process: from /proc while it is a zombie, or from its own crash dump."""
+        """Returns the signal that ended a process, from /proc while it is a zombie; SIGABRT also from a crash dump."""
         number = exit_signal(reading.pid, reading.start_ticks)
         if number is None:
             with contextlib.suppress(OSError), open_file(self._directory / f"{reading.name}{CRASH_SUFFIX}") as file:
-                number = crash_signal(file.readline(_MAX_CRASH_LINE).decode("utf-8", errors="replace"))
+                number = int(signal.SIGABRT) if file.read(len(_ABORTED)) == _ABORTED else None
         return number
 
     def _watch_exit(self, process: _Process) -> None:
@@ -153,9 +139,3 @@ class NodeWatch:
         identity = replace(own, rank=own.rank - own.local_rank + local_rank, local_rank=local_rank, worker=None)
         age_ns = now - max(self._started_ns, self._not_before_ns)
         return never_seen(identity, ProcessState.NOT_STARTED, age_s=age_ns / _SECOND_NS)
-
-
-def crash_signal(line: str) -> int | None:
-    """Returns the signal whose name begins a crash dump of Python's faulthandler; None for any other line."""
-    text = line.strip().removeprefix("Fatal Python error: ")
-    return next((number for name, number in _FATAL.items() if text == name), None)

@@ -47,7 +47,7 @@ def coordinator_of(config: PeerConfig, token: SharedToken | None = None) -> Coor
 
 
 def follower_of(
-    config: PeerConfig, token: SharedToken | None = None, node_rank: int = 1, connect_timeout_s: float = 5.0
+    config: PeerConfig, token: SharedToken | None = None, node_rank: int = 1, limits: StallLimits = LIMITS
 ) -> Follower:
     identity = view(1 + node_rank, node_rank=node_rank).reading.identity
-    return Follower(config, identity, LIMITS, token or SharedToken(TOKEN), connect_timeout_s)
+    return Follower(config, identity, limits, token or SharedToken(TOKEN))

@@ -3,6 +3,7 @@ import socket
 import struct
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
@@ -10,7 +11,7 @@ import nestguard.connect.coordinator
 from nestguard import PeerConfig, new_token
 from nestguard.connect.coordinator import Coordinator
 from nestguard.connect.handshake import Handshake, SharedToken, Side
-from tests.nestguard.connect.connections import closing, coordinator_of, follower_of, new_config, soon
+from tests.nestguard.connect.connections import LIMITS, closing, coordinator_of, follower_of, new_config, soon
 from tests.nestguard.connect.raw_peers import RawPeer, accept, connect, hello
 from tests.nestguard.runs import PATIENCE_S, TOKEN
 from tests.nestguard.views import view
@@ -177,7 +178,7 @@ def test_a_follower_is_accepted_as_soon_as_both_sides_know_the_token(
 def test_a_follower_without_a_token_decides_for_itself(
     config: PeerConfig, coordinator: Coordinator, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with closing(follower_of(config, SharedToken(), connect_timeout_s=0.1)) as follower:
+    with closing(follower_of(config, SharedToken(), limits=replace(LIMITS, first_step_s=0.1))) as follower:
         assert soon(lambda: "the token of the run is not known" in caplog.text)
         assert not follower.has_coordinator()
     assert not coordinator.silences()

@@ -3,7 +3,7 @@ import os
 import socket
 import time
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from nestguard import GuardError, PeerConfig, Phase
 from nestguard.connect.coordinator import Coordinator
 from nestguard.connect.follower import Follower
 from nestguard.connect.handshake import SharedToken
-from nestguard.connect.messages import view_to_json, views_message, views_of
+from nestguard.connect.messages import views_message, views_of
 from nestguard.connect.peers import LocalOnly, StopDecision
 from nestguard.diagnose.run_diagnosis import diagnose
 from nestguard.monitor import connect_peers
@@ -120,16 +120,16 @@ def test_a_follower_waits_until_the_coordinator_of_its_own_run_listens(config: P
             assert soon(coordinator.silences)
 
 
-FULL = view_to_json(view(2, node_rank=1))
+FULL = asdict(view(2, node_rank=1))
 
 
 @pytest.mark.parametrize(
     "invalid",
     [
         {"type": "views"},
-        {"type": "views", "views": [{**FULL, "age_s": "long"}]},
         {"type": "views", "views": [{**FULL, "reading": {**FULL["reading"], "phase": 99}}]},
-        {"type": "views", "views": [{**FULL, "reading": {**FULL["reading"], "device": [1, "5", 0]}}]},
+        {"type": "views", "views": [{**FULL, "reading": {**FULL["reading"], "device": [1, 5]}}]},
+        {"type": "views", "views": [{**FULL, "other": 1}]},
         {"type": "dumps", "dumps": ["rank-2.stack.txt"]},
     ],
 )

@@ -106,7 +106,7 @@ def test_ranks_that_are_done_or_leaving_may_exit() -> None:
     [
         (signal.SIGKILL, "by SIGKILL (out of memory, or another process sent it)"),
         (signal.SIGSEGV, "by SIGSEGV"),
-        (60, "by SIGRTMIN+26"),
+        (60, "by signal 60"),
     ],
 )
 def test_a_death_has_its_signal_if_that_is_known(number: int, text: str) -> None:

@@ -79,7 +79,7 @@ def test_a_run_has_a_directory_that_only_its_user_may_enter(shared: Path) -> Non
         heartbeat = Heartbeat(directory, ME)
     assert read_heartbeat(directory / "rank-0.beat") is not None
     heartbeat.close()
-    assert list(shared.iterdir()) == []
+    assert list((shared / HOME).iterdir()) == []
 
 
 def link_to(victim: Path, path: Path) -> None:
@@ -247,7 +247,7 @@ def test_a_monitor_survives_a_signal_to_the_whole_job_and_removes_the_files(shar
     heartbeat.close()
     assert directory.exists()  # the monitor has a lock from its first moment on
     assert monitor.wait(PATIENCE_S)
-    assert list(shared.iterdir()) == []
+    assert list((shared / HOME).iterdir()) == []
 
 
 @pytest.mark.multiprocess
@@ -261,4 +261,4 @@ def test_the_last_rank_removes_the_files_if_the_monitor_was_killed(shared: Path,
     heartbeat.close()
     assert sorted(path.name for path in directory.iterdir()) == ["rank-0.beat", "rank-1.beat"]
     other.close()
-    wait_until(lambda: not list(shared.iterdir()), PATIENCE_S)
+    wait_until(lambda: not list((shared / HOME).iterdir()), PATIENCE_S)
