@@ -3,8 +3,8 @@
 python -m nestguard OPTIONS
 
 OPTIONS is a JSON object: the arguments of `start_monitor`; `lock`, an open file, the locked directory; and `starter`,
-the process id of the caller. With several nodes, the run token is that of the environment variable NESTGUARD_TOKEN,
-until a line with another one arrives on standard input.
+the process id of the caller. With several nodes, the run token is the environment variable NESTGUARD_TOKEN, until
+another token arrives as a line on standard input.
 """
 
 import argparse

@@ -51,7 +51,7 @@ class MonitorConfig:
 
     limits: StallLimits
     starter_pid: int
-    """Process that started the monitor, as its child; it has a heartbeat by then."""
+    """Process that started the monitor, after its own heartbeat."""
 
     peers: PeerConfig | None = None
     """Where the monitors of several nodes connect to each other; None for a single node."""
@@ -63,7 +63,7 @@ class Monitor:
     Args:
         config: What it observes.
         token: The run token, without which monitors of several nodes do not connect to each other.
-        lock: Lock of the directory that it observes. It removes the files there at its end.
+        lock: Lock of the observed directory. The monitor removes the files there when it exits.
     """
 
     def __init__(self, config: MonitorConfig, token: SharedToken, lock: DirectoryLock) -> None:
@@ -71,7 +71,7 @@ class Monitor:
         self._lock = lock
         self._watch = NodeWatch(config.directory, config.identity)
         self._peers: LocalOnly = connect_peers(config.peers, config.identity, config.limits, token)
-        self._has_told = False
+        self._has_reported_suspension = False
 
     def run(self) -> None:
         """Observes the ranks; returns when they have ended or the run was stopped."""
@@ -79,7 +79,7 @@ class Monitor:
         try:
             while True:
                 views = self._watch.scan()
-                self._tell_of_suspension()
+                self._report_suspension()
                 self._peers.send_views(views)
                 if self._stop_if_needed(views) or _have_ended(views):
                     self._lock.remove()
@@ -88,19 +88,19 @@ class Monitor:
         finally:
             self._peers.close()
 
-    def _tell_of_suspension(self) -> None:
-        if self._watch.is_suspended and not self._has_told:
+    def _report_suspension(self) -> None:
+        if self._watch.is_suspended and not self._has_reported_suspension:
             _print(
                 "stall guard: all ranks of this node are stopped, by Ctrl-Z or a scheduler; this time does not count"
             )
-        self._has_told = self._watch.is_suspended
+        self._has_reported_suspension = self._watch.is_suspended
 
     def _stop_if_needed(self, views: list[ProcessView]) -> bool:
         """Ends the ranks of this node if the run has to be stopped; returns whether the monitor is to exit."""
         limits = self._config.limits
         if all(view.state is ProcessState.NOT_STARTED for view in views):
             if os.getppid() != self._config.starter_pid:
-                return True  # its heartbeat has been removed: no rank is left that would be waited for
+                return True  # it has ended and its heartbeat is removed, so no rank is left to watch
             if self._watch.age_s > limits.first_step_s:
                 _print(f"stall guard: no rank has a heartbeat in {self._config.directory}; the run is not watched")
                 return True
@@ -124,7 +124,7 @@ class Monitor:
         return diagnosis.must_stop
 
     def _stop(self, diagnosis: RunDiagnosis, known: Sequence[ProcessView], own: Sequence[ProcessView]) -> None:
-        """Reports the stall, and ends the ranks of this node and those of its followers."""
+        """Reports the stall, ends the ranks of this node, and tells the followers to end theirs."""
         report = Report(views=known, diagnosis=diagnosis, limits=self._config.limits)
         decision = StopDecision(report.to_json(), report.table())
         self._peers.send_stop(decision)

@@ -78,7 +78,7 @@ class Report:
         ]
         if tracebacks:
             return tracebacks
-        # The stack of a loader worker is more specific than that of its rank, which waits for the worker.
+        # A loader worker's stack is more specific than its rank's, which waits for the worker.
         for view in sorted(self.culprits(), key=lambda view: view.is_rank):
             # A crash dump of faulthandler ends with a list of extension modules.
             if crash := dumps.get(f"{view.name}{CRASH_SUFFIX}", "").partition("\n\nExtension modules:")[0]:
@@ -184,7 +184,7 @@ def main_thread_stack(stacks: str) -> str:
 
 
 def write_report(parent: Path, node_rank: int, decision: StopDecision, dumps: Mapping[str, str]) -> Path:
-    """Writes the report of a node to a new directory, `stall-TIME`, and returns the directory.
+    """Writes the report of a node to a directory, `stall-TIME`, and returns the directory.
 
     Args:
         parent: Where the directory is created.

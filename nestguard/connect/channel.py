@@ -18,7 +18,7 @@ MAX_MESSAGE_BYTES = 256 << 20
 """Limit for a message after that, both as it is sent and when it is decompressed."""
 
 _MAX_UNSENT_BYTES = 64 << 20
-"""Who reads nothing is disconnected when this much waits for it."""
+"""A peer that does not read is disconnected when this much waits to be sent."""
 
 _COMPRESS_BYTES = 16 << 10
 """Messages of at least this size are compressed: the stacks and the rows of a report resemble each other."""
@@ -38,7 +38,7 @@ class InvalidMessageError(ValueError):
 
 
 class Channel:
-    """A connection. Only the thread of its event loop may use it. Times are those of `time.monotonic()`."""
+    """A connection. Only the thread of its event loop may use it. Times are from `time.monotonic()`."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader, self._writer = reader, writer
@@ -62,7 +62,7 @@ class Channel:
         """Waits for the next message.
 
         Raises:
-            InvalidMessageError: It is none.
+            InvalidMessageError: It is too large or malformed.
             CLOSED_ERRORS: The connection was closed.
         """
         max_bytes = MAX_MESSAGE_BYTES if self._is_trusted else MAX_HANDSHAKE_BYTES
@@ -88,7 +88,7 @@ class Channel:
             self.close()
 
     def close(self) -> None:
-        """Closes the connection, after what was sent, as far as the other side reads it."""
+        """Closes the connection once the other side has read what was sent."""
         if self.is_open:
             self.closed_at = time.monotonic()  # first: other threads read it once the channel is closed
             self.is_open = False
@@ -125,11 +125,11 @@ def unpack(data: bytes, max_bytes: int) -> Message:
     """Returns the message that was packed, without its size.
 
     Args:
-        data: What has arrived.
+        data: The received bytes.
         max_bytes: Limit for the size of the JSON.
 
     Raises:
-        InvalidMessageError: It is no message.
+        InvalidMessageError: It is malformed.
     """
     try:
         if not data.startswith(b"{"):

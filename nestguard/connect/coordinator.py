@@ -24,7 +24,7 @@ HANDSHAKE_S = 10.0
 
 _BACKLOG = 4096
 _CLOSING_S = 1.0
-"""How long the end of this monitor waits for what is not sent yet."""
+"""How long this monitor waits at its end until all messages are sent."""
 
 _KEEPALIVE = pack({"type": "keepalive"})
 _GOODBYE = pack({"type": "goodbye"})
@@ -48,7 +48,7 @@ class _FollowerState:
         views = [aged(view, max(0.0, now - self.channel.received_at)) for view in self.processes]
         if self.channel.is_open:
             return views
-        # A monitor that has said goodbye may have ended its ranks: only what they had said themselves still holds.
+        # A monitor may end its ranks after its goodbye, so that only their final phases are certain.
         lost_s = now - self.channel.closed_at
         return [
             view
@@ -66,7 +66,7 @@ class Coordinator(LocalOnly):
         config: Where it listens: at all addresses of this machine, because the name of node 0 may mean another one on
             another node; or only at loopback, if that is the name.
         identity: Identity of the rank that started this monitor.
-        token: The run token. Nobody is accepted before it is known.
+        token: The run token. No follower is accepted before it is known.
 
     Raises:
         OSError: The port is taken or may not be used.
@@ -77,9 +77,9 @@ class Coordinator(LocalOnly):
         self._token = token
         self._followers: dict[int, _FollowerState] = {}
         self._waiting: list[Channel] = []
-        """Peers that have not proved anything yet, the oldest first."""
+        """Connections without a proof so far, the oldest first."""
 
-        # Who connects and proves nothing must not keep the monitors of the run out.
+        # Strangers that connect must not keep the monitors of the run out.
         self._max_waiting = 64 + 2 * identity.world_size // identity.local_world_size
         self._strangers: set[str] = set()
         self._changed = threading.Condition()
@@ -230,7 +230,7 @@ class Coordinator(LocalOnly):
             return
         self._strangers.add(address)
         _log.warning(
-            "refused a connection from %s to port %d: %s. It is ignored; further ones from there are not logged",
+            "refused a connection from %s to port %d: %s; further ones from this address are not logged",
             address,
             self._config.port,
             reason,

@@ -20,10 +20,10 @@ _log = logging.getLogger(__name__)
 _RETRY_S = 1.0
 _TOKEN_CHECK_S = 0.1
 _ANSWER_S = 5.0
-"""Time for a connection, and for each answer until both sides have proved themselves."""
+"""Time for a connection, and for the handshake after it."""
 
 _CLOSING_S = 2.0
-"""How long the end of this monitor waits for what is not sent yet."""
+"""How long this monitor waits at its end until all messages are sent."""
 
 
 class Follower(LocalOnly):
@@ -43,12 +43,12 @@ class Follower(LocalOnly):
         self._token = token
         self._deadline = time.monotonic() + limits.first_step_s
         self._channel: Channel | None = None
-        """Connection to a coordinator that has proved itself."""
+        """Connection to a coordinator that has proved that it belongs to the run."""
 
         self._decision: StopDecision | None = None
         self._received_goodbye = False
         self._is_closed = False
-        self._has_met_stranger = False
+        self._has_warned_of_stranger = False
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=run_loop, args=(self._loop, self._run()), daemon=True)
         self._thread.start()
@@ -119,7 +119,7 @@ class Follower(LocalOnly):
         self._channel = channel
         try:
             while not self._received_goodbye:
-                self._obey(await channel.receive())
+                self._handle(await channel.receive())
         except CLOSED_ERRORS:
             if not self._is_closed and self._decision is None:
                 self._warn("lost the connection to its monitor; each node now decides for itself")
@@ -128,7 +128,7 @@ class Follower(LocalOnly):
         channel.close()
         await channel.wait_closed()
 
-    def _obey(self, message: Message) -> None:
+    def _handle(self, message: Message) -> None:
         if message["type"] == "stop":
             decision = StopDecision(message["report"], str(message["table"]))
             decision.culprits()  # raises here, not while ranks are ended, if the report is malformed
@@ -162,7 +162,7 @@ class Follower(LocalOnly):
         return None
 
     async def _authenticate(self, channel: Channel) -> bool:
-        """Proves to the coordinator that this monitor belongs to the run, and has the coordinator prove the same."""
+        """Performs the handshake; returns whether both sides belong to the run."""
         own, token = self._identity, self._token.get()
         assert token is not None
         try:
@@ -176,9 +176,9 @@ class Follower(LocalOnly):
         except (TimeoutError, *CLOSED_ERRORS, *INVALID_VALUE_ERRORS):
             return False
         if not handshake.is_proof(welcome.get("proof"), token, Side.COORDINATOR):
-            if not self._has_met_stranger:
-                self._has_met_stranger = True
-                self._warn("what listens on its port did not prove that it belongs to this run; it is ignored")
+            if not self._has_warned_of_stranger:
+                self._has_warned_of_stranger = True
+                self._warn("the process on its port did not prove that it belongs to this run; it is ignored")
             return False
         channel.trust()
         return True

@@ -1,7 +1,7 @@
 """How monitors prove to each other that they belong to the same run.
 
-Both sides of a connection know a secret, the run token, which is never sent. Each side proves this by an HMAC over what
-both have said, with a nonce from each side, so that a recorded proof is of no use later.
+Both sides of a connection know a secret, the run token, which is never sent. Each side proves this by an HMAC over the
+messages of both, with a nonce from each side, so that a recorded proof is useless later.
 """
 
 import hmac
@@ -23,7 +23,7 @@ class Side(StrEnum):
 
 
 class SharedToken:
-    """The run token as one monitor knows it. It may become known after the monitor has started.
+    """The run token of a monitor, which may become known after the monitor has started.
 
     Args:
         text: The token; empty if it is not known yet.
@@ -42,7 +42,7 @@ class SharedToken:
 
 
 def new_token() -> str:
-    """Returns the run token: that of the environment variable NESTGUARD_TOKEN, or else a new random one.
+    """Returns the run token: the environment variable NESTGUARD_TOKEN, or else a new random one.
 
     Rank 0 calls this, and sends the result to the other ranks.
     """
@@ -50,7 +50,7 @@ def new_token() -> str:
 
 
 class Handshake(NamedTuple):
-    """What both sides of a connection have said when they prove that they know the token."""
+    """The values over which both sides of a connection prove that they know the token."""
 
     run_id: str
     node_rank: int

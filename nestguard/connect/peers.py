@@ -24,7 +24,7 @@ class PeerConfig:
     """Port on which the monitor of node 0 listens."""
 
     run_id: str = ""
-    """Identifies the run, with the token; no secret. A monitor of an earlier attempt is refused by it."""
+    """Identifies the run, together with the token. It is not secret; it refuses monitors of an earlier attempt."""
 
     def __post_init__(self) -> None:
         if not 0 < self.port < 65536:
@@ -63,7 +63,7 @@ class LocalOnly:
         """
 
     def views(self) -> list[ProcessView]:
-        """Returns the ranks of the other nodes, and the loader workers of those that have been loading for long."""
+        """Returns the ranks of the other nodes, and the loader workers there that a diagnosis may name."""
         return []
 
     def silences(self) -> dict[int, NodeSilence]:

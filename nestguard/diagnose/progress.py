@@ -37,7 +37,7 @@ def _key(phase: Phase, step: int | None, microbatch: int | None) -> ProgressKey:
 def skipped_collectives(views: Sequence[ProcessView]) -> dict[str, str]:
     """Finds ranks that have progressed at least as far as another rank but have entered too few collectives.
 
-    A process counts the collectives that it launches, so the progress of processes is compared, not that of devices.
+    A process counts the collectives that it launches, so processes are compared, not devices.
 
     Returns:
         The explanation for each such rank, by process name.

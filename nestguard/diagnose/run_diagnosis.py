@@ -83,7 +83,7 @@ def diagnose(
 
 
 def _with_own_detail(view: ProcessView, diagnosis: Diagnosis) -> Diagnosis:
-    """Adds what a running rank has said about itself."""
+    """Adds the description that a running rank has written of itself."""
     if view.reading.phase.is_final or not view.reading.detail:
         return diagnosis
     return diagnosis._replace(reason="; ".join(filter(None, (diagnosis.reason, view.reading.detail))))
@@ -179,8 +179,8 @@ def _ended(ranks: Sequence[ProcessView]) -> tuple[dict[str, float], bool]:
 def _may_follow(failed: ProcessView, dead: ProcessView) -> bool:
     """Returns whether a rank may have failed because another one died, which the monitor noticed after the failure.
 
-    NCCL's watchdog aborts ranks because of another one's failure. Only the time of an abort tells whether
-    it came first.
+    NCCL's watchdog aborts ranks because another one has failed, so only the time of an abort shows whether it came
+    first.
     """
     had_ended = failed.state.has_ended and failed.ended_s > dead.ended_s
     return failed.age_s <= dead.age_s and not had_ended and dead.exit_signal != signal.SIGABRT

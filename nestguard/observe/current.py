@@ -1,4 +1,4 @@
-"""The heartbeat of this process: any code can note what it does, and a loader worker starts a heartbeat of its own."""
+"""The heartbeat of this process, to which any code can write; loader workers start their own."""
 
 import logging
 import os

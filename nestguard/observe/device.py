@@ -2,7 +2,7 @@
 
 A process only launches work on a device and runs ahead of it. When work on the device hangs, the process blocks later,
 in another phase. So an event is recorded on the device where each phase begins, behind all work launched before. A
-thread asks from time to time which events are done, without waiting for any.
+thread polls the events, without waiting for any.
 """
 
 import contextlib
@@ -79,11 +79,11 @@ class DeviceWatch:
         self._newest = position
 
     def stop(self) -> None:
-        """Lets the thread end; does not wait for it."""
+        """Makes the thread end; does not wait for it."""
         self._stopped.set()
 
     def close(self) -> None:
-        """Lets the thread end, and waits for at most a second until it has."""
+        """Makes the thread end, and waits for it for at most a second."""
         self.stop()
         self._thread.join(_JOIN_S)
 
@@ -109,7 +109,7 @@ class TraceWriter:
     Args:
         directory: Where the processes of this node write their heartbeats.
         name: Base name of the files of this process.
-        read: Returns the trace; None if there is none.
+        read: Returns the trace; None without a flight recorder.
     """
 
     def __init__(self, directory: Path, name: str, read: TraceReader | None) -> None:

@@ -1,12 +1,12 @@
 """The directory in which the processes of one node write their heartbeats: who may use it, and who removes it.
 
-It also names its files, and opens them so that another user who can write to a directory cannot redirect them.
+This module also names the files, and opens them so that another user who can write to a directory cannot redirect them.
 
-/dev/shm is shared by all users of a node. So the directories of a user are inside one that nobody else may enter, and
-that is checked before anything is written there.
+/dev/shm is shared by all users of a node. So the directories of a user are inside one that only this user may enter.
+This is checked before anything is written there.
 
-Every rank and the monitor hold a shared lock on the directory itself, which the kernel releases however they end. The
-last one to leave removes the files. If all were killed, nobody holds a lock, and the next start removes the directory.
+Every rank and the monitor hold a shared lock on the directory of the run, which the kernel releases however they end.
+The last one to leave removes the files. If all were killed, the lock is free, and the next start removes the directory.
 Locks, unlike process ids, are never reused, and they are also valid between containers that share /dev/shm. A forked
 loader worker inherits the lock of its rank.
 """
@@ -59,11 +59,11 @@ _OWN_FILE = re.compile(
 
 
 class DirectoryLock:
-    """The use of a directory by one process; made by `lock_directory`, or inherited.
+    """A shared lock on a directory, from `lock_directory` or inherited.
 
     Args:
         path: The directory.
-        fd: The directory as an open file, which holds a shared lock.
+        fd: The open directory, which holds the lock.
     """
 
     def __init__(self, path: Path, fd: int) -> None:
@@ -95,7 +95,7 @@ def lock_directory(path: Path) -> DirectoryLock:
     """Locks a directory; creates it, with mode 0700, if it is missing.
 
     Raises:
-        GuardError: The directory belongs to somebody else, or is open to others.
+        GuardError: The directory belongs to another user, or is open to others.
         OSError: It can be neither created nor opened.
     """
     path = Path(os.path.abspath(path))
@@ -237,7 +237,7 @@ def _remove_files(fd: int) -> None:
 
 
 def create_file(path: Path) -> FileIO:
-    """Opens a new file for reading and writing. What has the path already is replaced; links are not followed."""
+    """Opens a new file for reading and writing. Replaces an existing file or link; does not follow links."""
     path.unlink(missing_ok=True)
     return FileIO(path, "x+")  # O_CREAT | O_EXCL
 

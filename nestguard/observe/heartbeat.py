@@ -61,7 +61,7 @@ class Heartbeat:
     Args:
         directory: Where the file is written. A rank creates the directory if it is missing; one that exists must be
             closed to other users (mode 0700). Use a directory of its own for each node and each start of a run, on a
-            local file system, preferably that of `run_directory`.
+            local file system, preferably the result of `run_directory`.
         identity: Identity of this process.
 
     Raises:
@@ -155,7 +155,7 @@ class Heartbeat:
         """Observes the device of this process from now on, in a thread that ends with `finish`.
 
         Every heartbeat that changes phase, step or microbatch then marks this point in the work of the device. The
-        monitor compares the positions of devices instead of those of processes. Further calls do nothing.
+        monitor compares positions of devices instead of processes. Further calls do nothing.
 
         Args:
             new_event: Creates an event on the device; see `DeviceEvent`.
@@ -169,7 +169,7 @@ class Heartbeat:
         """Marks where a phase begins in the work of the device, without a heartbeat; does nothing without a device.
 
         Call it where a phase of the device ends and the process itself continues in its phase, for example where the
-        gradients of this rank are computed and the device waits for those of the other ranks.
+        gradients of this rank are computed and the device waits for the gradients of the other ranks.
         """
         device, record = self._device, self._record
         if device is not None and record.final_phase == UNSET:
@@ -283,7 +283,7 @@ class Heartbeat:
 
 
 class NoHeartbeat(Heartbeat):
-    """The heartbeat of a process that nobody watches. It ended before it began, so every method returns at once."""
+    """The heartbeat of a process that is not watched. It has already ended, so every method returns at once."""
 
     def __init__(self) -> None:
         self._record = _first_record(Phase.LEAVING)

@@ -1,4 +1,4 @@
-"""State of a process according to /proc, and sending signals to it. Linux only."""
+"""The state of a process in /proc, and signals to it. Linux only."""
 
 import contextlib
 import os

@@ -84,7 +84,7 @@ def dump_crashes(directory: Path, name: str) -> FileIO | None:
         name: Base name of the files of this process.
 
     Returns:
-        The file, for `stop_dumping_crashes`; None if somebody else uses faulthandler.
+        The file, for `stop_dumping_crashes`; None if faulthandler is already in use.
     """
     global _dumps_crashes
     if faulthandler.is_enabled() and not _dumps_crashes:

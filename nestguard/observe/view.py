@@ -61,7 +61,7 @@ class DevicePosition(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Reading:
-    """Content of a process's heartbeat file at one moment; the defaults are those of a process without one."""
+    """Content of a process's heartbeat file at one moment. The defaults stand for a missing file."""
 
     identity: Identity
     name: str
