@@ -233,7 +233,7 @@ from .training.data import NestDataModule as NestDataModule
 from .training.module import NestModel as NestModel
 from .training.saving.checkpoint_files import newest_checkpoint as newest_checkpoint
 from .training.saving.checkpoints import Checkpoints as Checkpoints
-from .training.starting.run_form import prepare_deterministic as prepare_deterministic
+from .training.starting.deterministic import prepare_deterministic as prepare_deterministic
 from .training.step_stats import SkippedStepWarning as SkippedStepWarning
 from .training.stopping.preemption import (
     Preempted as Preempted,

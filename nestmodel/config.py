@@ -36,8 +36,8 @@ WeightParts = Literal["all", "encoder"]
 FeatureType = Literal["float32", "float16"]
 """Number type of extracted features."""
 
-Kernels = Literal["auto", "torch"]
-"""The setting `model.kernels`: `auto` is `default_forms` of the device, `torch` is operations of PyTorch."""
+BackendName = Literal["auto", "torch"]
+"""The setting `model.backend`, from which `choose_backend` makes a `Backend`."""
 
 TrackerName = Literal["csv", "tensorboard", "wandb", "mlflow"]
 """Where `fit` logs metrics."""
@@ -124,6 +124,11 @@ class FeatureConfig:
         _share("features", self, "preemphasis")
         fits = self.window_length <= self.n_fft
         require(fits, "features.window_length", self.window_length, f"at most n_fft ({self.n_fft}) samples")
+
+    def num_padded_frames(self, num_samples: int) -> int:
+        """Returns the number of frames that `LogMelFeatures.forward` returns for a batch, padding included."""
+        num_frames = (num_samples - self.n_fft % 2) // self.hop_length + 1
+        return num_frames + -num_frames % self.pad_to
 
 
 @with_field_docs

@@ -45,10 +45,10 @@ from nestmodel.training.saving.checkpoints import Checkpoints, NotSaved
 from nestmodel.training.saving.compiled_code import CompiledCode
 from nestmodel.training.saving.resume import find_resumed, read_run
 from nestmodel.training.saving.run_folders import only_start
+from nestmodel.training.starting.deterministic import prepare_deterministic
 from nestmodel.training.starting.launcher import check_main_address
 from nestmodel.training.starting.ranks import check_start, find_launch, take_ranks
 from nestmodel.training.starting.run_checks import check_outputs, check_run
-from nestmodel.training.starting.run_form import prepare_deterministic
 from nestmodel.training.stopping.preemption import Preempted, PreemptionHandler
 from nestmodel.training.trackers import open_loggers, start_trackers
 
@@ -173,7 +173,7 @@ def build_run(
     pl.seed_everything(config.seed, workers=True, verbose=False)
     data = NestDataModule(config.data)
     settings = config.model
-    model = NestModel(settings.config, settings.init_from, settings.init_parts, settings.kernels, encoder)
+    model = NestModel(settings.config, settings.init_from, settings.init_parts, settings.backend, encoder)
     config = replace(config, model=replace(settings, config=model.config))
     first_step = 0 if found is None or stage == "validate" else read_run(found).step
     run = Run(config, model, data, _build_trainer(config, stage, callbacks), first_step)

@@ -28,7 +28,15 @@ from nestdata.field_docs import with_field_docs
 from nestdata.wrong_path import kind_of, wrong_path
 from nestguard import StallLimits
 from nestmodel.class_config import ClassConfig
-from nestmodel.config import PARTIAL_PRESETS, Kernels, NestConfig, TrackerName, WeightParts, preset_names, preset_path
+from nestmodel.config import (
+    PARTIAL_PRESETS,
+    BackendName,
+    NestConfig,
+    TrackerName,
+    WeightParts,
+    preset_names,
+    preset_path,
+)
 from nestmodel.errors import ConfigError
 from nestmodel.plain_values import build, check_keys, read_yaml, to_plain
 
@@ -133,9 +141,9 @@ class ModelConfig:
     init_parts: WeightParts = "all"
     """Whether all weights of that file are taken, or those of the encoder only."""
 
-    kernels: Kernels = "auto"
-    """What computes a training step. `auto`: on a GPU, a kernel of this package for the subsampling, and compiled
-    features and blocks; on a CPU, operations of PyTorch. `torch`: those always."""
+    backend: BackendName = "auto"
+    """What computes a training step. `auto`: on a GPU, kernels of this package, and compiled features and blocks; on a
+    CPU, operations of PyTorch. `torch`: those always."""
 
 
 @with_field_docs

@@ -9,12 +9,12 @@ import torch
 
 from benchmarks.gpu import __main__ as program
 from benchmarks.gpu.__main__ import Part, run_beside
-from benchmarks.gpu.check import check_forms, verdict
+from benchmarks.gpu.check import check_backends, verdict
 from benchmarks.gpu.results import Results
-from benchmarks.gpu.trial import FORMS
+from benchmarks.gpu.trial import BACKENDS
 from nestguard.observe.process import process_state, start_ticks
 from nestmodel import NestModel, NestNetwork
-from nestmodel.nn.gpu.forms import Forms
+from nestmodel.nn.backend import Backend
 from tests.nestguard.runs import PATIENCE_S, wait_until
 
 CPU = torch.device("cpu")
@@ -30,16 +30,16 @@ def results(tmp_path: Path) -> Results:
 @pytest.mark.multiprocess
 def test_a_call_measures_what_an_earlier_one_has_not(tmp_path: Path) -> None:
     options = ["--device", "cpu", "-o", str(tmp_path), "--limit", "600", "--parts", "steps"]
-    options += ["--presets", "small", "--forms", "plain", "torch"]
+    options += ["--presets", "small", "--backends", "kernels", "torch"]
     results = Results(tmp_path)
     earlier = {"ms": 1.0, "spread": 0.0, "audio_s_per_s": 1.0, "share_of_peak": None, "busy_ms": 1.0, "host_ms": 1.0}
     earlier |= {"launches": 0, "first_s": 1.0, "reserved_gb": 0.0}
-    results.put(part="steps", preset="small", cuts=2, form="plain", **earlier)
+    results.put(part="steps", preset="small", cuts=2, backend="kernels", **earlier)
     assert program.main(options) == 0
     after = results.rows()
-    steps = {row["form"]: row for row in after if row.get("part") == "steps"}
-    assert steps.keys() == {"plain", "torch"}
-    assert steps["plain"]["ms"] == 1.0
+    steps = {row["backend"]: row for row in after if row.get("part") == "steps"}
+    assert steps.keys() == {"kernels", "torch"}
+    assert steps["kernels"]["ms"] == 1.0
     assert steps["torch"]["tflop"] > 0
     assert steps["torch"]["ms"] > 1.0
     assert steps["torch"]["busy_ms"] > 0
@@ -51,23 +51,23 @@ def test_a_call_measures_what_an_earlier_one_has_not(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_forms_are_right_unless_they_differ_from_float32_by_more_than_bf16_does(
+def test_backends_are_right_unless_they_differ_from_float32_by_more_than_bf16_does(
     results: Results, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def use_wrong_forms(model: NestModel, forms: Forms) -> None:
-        NestNetwork.use_forms(model, forms)
-        if forms == FORMS["plain"]:
+    def use_wrong_backend(model: NestModel, backend: Backend) -> None:
+        NestNetwork.use_backend(model, backend)
+        if backend == BACKENDS["kernels"]:
             with torch.no_grad():
                 model.encoder.layers[1].norm_out.weight.mul_(1.2)
 
-    check_forms(results, CPU, "small", ["plain", "torch"])
+    check_backends(results, CPU, "small", ["kernels", "torch"])
     right = results.rows()
-    assert [(row["form"], row["is_right"]) for row in right] == [("plain", True), ("torch", True)]
+    assert [(row["backend"], row["is_right"]) for row in right] == [("kernels", True), ("torch", True)]
     assert 0 < right[0]["share_of_limit"] == pytest.approx(right[1]["share_of_limit"])
-    check_forms(results, CPU, "small", ["plain", "torch"])
+    check_backends(results, CPU, "small", ["kernels", "torch"])
     assert results.rows() == right
-    monkeypatch.setattr(NestModel, "use_forms", use_wrong_forms)
-    check_forms(results, CPU, "medium", ["plain"])
+    monkeypatch.setattr(NestModel, "use_backend", use_wrong_backend)
+    check_backends(results, CPU, "medium", ["kernels"])
     assert results.rows()[-1]["is_right"] is False
 
 

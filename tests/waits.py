@@ -362,7 +362,7 @@ def count_waits(
     """
     encoder = EncoderConfig(d_model=16, num_heads=2, num_layers=1, subsampling_channels=8)
     small = NestConfig(encoder=encoder, quantizer=QuantizerConfig(num_classes=32), masking=MaskConfig(prob=0.02))
-    model = NestModel(config or small, kernels="torch")
+    model = NestModel(config or small, backend="torch")
     with tempfile.TemporaryDirectory() as directory, fake_gpu() as gpu, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         data = FixedData(batch.pin_memory(), num_steps * microbatches, gpu)

@@ -1,6 +1,6 @@
 """Measures in eight minutes of a GPU what cannot be decided without one, and writes one folder of results.
 
-    python -m benchmarks.gpu [-o FOLDER] [--limit 480] [--parts check steps] [--presets large] [--forms plain compiled]
+    python -m benchmarks.gpu [-o FOLDER] [--limit 480] [--parts check steps] [--presets large] [--backends compiled]
 
 Each part is a process with a limit of its own; each number is in FOLDER/results.jsonl as soon as it is known, so that a
 part that fails or hangs loses only itself. A second call with the same folder does what is missing. `--device cpu`
@@ -54,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--limit", type=float, default=480.0, help="seconds after which it ends itself [%(default)g]")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
     parser.add_argument("--presets", nargs="+", choices=PRESETS, default=list(PRESETS))
-    parser.add_argument("--forms", nargs="+", help="names of benchmarks/gpu/trial.py; by default all")
+    parser.add_argument("--backends", nargs="+", help="names of benchmarks/gpu/trial.py; by default all")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--wheels", type=Path, default=OURS, help="what this Python lacks [%(default)s]")
     parser.add_argument("--nemo-wheels", type=Path, default=NEMO, help="what NeMo needs [%(default)s]")
@@ -85,7 +85,7 @@ def failed_tests(folder: Path) -> list[str]:
 def plan(arguments: argparse.Namespace) -> list[list[Part]]:
     """Returns the parts in the order in which they run; those of an inner list run beside each other."""
     given = ["--device", arguments.device, "--output", str(arguments.output.resolve())]
-    of_forms = ["--forms", *arguments.forms] if arguments.forms else []
+    of_backends = ["--backends", *arguments.backends] if arguments.backends else []
 
     def part(name: str, limit_s: float, *more: str) -> Part:
         # The limits are those of a GPU.
@@ -93,7 +93,7 @@ def plan(arguments: argparse.Namespace) -> list[list[Part]]:
         return Part(name, limit_s, ["-m", "benchmarks.gpu.part", name.split()[0], *given, *more])
 
     def of_preset(kind: str, limit_s: float, preset: str) -> Part:
-        return part(" ".join([kind, preset, *of_forms[1:]]), limit_s, "--preset", preset, *of_forms)
+        return part(" ".join([kind, preset, *of_backends[1:]]), limit_s, "--preset", preset, *of_backends)
 
     steps = [[of_preset("steps", 120, preset)] for preset in arguments.presets]
     of_nemo = ["--nemo-wheels", str(arguments.nemo_wheels.resolve())]

@@ -1,4 +1,4 @@
-"""Part `check`: loss and gradients of each form in bf16, at the real shape, against float32 without TF32.
+"""Part `check`: loss and gradients of each backend in bf16, at the real shape, against float32 without TF32.
 
 A network of two blocks. A gradient is right if its error is at most twice that of torch's operations in bf16, and four
 units in the last place.
@@ -26,27 +26,27 @@ Found = Mapping[str, Tensor]
 """The loss, and the gradients by the names of their parameters."""
 
 
-def check_forms(results: Results, device: torch.device, preset: str, forms: list[str]) -> None:
-    """Adds a row for each form of a preset."""
+def check_backends(results: Results, device: torch.device, preset: str, backends: list[str]) -> None:
+    """Adds a row for each backend of a preset."""
     config = config_of(preset, device)
     # Without what a GPU's generator draws: dropout of attention, and dither.
     encoder = replace(config.conformer, num_layers=2, dropout_att=0.0)
     config = replace(config, encoder=encoder, features=replace(config.features, dither=0.0))
     num_cuts = cuts_of(preset, device)
     where = {"part": "check", "preset": preset, "cuts": num_cuts}
-    wanted = [form for form in forms if not results.has(**where, form=form)]
+    wanted = [backend for backend in backends if not results.has(**where, backend=backend)]
     if not wanted:
         return
-    with results.attempt(**where, form="float32"):
+    with results.attempt(**where, backend="float32"):
         with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):  # in products, TF32 is off by default
             exact = passes(Trial(config, device, precision="32-true"), REFERENCE, num_cuts)
         trial = Trial(config, device)
         plain = errors(passes(trial, REFERENCE, num_cuts), exact)
-        for form in wanted:
-            with results.attempt(**where, form=form):
+        for backend in wanted:
+            with results.attempt(**where, backend=backend):
                 started = time.perf_counter()
-                row = verdict(passes(trial, form, num_cuts), exact, plain)
-                results.put(**where, form=form, **row, seconds=time.perf_counter() - started)
+                row = verdict(passes(trial, backend, num_cuts), exact, plain)
+                results.put(**where, backend=backend, **row, seconds=time.perf_counter() - started)
 
 
 def passes(trial: Trial, name: str, num_cuts: int) -> Found:
@@ -73,20 +73,20 @@ def _norm(x: Tensor) -> float:
 
 
 def verdict(found: Found, exact: Found, plain: Mapping[str, float]) -> dict[str, object]:
-    """Returns whether a form is right, and the value that is closest to its limit or furthest beyond it.
+    """Returns whether a backend is right, and the value that is closest to its limit or furthest beyond it.
 
     Args:
-        found: Values of the form.
+        found: Values of the backend.
         exact: Values in float32.
         plain: Errors of torch's operations in bf16.
     """
-    of_form = errors(found, exact)
-    shares = {name: error / (2 * plain[name] + 4 * LAST_PLACE) for name, error in of_form.items()}
+    of_backend = errors(found, exact)
+    shares = {name: error / (2 * plain[name] + 4 * LAST_PLACE) for name, error in of_backend.items()}
     worst = max(shares, key=lambda name: math.inf if math.isnan(shares[name]) else shares[name])
     return {
         "is_right": all(share <= 1 for share in shares.values()),
         "worst": worst,
         "share_of_limit": shares[worst],
-        "relative_error": of_form[worst],
-        "median_over_plain": statistics.median(of_form[name] / max(plain[name], 1e-9) for name in of_form),
+        "relative_error": of_backend[worst],
+        "median_over_plain": statistics.median(of_backend[name] / max(plain[name], 1e-9) for name in of_backend),
     }

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from benchmarks.gpu.results import Results
-from benchmarks.gpu.trial import PLAIN, Trial, batch_of, config_of, cuts_of, free
+from benchmarks.gpu.trial import KERNELS, Trial, batch_of, config_of, cuts_of, free
 from benchmarks.gpu.wheels import install_wheels
 from benchmarks.peers.nemo_model import PRESETS
 
@@ -28,21 +28,22 @@ TINY = {"d_model": 16, "n_heads": 2, "n_layers": 2, "channels": 8, "num_classes"
 
 
 def measure_nemo(results: Results, device: torch.device, preset: str, wheels: Path) -> None:
-    """Adds a row: our fastest form beside NeMo with fused attention, which is not its default, but its fastest."""
+    """Adds a row: our fastest backend beside NeMo with fused attention, which is not its default, but its fastest."""
     where = {"part": "nemo", "preset": preset}
-    form = fastest_form(results, preset)
+    backend = fastest_backend(results, preset)
     with tempfile.TemporaryDirectory() as folder, results.attempt(**where):
         install_wheels(wheels, folder)
         with _nemo(device, Path(folder)) as ask:
-            results.put(**where, form=form, **_in_turns(ask, device, preset, form))
+            results.put(**where, backend=backend, **_in_turns(ask, device, preset, backend))
 
 
-def fastest_form(results: Results, preset: str) -> str:
-    """Returns the fastest form that was timed and is not wrong; by default the plain one."""
+def fastest_backend(results: Results, preset: str) -> str:
+    """Returns the fastest backend that was timed and is not wrong; by default that of kernels."""
     rows = [row for row in results.rows() if row.get("preset") == preset]
-    wrong = {row["form"] for row in rows if row.get("is_right") is False}
-    times = {row["form"]: row["ms"] for row in rows if row.get("part") == "steps" and "ms" in row}
-    return min((form for form in times if form not in wrong), key=lambda form: times[form], default=PLAIN)
+    wrong = {row["backend"] for row in rows if row.get("is_right") is False}
+    times = {row["backend"]: row["ms"] for row in rows if row.get("part") == "steps" and "ms" in row}
+    right = [backend for backend in times if backend not in wrong]
+    return min(right, key=lambda backend: times[backend], default=KERNELS)
 
 
 @contextmanager
@@ -71,7 +72,7 @@ def _nemo(device: torch.device, packages: Path) -> Iterator[Callable[..., dict[s
             process.kill()
 
 
-def _in_turns(ask: Callable[..., dict[str, Any]], device: torch.device, preset: str, form: str) -> dict[str, Any]:
+def _in_turns(ask: Callable[..., dict[str, Any]], device: torch.device, preset: str, backend: str) -> dict[str, Any]:
     """Returns our times, with NeMo's from the same minute."""
     is_cuda, num_cuts = device.type == "cuda", cuts_of(preset, device)
     number = 4 if is_cuda else 1
@@ -83,9 +84,9 @@ def _in_turns(ask: Callable[..., dict[str, Any]], device: torch.device, preset: 
         del inputs
         encoder = {"use_pytorch_sdpa": True}
         ask(do="build", section=PRESETS[preset] if is_cuda else TINY, encoder=encoder, audio=str(audio))
-    ours = _times(trial, form, batch, number)
+    ours = _times(trial, backend, batch, number)
     theirs = [ask(do="steps", warm_up=1, number=number) for _ in range(2)]
-    ours += _times(trial, form, batch, number)
+    ours += _times(trial, backend, batch, number)
     nemo_ms = [each for answer in theirs for each in answer["step_ms"]]
     return {
         "cuts": num_cuts,
@@ -96,9 +97,9 @@ def _in_turns(ask: Callable[..., dict[str, Any]], device: torch.device, preset: 
     }
 
 
-def _times(trial: Trial, form: str, batch: Any, number: int) -> list[float]:
+def _times(trial: Trial, backend: str, batch: Any, number: int) -> list[float]:
     """Returns the milliseconds of steps of one microbatch, after one that warms up."""
-    trial.use(form)
+    trial.use(backend)
     found = []
     for _ in range(1 + number):
         trial.wait()

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.gpu.check import check_forms
+from benchmarks.gpu.check import check_backends
 from benchmarks.gpu.machine import measure_machine
 from benchmarks.gpu.nemo import measure_nemo
 from benchmarks.gpu.restart import measure_restart
 from benchmarks.gpu.results import Results
 from benchmarks.gpu.steps import measure_steps
-from benchmarks.gpu.trial import FORMS
+from benchmarks.gpu.trial import BACKENDS
 
 
 def main() -> int:
@@ -21,7 +21,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("part", choices=("machine", "check", "steps", "nemo", "restart"))
     parser.add_argument("--preset")
-    parser.add_argument("--forms", nargs="+", choices=FORMS, default=list(FORMS))
+    parser.add_argument("--backends", nargs="+", choices=BACKENDS, default=list(BACKENDS))
     parser.add_argument("--device", required=True)
     parser.add_argument("--output", type=Path, required=True)
     parser.add_argument("--nemo-wheels", type=Path)
@@ -31,9 +31,9 @@ def main() -> int:
     if arguments.part == "machine":
         measure_machine(results, device)
     elif arguments.part == "check":
-        check_forms(results, device, arguments.preset, arguments.forms)
+        check_backends(results, device, arguments.preset, arguments.backends)
     elif arguments.part == "steps":
-        measure_steps(results, device, arguments.preset, arguments.forms)
+        measure_steps(results, device, arguments.preset, arguments.backends)
     elif arguments.part == "restart":
         measure_restart(results, device, arguments.preset)
     else:

@@ -16,8 +16,8 @@ import torch
 from benchmarks.gpu.results import Results
 from benchmarks.harness.repository import REPOSITORY
 from cli import nestdata, nestmodel
-from nestmodel.nn.gpu.forms import Forms
-from nestmodel.training.starting import run_form
+from nestmodel.nn.backend import Backend
+from nestmodel.training import module
 
 NUM_STEPS = 5
 """Steps of the first start, which writes its code after 1, 2 and 4 of them, and a checkpoint after 4."""
@@ -62,5 +62,5 @@ def _wait(process: "subprocess.Popen[bytes]", path: Path, num_steps: int) -> Non
 
 if __name__ == "__main__":
     if not torch.cuda.is_available():
-        vars(run_form)["default_forms"] = lambda *_: Forms(kernels=False, compiled=True)
+        vars(module)["choose_backend"] = lambda *_: Backend(kernels=False, compiled=True)
     sys.exit(nestmodel.main())

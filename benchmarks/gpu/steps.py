@@ -1,4 +1,4 @@
-"""Part `steps`: time, kernels and memory of optimizer steps in each form."""
+"""Part `steps`: time, kernels and memory of optimizer steps in each backend."""
 
 import statistics
 import time
@@ -17,25 +17,25 @@ from nestmodel.training.utilisation import peak_tflops
 _LAUNCHES = ("cudaLaunch", "cuLaunch", "cudaMemcpy", "cudaMemset")
 
 
-def measure_steps(results: Results, device: torch.device, preset: str, forms: list[str]) -> None:
-    """Adds a row for each form of a preset, and its kernels to `kernels.txt`."""
+def measure_steps(results: Results, device: torch.device, preset: str, backends: list[str]) -> None:
+    """Adds a row for each backend of a preset, and its kernels to `kernels.txt`."""
     where: dict[str, Any] = {"part": "steps", "preset": preset, "cuts": cuts_of(preset, device)}
-    forms = [form for form in forms if not results.has(**where, form=form)]
-    if not forms:
+    backends = [backend for backend in backends if not results.has(**where, backend=backend)]
+    if not backends:
         return
     batch, shorter = (batch_of(where["cuts"], device, share=share) for share in (1.0, 0.8))
     # Eight microbatches, as in the presets small and medium on one GPU; on a CPU, fewer.
     trial = Trial(config_of(preset, device), device, per_step=8 if device.type == "cuda" else 2)
     tflop = None
-    with results.attempt(**where, form="operations"):
+    with results.attempt(**where, backend="operations"):
         tflop = _tflop(trial, batch)
-    for form in forms:
-        with results.attempt(**where, form=form):
-            row = {**_times(trial, form, batch, shorter), "tflop": tflop}
-            row |= _profiled(results, trial, batch, f"{preset}, {where['cuts']} cuts, {form}")
+    for backend in backends:
+        with results.attempt(**where, backend=backend):
+            row = {**_times(trial, backend, batch, shorter), "tflop": tflop}
+            row |= _profiled(results, trial, batch, f"{preset}, {where['cuts']} cuts, {backend}")
             peak = peak_tflops(torch.cuda.get_device_name()) if device.type == "cuda" else None
             row["share_of_peak"] = None if peak is None or tflop is None else 1000 * tflop / row["ms"] / peak
-            results.put(**where, form=form, **row)
+            results.put(**where, backend=backend, **row)
     trial.reset()
     free(device)
 
@@ -49,10 +49,10 @@ def _tflop(trial: Trial, batch: Any) -> float:
     return float(counter.get_total_flops()) / 1e12
 
 
-def _times(trial: Trial, form: str, batch: Any, shorter: Any) -> dict[str, Any]:
+def _times(trial: Trial, backend: str, batch: Any, shorter: Any) -> dict[str, Any]:
     """Returns the milliseconds of a microbatch, in steps without a wait, and those until the host has launched it."""
     started = time.perf_counter()
-    trial.use(form, shorter)
+    trial.use(backend, shorter)
     trial.step(batch)  # compiles
     trial.wait()
     first_s = time.perf_counter() - started

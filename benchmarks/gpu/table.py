@@ -7,7 +7,7 @@ from benchmarks.harness.report import table_text
 
 CHECKS = {
     "preset": "{preset}",
-    "form": "{form}",
+    "backend": "{backend}",
     "": "{verdict}",
     "worst, share of its limit": "{share_of_limit:.2f} {worst}",
     "median error over plain": "{median_over_plain:.2f}",
@@ -15,7 +15,7 @@ CHECKS = {
 STEPS = {
     "preset": "{preset}",
     "cuts": "{cuts}",
-    "form": "{form}",
+    "backend": "{backend}",
     "ms": "{ms:.1f}",
     "spread": "{spread:.2f}",
     "audio-s/s": "{audio_s_per_s:,.0f}",
@@ -27,7 +27,7 @@ STEPS = {
     "first, s": "{first_s:.0f}",
 }
 NEMO = {
-    **{name: STEPS[name] for name in ("preset", "form", "cuts", "ms")},
+    **{name: STEPS[name] for name in ("preset", "backend", "cuts", "ms")},
     "NeMo, ms": "{nemo_ms:.1f}",
     "NeMo / ours": "{nemo_over_ours:.2f}",
     "spread": "{spread:.2f}",
@@ -37,7 +37,7 @@ RESTARTS = {"preset": "{preset}", "compiled code": "{caches}", "s": "{seconds:.1
 
 
 def report(rows: Sequence[Row], parts: Iterable[str], failed_tests: Sequence[str] = ()) -> tuple[str, bool]:
-    """Returns the report, and whether all parts ended well, nothing failed, and every form is right.
+    """Returns the report, and whether all parts ended well, nothing failed, and every backend is right.
 
     Args:
         rows: All rows of the results.
@@ -56,7 +56,7 @@ def report(rows: Sequence[Row], parts: Iterable[str], failed_tests: Sequence[str
         "# Results on a GPU\n",
         *(f"{line}\n" for line in failed + warned),
         *(f"- {row['what']}: {row['value']}" for row in rows if "what" in row),
-        _table("Forms against float32", CHECKS, checks),
+        _table("Backends against float32", CHECKS, checks),
         _table("Steps", STEPS, [row for row in timed if row["part"] == "steps"]),
         _table("Beside NeMo 3.0.0", NEMO, [row for row in timed if row["part"] == "nemo"]),
         _table("From SIGKILL to the next step", RESTARTS, restarts),
@@ -71,7 +71,7 @@ def _ending(code: int | str | None) -> str:
 
 
 def _name(row: Row) -> str:
-    return " ".join(str(row[key]) for key in ("part", "preset", "cuts", "form") if key in row)
+    return " ".join(str(row[key]) for key in ("part", "preset", "cuts", "backend") if key in row)
 
 
 def _percent(share: float | None) -> str:

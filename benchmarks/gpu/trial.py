@@ -1,4 +1,4 @@
-"""Microbatches and optimizer steps as a run makes them on one GPU, in one form after another."""
+"""Microbatches and optimizer steps as a run makes them on one GPU, in one backend after another."""
 
 import gc
 from dataclasses import replace
@@ -11,22 +11,22 @@ from lightning_fabric.plugins.environments.lightning import LightningEnvironment
 from torch import Tensor
 
 from nestmodel import EncoderConfig, MaskConfig, NestConfig, NestModel, OptimizerConfig, QuantizerConfig, preset_path
-from nestmodel.nn.gpu.forms import Forms
+from nestmodel.nn.backend import Backend
 from nestmodel.preflight.trial import noise_batch
 
 REFERENCE = "torch"
-"""The form with operations of torch only."""
+"""The backend with operations of torch only."""
 
-PLAIN = "plain"
+KERNELS = "kernels"
 
-FORMS = {
-    "compiled": Forms(kernels=True, keeps_subsampling=True, compiled=True),
-    PLAIN: Forms(kernels=True, keeps_subsampling=True, compiled=False),
-    "compiled-fixed": Forms(kernels=True, keeps_subsampling=True, compiled=True, num_shapes=1),
-    REFERENCE: Forms(kernels=False, compiled=False),
+BACKENDS = {
+    "compiled": Backend(kernels=True, keeps_subsampling=True, compiled=True),
+    KERNELS: Backend(kernels=True, keeps_subsampling=True, compiled=False),
+    "compiled-fixed": Backend(kernels=True, keeps_subsampling=True, compiled=True, num_shapes=1),
+    REFERENCE: Backend(kernels=False, compiled=False),
 }
-"""The forms of a training step that are compared, those first that decide most; all compute the same, up to rounding.
-The code of `compiled-fixed` is compiled for the one shape that is measured."""
+"""The backends that are compared, those first that decide most; all compute the same, up to rounding. The code of
+`compiled-fixed` is compiled for the one shape that is measured."""
 
 CUT_S = 15
 RATE = 16000
@@ -110,13 +110,13 @@ class Trial:
         self._optimizer = self.model.configure_optimizers()["optimizer"]
 
     def use(self, name: str, shorter: Any = None) -> None:
-        """Switches to a form; if its code is compiled for varying shapes, runs a shorter microbatch first."""
+        """Switches to a backend; if its code is compiled for varying shapes, runs a shorter microbatch first."""
         torch.compiler.reset()
-        self.model.use_forms(FORMS[name])
+        self.model.use_backend(BACKENDS[name])
         self.model.prepare_steps()
         self.reset()
         free(self.device)
-        if shorter is not None and FORMS[name].compiled and FORMS[name].num_shapes is None:
+        if shorter is not None and BACKENDS[name].compiled and BACKENDS[name].num_shapes is None:
             self.microbatch(shorter)
             self.reset()
 

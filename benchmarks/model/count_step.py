@@ -15,7 +15,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import astuple, dataclass, replace
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -32,10 +32,9 @@ from benchmarks.harness.report import Report, table_text, versions
 from benchmarks.harness.repository import REPOSITORY
 from nestdata import MicrobatchKey, Mix
 from nestmodel import NestConfig, NestNetwork, loss_stats, preset_path
+from nestmodel.nn.backend import Backend
 from nestmodel.nn.batch_norm import StepBatchNorm
 from nestmodel.nn.block import KEYS_PER_BLOCK
-from nestmodel.nn.gpu.forms import default_forms
-from nestmodel.nn.network import num_padded_frames
 from nestmodel.nn.network_input import NetworkInput
 from nestmodel.training.schedule import build_optimizer, divide_and_clip
 from nestmodel.training.step_stats import GradientSums
@@ -209,10 +208,7 @@ def microbatch(preset: str, cuts: int | None = None) -> list[Operation]:
             for module in network.modules():
                 if isinstance(module, StepBatchNorm):
                     module.start_collecting()
-        forms = default_forms("cuda", None)
-        if hasattr(forms, "keeps_subsampling"):  # not in older checkouts
-            forms = replace(forms, keeps_subsampling=True)  # as on 80 GB
-        network.use_forms(forms)
+        network.use_backend(Backend(kernels=True, keeps_subsampling=True, compiled=True))  # as on 80 GB
         run = _step(network, log)
         run(batch)  # compiles, and leaves gradients and moments
         with recording(log):
@@ -262,7 +258,7 @@ def _built() -> Iterator[None]:
 def _batch(config: NestConfig, cuts: int) -> NetworkInput:
     """Returns a batch of cuts of one length, whose values do not exist."""
     num_samples = CUT_S * config.features.sampling_rate
-    num_frames = num_padded_frames(num_samples, config.features)
+    num_frames = config.features.num_padded_frames(num_samples)
     num_encoded = num_frames // config.conformer.subsampling_factor
     return NetworkInput(
         audio=torch.empty(cuts, num_samples),

@@ -214,7 +214,7 @@ def export_model(
     elif to == "onnx" and context is None:
         context = network.config.conformer.att_context_size[0]
     if context is not None:
-        # An ONNX export runs the encoder in eval mode, on the CPU, in its plain form.
+        # An ONNX export runs the encoder in eval mode, on the CPU, by operations of torch.
         network = _copied(network) if network is source else network
         network.use_context(context)
     if to == "nemo":

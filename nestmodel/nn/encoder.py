@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from nestmodel.attention_context import Context, draw_context
-from nestmodel.class_config import ClassConfig
 from nestmodel.config import EncoderConfig
 from nestmodel.nn.attention import Frames, describe_frames, relative_positions, visible_keys
+from nestmodel.nn.backend import KERNELS, Backend, why_not_compiled
 from nestmodel.nn.block import KEYS_PER_BLOCK, BlockCache, ConformerBlock, split_keys
 from nestmodel.nn.compiler import allow_shapes, compile_backward_in_forward
 from nestmodel.nn.convolution import ConvModule
@@ -43,8 +43,8 @@ class ConformerEncoder(Encoder):
     Source: FastConformer, arXiv:2305.05084, as used by NEST (arXiv:2408.13106).
     """
 
-    uses_kernels = True
-    """Whether blocks are computed by kernels on a GPU, where these work."""
+    backend = KERNELS
+    """What computes the layers on a GPU; see `use_backend`."""
 
     def __init__(self, config: EncoderConfig, *, num_mels: int) -> None:
         super().__init__()
@@ -76,7 +76,7 @@ class ConformerEncoder(Encoder):
         self, x: Float[Tensor, "batch enc_frames dim"], enc_lens: Int[Tensor, " batch"], context: Context | None = None
     ) -> Frames | GpuFrames:
         """Returns positions and masks of encoder frames for all blocks; `context` is as in `forward`."""
-        has_kernels = self.uses_kernels and devices.is_on_gpu(x) and has_block_kernels(self.config, x)
+        has_kernels = self.backend.kernels and devices.is_on_gpu(x) and has_block_kernels(self.config, x)
         describe: Callable[..., Frames | GpuFrames] = describe_gpu_frames if has_kernels else describe_frames
         if not self.config.is_limited:
             return describe(x, enc_lens)
@@ -179,26 +179,19 @@ class ConformerEncoder(Encoder):
             extended.append(BlockCache(attention, convolution))
         return x, extended
 
-    def use_torch(self) -> None:
-        """Runs the blocks operation by operation, as is the default."""
+    def use_backend(self, backend: Backend) -> None:
+        """Sets what computes the layers. Blocks are compiled at their first use, and share the compiled code."""
+        self.backend = self.pre_encode.backend = backend
+        is_compiled = backend.compiled and not why_not_compiled(self.config)
+        if is_compiled:
+            # Torch would split the graph of a block where a gradient bucket of DDP ends, to overlap communication
+            # within the block. Blocks are compiled one by one, so communication overlaps with other blocks anyway.
+            dynamo.config.optimize_ddp = False
+            compile_backward_in_forward()
+            allow_shapes(backend.num_shapes)
         for layer in self.layers:
             assert isinstance(layer, AcceleratedConformerBlock)
-            layer.compiles_for = None
-
-    def use_compiled(self, num_shapes: int | None) -> None:
-        """Compiles the blocks with torch at their first use; all blocks share the compiled code.
-
-        Args:
-            num_shapes: Number of batch shapes to compile for; None compiles for varying shapes.
-        """
-        # Torch would split the graph of a block where a gradient bucket of DDP ends, to overlap communication within
-        # the block. Blocks are compiled one by one, so communication overlaps with other blocks anyway.
-        dynamo.config.optimize_ddp = False
-        compile_backward_in_forward()
-        allow_shapes(num_shapes)
-        for layer in self.layers:
-            assert isinstance(layer, AcceleratedConformerBlock)
-            layer.compiles_for = "varying shapes" if num_shapes is None else "fixed shapes"
+            layer.compiles_for = backend.compiled_shapes if is_compiled else None
 
     def _outputs(
         self,
@@ -224,17 +217,6 @@ class ConformerEncoder(Encoder):
             else:
                 x = layer(x, frames, of_block)
             yield x
-
-
-def why_not_compiled(config: EncoderConfig | ClassConfig) -> str:
-    """Returns why the blocks of an encoder are not compiled; empty if they can be.
-
-    A recomputation of activations would compile in the backward pass, where an error would leave ranks waiting that
-    have begun to exchange gradients.
-    """
-    if isinstance(config, ClassConfig):
-        return f"they are of {config.class_path}"
-    return "checkpoint_activations is on" if config.checkpoint_activations else ""
 
 
 def _recompute_contexts(

@@ -5,8 +5,8 @@ noise other than dither and applies no masks. The valid frames of an utterance d
 other utterances of its batch, except for rounding, so clean and noisy audio may be concatenated and processed in one
 call.
 
-`LogMelFeatures` has two forms of one definition: "torch" runs it operation by operation, and "compiled" has torch's
-compiler fuse what is before the Fourier transform, and what is after it. They agree except for rounding.
+Operation by operation is the definition. A backend with compiled code has torch's compiler fuse what is before the
+Fourier transform, and what is after it, which agrees except for rounding.
 """
 
 from collections.abc import Callable
@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from nestdata.filters import mel_filters
 from nestmodel.config import FeatureConfig
+from nestmodel.nn.backend import Backend
 from nestmodel.nn.compiler import allow_shapes
 from nestmodel.nn.precision import exact_matmul
 
@@ -65,21 +66,16 @@ class LogMelFeatures(nn.Module):
         self._is_compiled = False
         self._has_dynamic_shapes: bool | None = None
 
-    def use_torch(self) -> None:
-        """Runs operation by operation, as is the default."""
-        self._is_compiled = False
-
-    def use_compiled(self, num_shapes: int | None) -> None:
-        """Has `forward` compiled by torch at its first use; all instances share the compiled code.
+    def use_backend(self, backend: Backend) -> None:
+        """Sets whether `forward` is compiled by torch at its first use; all instances share the compiled code.
 
         The Fourier transform stays a call of its own, because the compiler writes no code for complex numbers. So does
         the dither, because compiled code would draw other numbers than torch's generator.
-
-        Args:
-            num_shapes: Number of batch shapes to compile for; None compiles for varying shapes.
         """
-        self._is_compiled, self._has_dynamic_shapes = True, None if num_shapes is None else False
-        allow_shapes(num_shapes)  # in training with dither, in validation without
+        self._is_compiled = backend.compiled
+        self._has_dynamic_shapes = None if backend.num_shapes is None else False
+        if backend.compiled:
+            allow_shapes(backend.num_shapes)  # in training with dither, in validation without
 
     @torch.no_grad()
     def forward(
@@ -121,7 +117,7 @@ class LogMelFeatures(nn.Module):
     def log_mels(
         self, audio: Float[Tensor, "batch samples"], audio_lens: Int[Tensor, " batch"]
     ) -> tuple[Float[Tensor, "batch mels frames"], Int[Tensor, " batch"]]:
-        """Computes log-mel frames that are not normalised, in the form "torch". Dithers in training mode.
+        """Computes log-mel frames that are not normalised, operation by operation. Dithers in training mode.
 
         Args:
             audio: As for `forward`.

@@ -17,9 +17,10 @@ from nestdata import AudioNoiseBatch, Microbatch, derive_key
 from nestdata.config_checks import require
 from nestmodel.attention_context import Context
 from nestmodel.class_config import ClassConfig
-from nestmodel.config import FeatureConfig, NestConfig, not_conformer
+from nestmodel.config import NestConfig, not_conformer
 from nestmodel.errors import ConfigError
-from nestmodel.nn.encoder import ConformerEncoder, DropoutKeys, why_not_compiled
+from nestmodel.nn.backend import KERNELS, Backend
+from nestmodel.nn.encoder import ConformerEncoder, DropoutKeys
 from nestmodel.nn.encoder_base import (
     Encoder,
     EncoderOutput,
@@ -31,7 +32,6 @@ from nestmodel.nn.encoder_base import (
     without_training,
 )
 from nestmodel.nn.features import LogMelFeatures, normalise
-from nestmodel.nn.gpu.forms import Forms
 from nestmodel.nn.masking import BlockMask, scored_token_mask
 from nestmodel.nn.network_input import Masks, NetworkInput
 from nestmodel.nn.quantizer import RandomProjectionQuantizer
@@ -156,8 +156,8 @@ class NestNetwork(nn.Module):
     source: str | None
     """The file that the network was loaded from; None for initial weights."""
 
-    forms: Forms
-    """The form of a training step; see `use_forms`."""
+    backend: Backend
+    """What computes a training step; see `use_backend`."""
 
     def __init__(self, config: NestConfig, encoder: Encoder | None = None) -> None:
         super().__init__()
@@ -166,7 +166,7 @@ class NestNetwork(nn.Module):
             config = replace(config, encoder=of_ours or ClassConfig.of(encoder))
         self.config = config
         self.source = None
-        self.forms = Forms(kernels=True, compiled=False)
+        self.backend = KERNELS
         if isinstance(config.encoder, ClassConfig):
             with torch.random.fork_rng(devices=[]):  # the other parts do not depend on what the class draws
                 torch.manual_seed(derive_key(config.seed, "encoder weights"))
@@ -247,19 +247,12 @@ class NestNetwork(nn.Module):
             f"encoder; weights {f'from {self.source}' if self.source else 'of this program'})"
         )
 
-    def use_forms(self, forms: Forms) -> None:
-        """Sets the form of a training step, which may be changed at any time."""
-        self.forms = forms
-        self.features.use_torch()
-        if forms.compiled:
-            self.features.use_compiled(forms.num_shapes)
-        if not isinstance(self.encoder, ConformerEncoder):
-            return
-        self.encoder.uses_kernels = self.encoder.pre_encode.has_joined_stages = forms.kernels
-        self.encoder.pre_encode.keeps_activations = forms.keeps_subsampling
-        self.encoder.use_torch()
-        if forms.compiled and not why_not_compiled(self.config.encoder):
-            self.encoder.use_compiled(forms.num_shapes)
+    def use_backend(self, backend: Backend) -> None:
+        """Sets what computes a training step, which may be changed at any time."""
+        self.backend = backend
+        self.features.use_backend(backend)
+        if isinstance(self.encoder, ConformerEncoder):
+            self.encoder.use_backend(backend)
 
     def forward(self, batch: AudioNoiseBatch, *, mask_purpose: str = "mask") -> NestOutput:
         """Predicts the masked tokens of a microbatch.
@@ -298,7 +291,7 @@ class NestNetwork(nn.Module):
         if isinstance(encoder, FeatureEncoder):
             num_frames = int(encoder.feature_lens(torch.tensor([num_samples])))
             return encoder.feature_lens(audio_lens), num_frames + -num_frames % self.num_stacked
-        lens, num_frames = audio_lens // features.hop_length, num_padded_frames(num_samples, features)
+        lens, num_frames = audio_lens // features.hop_length, features.num_padded_frames(num_samples)
         if self.config.masking.position == "post_conv":
             subsampling = self.conformer.pre_encode
             num_frames = num_subsampled(num_frames, subsampling.factor, is_causal=subsampling.is_causal)
@@ -499,9 +492,3 @@ class NestNetwork(nn.Module):
     def seed_for(self, purpose: str, batch: Microbatch) -> int:
         """Returns the 63-bit seed of the random numbers drawn for a purpose in a microbatch."""
         return derive_key(self.config.seed, purpose, *batch.key) >> 1
-
-
-def num_padded_frames(num_samples: int, config: FeatureConfig) -> int:
-    """Returns the number of frames that `LogMelFeatures.forward` returns for a batch, padding included."""
-    num_frames = (num_samples - config.n_fft % 2) // config.hop_length + 1
-    return num_frames + -num_frames % config.pad_to

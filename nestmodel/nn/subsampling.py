@@ -137,7 +137,7 @@ class ConvSubsampling(nn.Module):
         """Returns the number of utterances that are processed at once, so that no tensor has too many values."""
         return max(1, MAX_VALUES // max(1, self.channels * feats.shape[1] * feats.shape[2] // 4))
 
-    def recomputes(self, feats: Float[Tensor, "batch mels frames"]) -> bool:  # noqa: ARG002 - for other forms
+    def recomputes(self, feats: Float[Tensor, "batch mels frames"]) -> bool:  # noqa: ARG002 - for that of GPUs
         """Returns whether the backward pass recomputes the convolutions; it gets the same bits either way."""
         return True
 

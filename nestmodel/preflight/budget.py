@@ -181,7 +181,7 @@ def _trial_settings(model: NestModel, trainer: pl.Trainer, config: BudgetConfig)
     limit = config.memory_limit
     return TrialSettings(
         model=model.config,
-        kernels=model.kernels,
+        backend=model.backend_name,
         precision=str(trainer.precision),
         device=str(trainer.strategy.root_device),
         num_threads=torch.get_num_threads(),

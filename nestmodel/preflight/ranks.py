@@ -13,7 +13,7 @@ from nestmodel.preflight.report import CheckResult
 from nestmodel.training.data import NestDataModule
 from nestmodel.training.module import NestModel
 from nestmodel.training.saving.resume import Settings, changed_settings, flatten_settings
-from nestmodel.training.starting.run_form import determinism
+from nestmodel.training.starting.deterministic import determinism
 
 _NUM_SUMMED = 1_000_000
 """Size of the tensor: large enough that its packets are as long as those of gradients."""
@@ -35,7 +35,7 @@ def rank_settings(model: NestModel, data: NestDataModule, trainer: pl.Trainer) -
         **{f"trainer.{name}": repr(getattr(trainer, name)) for name in ("precision", "gradient_clip_val", "max_steps")},
         "trainer.val_check_interval": repr(trainer.val_check_interval),
         "trainer.deterministic": repr(determinism()),
-        "model.kernels": repr(model.kernels),
+        "model.backend": repr(model.backend_name),
     }
 
 

@@ -157,7 +157,7 @@ def check_step(model: NestModel, data: NestDataModule, trainer: pl.Trainer) -> C
     plan, device = data.train_dataset.plan, trainer.strategy.root_device
     shapes, rate = largest_shapes(plan), data.sampling_rate
     total = usable_bytes(device, max(1, trainer.world_size // trainer.num_nodes))
-    make_step = partial(trial_step_of, model.config, model.kernels, trainer, plan.config, shapes)
+    make_step = partial(trial_step_of, model.config, model.backend_name, trainer, plan.config, shapes)
     with clean_up(device):
         found = run_shapes(make_step, shapes, device=device, allowed_bytes=0, with_ddp=trainer.world_size > 1)
     budget = f"data.plan.max_batch_seconds (now {plan.config.max_batch_seconds:g})"

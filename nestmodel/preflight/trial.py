@@ -14,12 +14,11 @@ import pytorch_lightning as pl
 import torch
 
 from nestdata import AudioNoiseBatch, BatchPlan, MicrobatchKey, Mix, PlanConfig
-from nestmodel.config import Kernels, NestConfig
+from nestmodel.config import BackendName, NestConfig
 from nestmodel.errors import TrainingError, is_out_of_memory
-from nestmodel.nn.gpu.forms import PLAIN, Forms
+from nestmodel.nn.backend import TORCH, Backend, choose_backend
 from nestmodel.preflight.memory import PeakMemory
 from nestmodel.training.module import NestModel
-from nestmodel.training.starting.run_form import run_form
 
 Shape = tuple[int, int]
 """Number of cuts in a microbatch, and number of samples to which each cut is padded."""
@@ -47,20 +46,20 @@ class TrialStep:
     """Runs optimizer steps on a second model with the precision and the device of a trainer.
 
     Gradients are kept from step to step, as a run keeps them from microbatch to microbatch. The first step of a shape
-    also allocates the moments of the optimizer, and compiles the form.
+    also allocates the moments of the optimizer, and compiles.
 
     Args:
         config: Sizes and settings of the model.
         trainer: The trainer, configured as for the run.
-        forms: The form of the step.
+        backend: What computes the step.
     """
 
-    def __init__(self, config: NestConfig, trainer: pl.Trainer, *, forms: Forms = PLAIN) -> None:
+    def __init__(self, config: NestConfig, trainer: pl.Trainer, *, backend: Backend = TORCH) -> None:
         self._device, self._precision = trainer.strategy.root_device, trainer.precision_plugin
         model = cast(NestModel, self._precision.convert_module(NestModel(_without_end(config))))
         self._model = model.to(self._device).train()
         self._model.trainer = trainer
-        self._model.use_forms(forms)
+        self._model.use_backend(backend)
         self._model.prepare_steps()
         self._optimizer = self._model.configure_optimizers()["optimizer"]
         self.num_trained = sum(p.numel() for p in self._model.parameters() if p.requires_grad)
@@ -112,10 +111,12 @@ def noise_batch(shape: Shape) -> AudioNoiseBatch:
 
 
 def trial_step_of(
-    config: NestConfig, kernels: Kernels, trainer: pl.Trainer, plan: PlanConfig, shapes: Sequence[Shape]
+    config: NestConfig, name: BackendName, trainer: pl.Trainer, plan: PlanConfig, shapes: Sequence[Shape]
 ) -> TrialStep:
-    """Returns the trial step of a run with these settings and shapes, in the form of the run."""
-    return TrialStep(config, trainer, forms=run_form(config, kernels, trainer, plan, shapes).forms)
+    """Returns the trial step of a run with these settings and shapes, by the backend of the run."""
+    device = trainer.strategy.root_device
+    backend = choose_backend(name, config, device, trainer.precision, plan.num_shapes, shapes)
+    return TrialStep(config, trainer, backend=backend)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

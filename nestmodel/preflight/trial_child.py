@@ -27,7 +27,7 @@ import torch
 from lightning_fabric.plugins.environments.lightning import LightningEnvironment
 
 from nestdata import PlanConfig, last_error_line
-from nestmodel.config import Kernels, NestConfig
+from nestmodel.config import BackendName, NestConfig
 from nestmodel.errors import TrainingError
 from nestmodel.preflight.memory import resident_bytes
 from nestmodel.preflight.trial import Shape, TrialResult, clean_up, run_shapes, trial_step_of
@@ -41,7 +41,7 @@ class TrialSettings:
     """Settings that are the same for all trials of a search."""
 
     model: NestConfig
-    kernels: Kernels
+    backend: BackendName
     precision: str
     device: str
     """`cpu`, or a GPU such as `cuda:0`."""
@@ -164,7 +164,7 @@ def _run(
     on_step: Callable[[], None],
 ) -> TrialResult:
     torch.compiler.reset()  # code for the shapes of earlier trials would count towards torch's limit
-    make_step = partial(trial_step_of, settings.model, settings.kernels, _trainer(settings, device), plan, shapes)
+    make_step = partial(trial_step_of, settings.model, settings.backend, _trainer(settings, device), plan, shapes)
     with clean_up(device):
         # With DDP's copy of the gradients, so that a budget holds for any number of ranks.
         return run_shapes(make_step, shapes, device=device, allowed_bytes=allowed, with_ddp=True, on_step=on_step)

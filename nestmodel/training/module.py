@@ -25,10 +25,11 @@ from torch import Tensor
 import nestguard
 from nestdata import AudioNoiseBatch
 from nestmodel.attention_context import context_name
-from nestmodel.config import Kernels, NestConfig, WeightParts
+from nestmodel.config import BackendName, NestConfig, WeightParts
 from nestmodel.errors import ConfigError, TrainingError, WeightsError
 from nestmodel.formats.safetensors import CONFIG_KEY, RECORD_KEY, SETTINGS_KEY
 from nestmodel.formats.weights import WeightReport, compare_weights, load_network, load_weights
+from nestmodel.nn.backend import choose_backend, naming_backend
 from nestmodel.nn.batch_norm import StepBatchNorm, update_running_stats
 from nestmodel.nn.encoder import ConformerEncoder
 from nestmodel.nn.encoder_base import Encoder
@@ -47,7 +48,6 @@ from nestmodel.training.pace import MIN_FACTOR, PHASES, WINDOW, Pace, SlowRanks,
 from nestmodel.training.saving.resume import check_same_step, check_unchanged, run_settings
 from nestmodel.training.schedule import build_optimizer, divide_and_clip
 from nestmodel.training.starting.launcher import destroy_process_group_at_exit
-from nestmodel.training.starting.run_form import naming_kernels, run_form
 from nestmodel.training.step_stats import DecayedCounts, GradientSums, SkippedSteps, StepStats, StopRequests, fetch
 
 _PROGRESS_KEY = "nest_progress"
@@ -67,7 +67,7 @@ class NestModel(NestNetwork, pl.LightningModule):
         config: NestConfig,
         init_from: Path | None = None,
         init_parts: WeightParts = "all",
-        kernels: Kernels = "auto",
+        backend: BackendName = "auto",
         encoder: Encoder | None = None,
     ) -> None:
         """Builds a model with weights drawn from the seed, or with those of a file.
@@ -76,8 +76,8 @@ class NestModel(NestNetwork, pl.LightningModule):
             config: All sizes and settings.
             init_from: A file to start from, or a folder for Hugging Face; see `load_weights`.
             init_parts: Whether to load all weights of that file, or those of the encoder only.
-            kernels: What computes a training step in `fit`. `auto`: on a GPU, a kernel of this package for the
-                subsampling, and compiled features and blocks; on a CPU, operations of PyTorch. `torch`: those always.
+            backend: What computes a training step in `fit`. `auto`: on a GPU, kernels of this package, and compiled
+                features and blocks; on a CPU, operations of PyTorch. `torch`: those always.
             encoder: An encoder of another author, with its weights, in place of the one that `config` describes.
 
         Raises:
@@ -90,7 +90,7 @@ class NestModel(NestNetwork, pl.LightningModule):
             rank_zero_info(report.summary())
             for setting in report.differing_settings:
                 rank_zero_warn(f"{init_from}: {setting}, so its weights may have another meaning.")
-        self.kernels = kernels
+        self.backend_name = backend
         """What computes a training step, as given."""
         self.stop_requests = StopRequests()
         """Requests to end the run early, on which all ranks agree at every optimizer step."""
@@ -183,7 +183,7 @@ class NestModel(NestNetwork, pl.LightningModule):
         """
         is_fit = self.trainer.state.fn == TrainerFn.FITTING
         if is_fit and SETTINGS_KEY in checkpoint:
-            now = run_settings(self.config, self.kernels, self.trainer)
+            now = run_settings(self.config, self.backend_name, self.trainer)
             check_unchanged(checkpoint[SETTINGS_KEY], now, step=checkpoint["global_step"])
         report = compare_weights(self.state_dict(), checkpoint["state_dict"], Path("the checkpoint"))
         if report.missing or report.mismatched:
@@ -199,11 +199,11 @@ class NestModel(NestNetwork, pl.LightningModule):
             self._skipped = SkippedSteps(**progress)
 
     def on_fit_start(self) -> None:
-        """Sets the form of the run, and prepares optimizer steps."""
+        """Sets the backend of the run, and prepares optimizer steps."""
         plan = getattr(getattr(getattr(self.trainer, "datamodule", None), "train_dataset", None), "plan", None)
-        settings, shapes = (None, []) if plan is None else (plan.config, plan.shapes)
-        form = run_form(self.config, self.kernels, self.trainer, settings, shapes)
-        self.use_forms(form.forms)
+        num_shapes, shapes = (None, []) if plan is None else (plan.config.num_shapes, plan.shapes)
+        device, precision = self.trainer.strategy.root_device, self.trainer.precision
+        self.use_backend(choose_backend(self.backend_name, self.config, device, precision, num_shapes, shapes))
         self.prepare_steps()
 
     def prepare_steps(self) -> None:
@@ -250,7 +250,7 @@ class NestModel(NestNetwork, pl.LightningModule):
         if self._step is None:
             self._step = StepStats(self._norms, self.config.quantizer.num_codebooks)
         seed_generators(self, batch)
-        with naming_kernels(self.forms):
+        with naming_backend(self.backend):
             stats = loss_stats(self.forward_masked(batch))
         self._step.add(stats, batch)
         # Compensates for the means that Lightning takes over microbatches and DDP takes over ranks.
@@ -348,7 +348,7 @@ class NestModel(NestNetwork, pl.LightningModule):
 
     def validation_step(self, batch: NetworkInput, batch_idx: int) -> None:  # noqa: ARG002 - Lightning's signature
         """Accumulates the statistics of a microbatch in each attention context of the encoder."""
-        with naming_kernels(self.forms):
+        with naming_backend(self.backend):
             values = torch.stack([loss_stats(output).flatten() for output in self.forward_contexts(batch)])
         self._val_stats = values if self._val_stats is None else self._val_stats + values
 
@@ -383,7 +383,7 @@ class NestModel(NestNetwork, pl.LightningModule):
         checkpoint[CONFIG_KEY] = asdict(self.config)
         data = getattr(self.trainer, "datamodule", None)
         checkpoint[RECORD_KEY] = {**(data.record if isinstance(data, NestDataModule) else {}), **self._record}
-        checkpoint[SETTINGS_KEY] = run_settings(self.config, self.kernels, self.trainer)
+        checkpoint[SETTINGS_KEY] = run_settings(self.config, self.backend_name, self.trainer)
         checkpoint[_PROGRESS_KEY] = {**vars(self._skipped), "faded_counts": self._train_counts.counts}
 
     def teardown(self, stage: str) -> None:  # noqa: ARG002 - Lightning's signature

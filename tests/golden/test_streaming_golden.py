@@ -22,6 +22,7 @@ from torch import Tensor
 from nestmodel import EncoderConfig, FeatureConfig, NestConfig, config_from_nemo
 from nestmodel.formats.nemo_config import config_to_nemo
 from nestmodel.nn.attention import visible_keys
+from nestmodel.nn.backend import TORCH
 from nestmodel.nn.encoder import ConformerEncoder
 from nestmodel.nn.features import LogMelFeatures
 from tests.kernel_definitions import code_for_gpus
@@ -106,7 +107,7 @@ def test_valid_encoder_frames_are_equal(golden: Mapping[str, Any], case: str, mo
 @pytest.mark.parametrize("gpu", [False, True], ids=["code for a CPU", "code for a GPU"])
 def test_gradients_are_equal(golden: Mapping[str, Any], case: str, gpu: bool) -> None:
     encoder = encoder_of(golden, case).double().train()
-    encoder.pre_encode.has_joined_stages = False
+    encoder.pre_encode.backend = TORCH
     with code_for_gpus() if gpu else nullcontext():
         frames, valid = encode(encoder, golden, case), is_valid(golden, case)
         factors = torch.from_numpy(golden["factors"])[:, : frames.shape[1]]

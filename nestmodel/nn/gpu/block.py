@@ -26,7 +26,7 @@ from nestmodel.nn.precision import product_dtype
 
 
 class AcceleratedConformerBlock(ConformerBlock):
-    """`ConformerBlock` that calls `transform` if its frames are described for a GPU; both forms can be compiled.
+    """`ConformerBlock` that calls `transform` if its frames are described for a GPU; both can be compiled.
 
     `transform` calls the layer norms and the batch norm as modules, and only reads the parameters of the other parts,
     so hooks on those do not run on a GPU.

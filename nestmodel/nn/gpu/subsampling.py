@@ -8,6 +8,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
+from nestmodel.nn.backend import KERNELS
 from nestmodel.nn.gpu import devices
 from nestmodel.nn.gpu.first_stages import Convolutions, first_stages
 from nestmodel.nn.precision import product_dtype
@@ -20,15 +21,13 @@ MAX_VALUES_ON_GPU = 2**27
 class AcceleratedConvSubsampling(ConvSubsampling):
     """`ConvSubsampling` with operations of its own if its input is on a GPU."""
 
-    has_joined_stages = True
-    """Whether the first two stages are one operation on a GPU, where its kernels work."""
-
-    keeps_activations = False
-    """Whether joined stages keep the activations that follow them for the backward pass."""
+    backend = KERNELS
+    """Whether the first two stages are one operation on a GPU, where its kernels work, and whether the activations
+    that follow them are kept for the backward pass."""
 
     def recomputes(self, feats: Float[Tensor, "batch mels frames"]) -> bool:
         """Returns whether the backward pass recomputes the convolutions; see `ConvSubsampling.recomputes`."""
-        return not (self.keeps_activations and devices.is_on_gpu(feats) and self._joins_stages(feats))
+        return not (self.backend.keeps_subsampling and devices.is_on_gpu(feats) and self._joins_stages(feats))
 
     def num_at_once(self, feats: Float[Tensor, "batch mels frames"]) -> int:
         """Returns the number of utterances that are processed at once; see `ConvSubsampling.num_at_once`."""
@@ -62,7 +61,7 @@ class AcceleratedConvSubsampling(ConvSubsampling):
 
     def _joins_stages(self, feats: Float[Tensor, "batch mels frames"]) -> bool:
         """Returns whether the first two stages are one operation, which gives features no gradient."""
-        if not self.has_joined_stages or self.factor == 2 or feats.requires_grad:
+        if not self.backend.kernels or self.factor == 2 or feats.requires_grad:
             return False
         if feats.dtype != torch.float32 or self.conv[0].weight.dtype != torch.float32:
             return False

@@ -7,7 +7,6 @@ import pytorch_lightning as pl
 
 from nestdata import RemoteStats
 from nestmodel.config import EncoderConfig
-from nestmodel.nn.network import num_padded_frames
 from nestmodel.nn.network_input import NetworkInput
 from nestmodel.training.module import NestModel
 from nestmodel.training.run_state import peak_memory_bytes
@@ -43,7 +42,7 @@ class Throughput(pl.Callback):
         self._padded_samples += batch.audio.numel()
         config = cast(NestModel, pl_module).config
         if isinstance(config.encoder, EncoderConfig):
-            num_frames, num_mels = num_padded_frames(batch.audio.shape[1], config.features), config.features.num_mels
+            num_frames, num_mels = config.features.num_padded_frames(batch.audio.shape[1]), config.features.num_mels
             self._operations += encoder_operations(config.encoder, num_mels, len(batch.audio), num_frames)
         self._replaced += len(batch.bad_cuts)
         self._failed_reads += sum(len(mix.bad_noise) for mix in batch.mixes)

@@ -75,7 +75,7 @@ class CompiledCode(pl.Callback):
 
 
 def _compiles(trainer: pl.Trainer, module: pl.LightningModule) -> bool:
-    return isinstance(module, NestNetwork) and module.forms.compiled and not cast(Any, trainer).fast_dev_run
+    return isinstance(module, NestNetwork) and module.backend.compiled and not cast(Any, trainer).fast_dev_run
 
 
 def read_trusted(path: Path) -> bytes | None:

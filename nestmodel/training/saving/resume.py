@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, cast
 import pytorch_lightning as pl
 import torch
 
-from nestmodel.config import Kernels, NestConfig
+from nestmodel.config import BackendName, NestConfig
 from nestmodel.errors import ConfigError, WeightsError
 from nestmodel.formats.hub import is_on_hub
 from nestmodel.formats.model_file import open_model_file
@@ -29,8 +29,8 @@ from nestmodel.training.saving.checkpoint_files import (
     list_checkpoints,
     newest_checkpoint,
 )
+from nestmodel.training.starting.deterministic import determinism
 from nestmodel.training.starting.ranks import is_first_rank
-from nestmodel.training.starting.run_form import determinism
 
 Settings = dict[str, str]
 """Values by dotted name, both as text, so that a checkpoint can be read without this package."""
@@ -127,15 +127,15 @@ def flatten_settings(value: object, name: str) -> Settings:
 
 
 def run_settings(
-    config: NestConfig, kernels: Kernels, trainer: pl.Trainer, data: pl.LightningDataModule | None = None
+    config: NestConfig, backend: BackendName, trainer: pl.Trainer, data: pl.LightningDataModule | None = None
 ) -> Settings:
     """Returns the settings of a run that a checkpoint stores: model, data, gradient clipping and precision.
 
-    `model.kernels` is one of them in deterministic mode only: where a compiler fails, a run may go on without it.
+    `model.backend` is one of them in deterministic mode only: where a compiler fails, a run may go on without it.
 
     Args:
         config: Configuration of the model.
-        kernels: `model.kernels`.
+        backend: `model.backend`.
         trainer: The run's trainer. Data settings are included if its data module has them.
         data: The data module; by default that of the trainer, which has it only once it runs.
     """
@@ -144,7 +144,7 @@ def run_settings(
         **flatten_settings(config, "model.config"),
         **({"trainer.max_steps": repr(trainer.max_steps)} if config.optimizer.ends_with_run else {}),
         **getattr(data, "settings", {}),
-        **({"model.kernels": repr(kernels)} if determinism() else {}),
+        **({"model.backend": repr(backend)} if determinism() else {}),
         **{name: value for callback in cast(Any, trainer).callbacks for name, value in _restored_settings(callback)},
         "trainer.deterministic": repr(determinism()),
         "trainer.gradient_clip_algorithm": repr(trainer.gradient_clip_algorithm),

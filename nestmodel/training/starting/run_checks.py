@@ -69,7 +69,7 @@ def check_run(
     check_checkpoint_folder(directory, ckpt_path)
     stored = None if ckpt_path is None else read_run(ckpt_path)
     if ckpt_path is not None and stored is not None and stored.settings is not None:
-        settings = run_settings(model.config, model.kernels, trainer, data)
+        settings = run_settings(model.config, model.backend_name, trainer, data)
         folders = checkpoint_folders(Path(trainer.default_root_dir), directory)
         check_unchanged(stored.settings, settings, step=stored.step, path=ckpt_path, folders=folders)
 

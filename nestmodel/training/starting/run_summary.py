@@ -10,10 +10,11 @@ from nestdata import Corpus, redacted, summarise_plan
 from nestdata.plan.summary import PlanSummary, few_steps_text, left_out_text, padding_text
 from nestmodel.class_config import ClassConfig
 from nestmodel.config import EncoderConfig
+from nestmodel.nn.backend import choose_backend
 from nestmodel.training.data import NestDataModule
 from nestmodel.training.module import NestModel
 from nestmodel.training.saving.run_folders import unfinished_run
-from nestmodel.training.starting.run_form import determinism, run_form
+from nestmodel.training.starting.deterministic import determinism
 from nestmodel.training.step_limits import num_steps_of_run
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ def summarise_run(run: "Run") -> Rows:
         ("padding", padding_text(epoch, lambda index: str(data.train_dataset.corpus.line(index)["id"]))),
         *left_out_rows(data),
         ("ranks", _ranks_text(trainer)),
-        *_form_rows(trainer, model, data),
+        *_backend_rows(trainer, model, data),
         ("numbers", f"precision {trainer.precision}, seed {config.seed}{', deterministic' if determinism() else ''}"),
         ("start", _start_text(run)),
         ("saved", f"a checkpoint every {config.checkpoints.every_n_steps:,} steps"),
@@ -135,12 +136,14 @@ def _ranks_text(trainer: pl.Trainer) -> str:
     return f"{trainer.world_size}{nodes}, {name}"
 
 
-def _form_rows(trainer: pl.Trainer, model: NestModel, data: NestDataModule) -> Rows:
+def _backend_rows(trainer: pl.Trainer, model: NestModel, data: NestDataModule) -> Rows:
     """Returns what computes the steps on a GPU; on a CPU, nothing but PyTorch does."""
-    if trainer.strategy.root_device.type != "cuda":
+    plan, device = data.train_dataset.plan, trainer.strategy.root_device
+    if device.type != "cuda":
         return []
-    plan = data.train_dataset.plan
-    return [("kernels", run_form(model.config, model.kernels, trainer, plan.config, plan.shapes).summary)]
+    name, num_shapes = model.backend_name, plan.config.num_shapes
+    backend = choose_backend(name, model.config, device, trainer.precision, num_shapes, plan.shapes)
+    return [("backend", f"{backend}{backend.notes}")]
 
 
 def _start_text(run: "Run") -> str:

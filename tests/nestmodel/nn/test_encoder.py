@@ -209,6 +209,7 @@ import sys
 from functools import partial
 import torch
 from nestmodel.config import EncoderConfig
+from nestmodel.nn.backend import KERNELS, Backend
 from nestmodel.nn.encoder import ConformerEncoder
 from tests.kernel_definitions import code_for_gpus
 
@@ -227,7 +228,7 @@ compiled.load_state_dict(plain.state_dict())
 for encoder in (plain, compiled):
     for layer in encoder.layers:
         layer.conv.batch_norm.start_collecting()
-compiled.use_compiled(2)
+compiled.use_backend(Backend(kernels=True, compiled=True, num_shapes=2))
 assert compiled.state_dict().keys() == plain.state_dict().keys()
 for num_frames in lengths:
     feats, feat_lens = torch.randn(2, 20, num_frames), torch.tensor([num_frames, 30])
@@ -241,7 +242,7 @@ for num_frames in lengths:
         seen.append([encoded.detach(), *(p.grad for p in encoder.parameters()), *statistics])
     for ours, theirs in zip(*seen, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=6e-5)  # 2e-5 a microbatch
-compiled.use_torch()
+compiled.use_backend(KERNELS)
 keys = plain.draw_keys(1)
 assert torch.equal(plain(feats, feat_lens, keys).frames, compiled(feats, feat_lens, keys).frames)
 from torch._dynamo.utils import counters

@@ -121,22 +121,24 @@ from copy import deepcopy
 import torch
 from torch._dynamo.utils import counters
 from nestmodel.config import FeatureConfig
+from nestmodel.nn.backend import TORCH, Backend
 from nestmodel.nn.features import LogMelFeatures
 
 torch.set_num_threads(1)
 torch.manual_seed(0)
 plain = LogMelFeatures(FeatureConfig(dither=0.1)).double()
 compiled = deepcopy(plain)
-compiled.use_compiled(int(sys.argv[1]) if sys.argv[1] != "None" else None)
+num_shapes = int(sys.argv[1]) if sys.argv[1] != "None" else None
+compiled.use_backend(Backend(kernels=True, compiled=True, num_shapes=num_shapes))
 
-# Noise has energy in all bins: no logarithm and no deviation magnifies rounding. So the forms differ by less than 1e3
+# Noise has energy in all bins: no logarithm and no deviation magnifies rounding. So the two differ by less than 1e3
 # roundings, which are 1e-13 in double precision and 1e-4 in single precision.
 audio, lens = 0.3 * torch.randn(4, 8001).double(), torch.tensor([8001, 4999, 160, 0])
 for is_training in (True, False):
     seen = []
-    for form in (plain.train(is_training), compiled.train(is_training)):
+    for features in (plain.train(is_training), compiled.train(is_training)):
         torch.manual_seed(1)  # of the dither
-        seen.append(form(audio, lens))
+        seen.append(features(audio, lens))
     torch.testing.assert_close(seen[0], seen[1], rtol=0, atol=1e-12)
     assert seen[1][1].tolist() == [50, 31, 1, 0] and seen[1][0].shape == (4, 80, 64)
     assert seen[1][0].is_contiguous() and not seen[1][0][2:].any()
@@ -149,12 +151,12 @@ assert not counters["graph_break"]
 
 features = LogMelFeatures(FeatureConfig()).eval()
 expected, _ = features(audio, lens)
-features.use_compiled(1)
+features.use_backend(Backend(kernels=True, compiled=True, num_shapes=1))
 with torch.autocast("cpu", torch.bfloat16):
     found, _ = features(audio, lens)
 torch.testing.assert_close(found, expected, rtol=0, atol=1e-3)
 assert counters["stats"]["unique_graphs"] == 7
-features.use_torch()
+features.use_backend(TORCH)
 assert torch.equal(features(audio, lens)[0], expected)
 assert counters["stats"]["unique_graphs"] == 7
 """

@@ -22,6 +22,7 @@ from nestmodel import (
     save_network,
 )
 from nestmodel.attention_context import draw_context, look_ahead
+from nestmodel.nn.backend import TORCH
 from nestmodel.nn.network import NestOutput
 from nestmodel.nn.subsampling import ConvSubsampling, halve, num_subsampled
 from tests.batches import batch
@@ -251,7 +252,7 @@ def test_the_code_for_gpus_gives_the_same_output_and_gradients(encoder: dict[str
     found: list[list[Tensor]] = []
     for code in (nullcontext, code_for_gpus):
         module = network(**encoder, **WITHOUT_DROPOUT).encoder.double().train()
-        module.pre_encode.has_joined_stages = False
+        module.pre_encode.backend = TORCH
         feats = noise(2, 80, 144).double()
         with code():
             frames, lens = module(feats, torch.tensor([144, 90]), context=module.config.att_context_size[-1])

@@ -8,7 +8,7 @@ import torch
 from nestdata import MicrobatchKey
 from nestmodel import MaskConfig, NestNetwork, NetworkInput
 from nestmodel.nn.features import LogMelFeatures
-from nestmodel.nn.network import MultiSoftmaxDecoder, num_padded_frames
+from nestmodel.nn.network import MultiSoftmaxDecoder
 from tests.batches import batch
 from tests.training import tiny_config
 
@@ -93,7 +93,7 @@ def test_the_number_of_padded_frames_is_that_of_the_features(options: dict[str, 
     features = LogMelFeatures(config)
     for num_samples in (1, 159, 160, 2400, 2559, 2560, 4801):
         feats, _ = features(torch.zeros(1, num_samples), torch.tensor([num_samples]))
-        assert feats.shape[2] == num_padded_frames(num_samples, config)
+        assert feats.shape[2] == config.num_padded_frames(num_samples)
 
 
 def test_channel_of_the_decoder_is_class_times_codebooks_plus_codebook() -> None:

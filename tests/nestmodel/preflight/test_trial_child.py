@@ -21,7 +21,7 @@ SHAPES: list[Shape] = [(2, RATE), (1, 3 * RATE)]
 def settings(**changed: Any) -> TrialSettings:
     given = TrialSettings(
         model=tiny_config(),
-        kernels="auto",
+        backend="auto",
         precision="32-true",
         device="cpu",
         num_threads=1,

@@ -1,4 +1,5 @@
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from unittest.mock import patch
 
@@ -7,6 +8,7 @@ import torch
 from torch import Tensor
 
 from nestmodel.nn import subsampling as reference
+from nestmodel.nn.backend import KERNELS
 from nestmodel.nn.gpu import devices, subsampling
 from nestmodel.nn.gpu.subsampling import AcceleratedConvSubsampling
 from nestmodel.nn.subsampling import num_subsampled
@@ -201,7 +203,7 @@ def test_activations_that_are_kept_give_the_bits_of_those_that_are_recomputed(
     monkeypatch.setattr(subsampling, "MAX_VALUES_ON_GPU", 1)  # several chunks
     convolve, found = AcceleratedConvSubsampling.convolve, {}
     for keeps in (False, True):
-        monkeypatch.setattr(AcceleratedConvSubsampling, "keeps_activations", keeps)
+        monkeypatch.setattr(AcceleratedConvSubsampling, "backend", replace(KERNELS, keeps_subsampling=keeps))
         with patch.object(AcceleratedConvSubsampling, "convolve", autospec=True, side_effect=convolve) as calls:
             found[keeps] = train(device, dtype, sizes, is_causal)
         assert calls.call_count == (3 if keeps else 6)

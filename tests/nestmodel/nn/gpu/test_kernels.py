@@ -8,12 +8,12 @@ import torch
 
 from benchmarks.harness.fake_gpu import OperationLog, fake_gpu
 from nestmodel.config import FeatureConfig, NestConfig
+from nestmodel.nn.backend import KERNELS, step_bytes
 from nestmodel.nn.block import KEYS_PER_BLOCK
 from nestmodel.nn.encoder import ConformerEncoder
 from nestmodel.nn.gpu.subsampling import AcceleratedConvSubsampling
 from nestmodel.nn.loss import masked_nll
 from nestmodel.nn.network import MultiSoftmaxDecoder
-from nestmodel.training.starting.run_form import step_bytes
 from tests.fake_gpu import needs_fake_gpu
 
 pytestmark = needs_fake_gpu
@@ -123,7 +123,7 @@ def test_the_subsampling_keeps_the_bytes_that_are_counted_for_it(
 ) -> None:
     found = []
     for keeps in (False, True):
-        monkeypatch.setattr(AcceleratedConvSubsampling, "keeps_activations", keeps)
+        monkeypatch.setattr(AcceleratedConvSubsampling, "backend", replace(KERNELS, keeps_subsampling=keeps))
         found.append(encode(num_layers=1, **settings).kept_bytes)
     encoder = replace(NestConfig.preset("large").encoder, **settings)
     counted, _ = step_bytes(encoder, FeatureConfig(), (ROWS, 160 * (FRAMES - 1)), is_half=True)

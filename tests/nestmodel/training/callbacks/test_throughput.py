@@ -4,7 +4,6 @@ import pytest
 
 from nestdata import RemoteConfig
 from nestmodel import NestModel, StallGuard, Throughput
-from nestmodel.nn.network import num_padded_frames
 from nestmodel.training.callbacks import throughput
 from nestmodel.training.utilisation import encoder_operations
 from tests.addressed import WebServer, addressed_copy
@@ -54,7 +53,7 @@ def test_the_utilisation_follows_from_the_shapes_where_the_peak_is_known(
     runner.fit(NestModel(config), datamodule=data)
     logged = {name: float(value) for name, value in runner.callback_metrics.items()}
     shapes = [data.train_dataset[0, microbatch].audio.shape for microbatch in range(2)]
-    frames = [(cuts, num_padded_frames(samples, config.features)) for cuts, samples in shapes]
+    frames = [(cuts, config.features.num_padded_frames(samples)) for cuts, samples in shapes]
     operations = sum(encoder_operations(config.encoder, config.features.num_mels, *shape) for shape in frames)
     seconds = sum(int(data.train_dataset[0, i].audio_len.sum()) for i in range(2)) / 16000 / logged["audio_s_per_s"]
     assert logged["mfu"] == pytest.approx(operations / seconds / 1e12, rel=1e-5)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from nestmodel import NestModel
-from nestmodel.nn.gpu.forms import Forms
+from nestmodel.nn.backend import Backend
 from nestmodel.training.saving.compiled_code import CompiledCode, read_trusted, write_trusted
 from tests.conftest import MessyCorpora
 from tests.training import fit, tiny_config, trainer
@@ -19,12 +19,12 @@ from types import SimpleNamespace
 import torch
 from torch._dynamo.utils import counters
 from nestmodel import NestModel
-from nestmodel.nn.gpu.forms import Forms
+from nestmodel.nn.backend import Backend
 from nestmodel.training.saving.compiled_code import CompiledCode
 from tests.training import tiny_config
 
 model = NestModel(tiny_config())
-model.use_forms(Forms(kernels=True, compiled=True))
+model.use_backend(Backend(kernels=True, compiled=True))
 strategy = SimpleNamespace(root_device=torch.device("cpu"))
 trainer = SimpleNamespace(strategy=strategy, node_rank=0, fast_dev_run=False, accumulate_grad_batches=1)
 code = CompiledCode(Path(sys.argv[1]))
@@ -82,7 +82,7 @@ def test_a_folder_that_cannot_be_used_costs_time_only(tmp_path: Path) -> None:
 
 def test_a_file_of_another_release_of_torch_is_passed_over(tmp_path: Path) -> None:
     model = NestModel(tiny_config())
-    model.use_forms(Forms(kernels=True, compiled=True))
+    model.use_backend(Backend(kernels=True, compiled=True))
     write_trusted(tmp_path / "0.bin", b"of another release of torch")
     CompiledCode(tmp_path).on_train_start(trainer(tmp_path), model)
 
