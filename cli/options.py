@@ -41,6 +41,7 @@ ConfigNames = Annotated[
         "-c", metavar="NAME", help="Preset, such as small, or YAML file; later ones replace values of earlier ones."
     ),
 ]
+RunSeed = Annotated[int, option(help="Seed of the run.")]
 WorldSize = Annotated[int, option(help="Number of ranks that share an optimizer step.")]
 
 
@@ -53,16 +54,3 @@ def chosen_context(text: str | None) -> tuple[int, int] | None:
     from nestmodel import parse_context
 
     return None if text is None else parse_context(text)
-
-
-def config_names(arguments: tuple[str, ...] | list[str]) -> list[str]:
-    """Returns the values of `--config` in a command line, which decide the defaults of its other options."""
-    names = []
-    for before, word in zip(["", *arguments], arguments, strict=False):
-        if before in ("-c", "--config") and not word.startswith("-"):
-            names.append(word)
-        elif word.startswith("--config="):
-            names.append(word.partition("=")[2])
-        elif word.startswith("-c") and len(word) > 2:
-            names.append(word[2:].removeprefix("="))
-    return names

@@ -1,19 +1,17 @@
 """Command lines: tyro makes options from the parameters of functions and the fields of our dataclasses.
 
 This module says what tyro cannot know: which settings have a short name beside the dotted one, which of them the short
-help shows, and that a setting which holds other values, such as a list of stages, is given as YAML. A mistake becomes
-one line.
+help shows, that a setting which holds other values, such as a list of stages, is given as YAML, and how an option of
+another tool is named here.
 """
 
-import ast
 import contextlib
 import inspect
 import io
-import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, fields, is_dataclass
 from difflib import get_close_matches
-from itertools import dropwhile
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 
@@ -27,11 +25,11 @@ from tyro.constructors import (
     StructTypeInfo,
 )
 
-from nestdata import ConfigError
-from nestdata.config_checks import nearest_name_hint
+from nestdata import ConfigError, redacted
 from nestdata.field_docs import field_summaries
+from nestmodel.class_config import ClassConfig
 from nestmodel.other_names import name_here
-from nestmodel.plain_values import convert, places, read_yaml, to_plain
+from nestmodel.plain_values import convert, read_yaml, to_plain
 
 Result = TypeVar("Result")
 
@@ -71,6 +69,9 @@ COMMON: Mapping[str, Mapping[str, tuple[str, ...]]] = {
 _NO_OPTIONS = {("PlanConfig", "seed"), ("NestConfig", "seed"), ("PrepareConfig", "segment")}
 """Fields that follow from others: from the seed of the run, and from options of the command."""
 
+_SHOWN_IN_FULL = ("PreflightConfig",)
+"""Classes of which the short help of a command with configurations shows all settings."""
+
 _REPLACES_FILES = ("RunConfig", "log")
 """A field whose option is repeated: its values replace those of files, to which tyro would add them."""
 
@@ -89,7 +90,16 @@ Repeatable: Any = tyro.conf.UseAppendAction
 
 
 class UsageError(Exception):
-    """The command line is invalid."""
+    """The command line is invalid.
+
+    Args:
+        message: What to do, in one line.
+        explanation: What tyro prints about it.
+    """
+
+    def __init__(self, message: str, explanation: str = "") -> None:
+        super().__init__(message)
+        self.explanation = explanation
 
 
 def option(*names: str, name: str | None = None, metavar: str | None = None, help: str | None = None) -> Any:
@@ -101,11 +111,27 @@ def option(*names: str, name: str | None = None, metavar: str | None = None, hel
     return tyro.conf.arg(name=name, aliases=names or None, metavar=metavar, help=help, help_behavior_hint=hint)
 
 
-def parse(function: Callable[..., Result], arguments: Sequence[str], *, prog: str, about: str) -> Result:
+def config_names(arguments: Sequence[str]) -> list[str]:
+    """Returns the values of `--config` in a command line, which decide the defaults of its other options."""
+    names = []
+    for before, word in zip(["", *arguments], arguments, strict=False):
+        if before in ("-c", "--config") and not word.startswith("-"):
+            names.append(word)
+        elif word.startswith("--config="):
+            names.append(word.partition("=")[2])
+        elif word.startswith("-c") and len(word) > 2:
+            names.append(word[2:].removeprefix("="))
+    return names
+
+
+def parse(
+    function: Callable[..., Result], defaults: Mapping[str, Any], arguments: Sequence[str], *, prog: str, about: str
+) -> Result:
     """Calls a function with the parameters that a command line gives, and returns its result.
 
     Args:
         function: Its parameters are options; those marked `Positionals` are arguments.
+        defaults: Defaults of its parameters by name, from configurations.
         arguments: The words after the command.
         prog: Program and command, for the help.
         about: What the command does, with examples.
@@ -114,55 +140,47 @@ def parse(function: Callable[..., Result], arguments: Sequence[str], *, prog: st
         UsageError: The command line is invalid.
         SystemExit: Help was asked for, and has been printed.
     """
-    is_short = not {*_HELP}.isdisjoint(arguments)
-    unprefixed = _unprefixed(function)
-    # Files may set what an option then turns off.
-    has_settings = not unprefixed.isdisjoint({"RunConfig", "DataConfig"})
-    registry = _registry(unprefixed, is_short=is_short)
-    if has_settings and is_short:
+    is_short = bool(defaults) and not {*_HELP}.isdisjoint(arguments)
+    if is_short:
         about += f"\n\nThese are the options that are often set; {HELP_ALL} shows all."
+    kept = _keeping(function, defaults)
+    read = partial(
+        tyro.cli,
+        kept,
+        prog=prog,
+        description=about,
+        # Files may set what an option then turns off.
+        config=() if defaults else (tyro.conf.FlagCreatePairsOff,),
+        registry=_registry(is_short=is_short),
+    )
     words = ["--help" if word in (HELP_ALL, *_HELP) else word for word in arguments]
-    mistake = io.StringIO()
-    parsed: list[dict[str, Any]] = []
-
-    def run(words: list[str]) -> None:
-        tyro.cli(
-            _keeping(function, parsed.append),
-            prog=prog,
-            description=about,
-            args=words,
-            config=() if has_settings else (tyro.conf.FlagCreatePairsOff,),
-            registry=registry,
-        )
-
     try:
-        with contextlib.redirect_stderr(mistake):
-            run(words)
+        with contextlib.redirect_stderr(io.StringIO()):
+            values = read(args=words)
     except SystemExit as end:
         if end.code in (None, 0):
             raise
-        shown = io.StringIO()
-        with contextlib.suppress(SystemExit), contextlib.redirect_stdout(shown):
-            run(["--help"])
-        message = _message(mistake.getvalue(), shown.getvalue(), arguments)
-        raise UsageError(f"{message} See `{prog} {HELP_ALL if has_settings else _HELP[1]}`.") from None
-    _check_given(function, parsed[0])
-    return function(**parsed[0])
+        # Secrets in URLs are left out before the text is broken into lines.
+        with contextlib.redirect_stderr(io.StringIO()) as box, contextlib.suppress(SystemExit):
+            read(args=[redacted(word) for word in words])
+        message = _name_here(arguments, _options(function)) or "the command line is invalid."
+        message += f" See `{prog} {HELP_ALL if defaults else _HELP[1]}`."
+        raise UsageError(message, box.getvalue()) from None
+    for name, parameter in inspect.signature(kept).parameters.items():
+        if values[name] == () and parameter.default is inspect.Parameter.empty:
+            raise UsageError(f"{_options(function)[name]} is missing: give one or more.")
+    return function(**values)
 
 
-def _check_given(function: Callable[..., Any], values: Mapping[str, Any]) -> None:
-    """Raises UsageError if there is no value of a parameter that takes any number of words, and has no default."""
-    parameters, hints = inspect.signature(function).parameters, get_type_hints(function, include_extras=True)
-    for name, value in values.items():
-        if value == () and parameters[name].default is inspect.Parameter.empty:
-            marks = get_args(hints[name])
-            metavars = [mark.metavar for mark in marks if hasattr(mark, "metavar")]
-            shown = metavars[0] if Positionals in marks else f"--{name.replace('_', '-')}"
-            raise UsageError(f"{shown} is missing: give one or more.")
-
-
-def print_completion(functions: Mapping[str, Callable[..., Any]], prog: str, *, language: str) -> None:
+def print_completion(
+    commands: Mapping[str, tuple[Callable[..., Any], Mapping[str, Any]]], prog: str, *, language: str
+) -> None:
     """Prints a script with which a shell completes the options of a program's commands.
+
+    Args:
+        commands: The function of each command, and the defaults of its parameters.
+        prog: The program.
+        language: Name of the shell.
 
     Raises:
         UsageError: There is none for the shell.
@@ -170,37 +188,34 @@ def print_completion(functions: Mapping[str, Callable[..., Any]], prog: str, *, 
     if language not in ("bash", "zsh", "tcsh"):
         raise UsageError(f"--print-completion {language}: give bash, zsh or tcsh.")
     app = tyro.extras.SubcommandApp()
-    for name, function in functions.items():
-        app.command(name=name)(_keeping(function, lambda _: None))
+    for name, (function, defaults) in commands.items():
+        app.command(name=name)(_keeping(function, defaults))
     with contextlib.suppress(SystemExit):
-        app.cli(prog=prog, args=["--tyro-print-completion", language], registry=_registry(set(), is_short=False))
+        app.cli(prog=prog, args=["--tyro-print-completion", language], registry=_registry(is_short=False))
 
 
-def _keeping(function: Callable[..., Any], keep: Callable[[dict[str, Any]], None]) -> Callable[..., None]:
-    """Returns a function with the parameters of another one that only keeps what it is called with."""
+def _keeping(function: Callable[..., Any], defaults: Mapping[str, Any]) -> Callable[..., dict[str, Any]]:
+    """Returns a function with the parameters of another one that returns what it is called with.
 
-    def kept(**values: Any) -> None:
-        keep(values)
+    Args:
+        function: The other one.
+        defaults: Defaults that replace those of its parameters.
+    """
 
-    kept.__signature__ = _signature(function)  # type: ignore[attr-defined]  # what inspect reads
+    def kept(**values: Any) -> dict[str, Any]:
+        return values
+
+    own, keyword = inspect.signature(function), inspect.Parameter.KEYWORD_ONLY
+    parameters = [
+        each.replace(kind=keyword, default=defaults.get(each.name, each.default)) for each in own.parameters.values()
+    ]
+    kept.__signature__ = own.replace(parameters=parameters)  # type: ignore[attr-defined]  # what inspect reads
     kept.__annotations__ = get_type_hints(function, include_extras=True)
     kept.__doc__ = function.__doc__
     return kept
 
 
-def _signature(function: Callable[..., Any]) -> Any:
-    own = inspect.signature(function)
-    keyword = inspect.Parameter.KEYWORD_ONLY
-    return own.replace(parameters=[parameter.replace(kind=keyword) for parameter in own.parameters.values()])
-
-
-def _unprefixed(function: Callable[..., Any]) -> set[str]:
-    """Returns the names of the classes whose fields are options of a function without a name in front."""
-    hints = get_type_hints(function, include_extras=True).values()
-    return {get_args(hint)[0].__name__ for hint in hints if Unprefixed in get_args(hint)}
-
-
-def _registry(unprefixed: Collection[str], *, is_short: bool) -> ConstructorRegistry:
+def _registry(*, is_short: bool) -> ConstructorRegistry:
     registry = ConstructorRegistry()
 
     @registry.struct_rule
@@ -214,8 +229,6 @@ def _registry(unprefixed: Collection[str], *, is_short: bool) -> ConstructorRegi
         for part in fields(cls):
             default = getattr(info.default, part.name) if isinstance(info.default, cls) else _default_of(part)
             hint = _option_type(cls.__name__, part.name, hints[part.name], default, is_short=is_short)
-            if cls.__name__ in unprefixed:
-                hint = _without_own_name(hint, part.name)
             if (cls.__name__, part.name) == _REPLACES_FILES:
                 of_files, default = default, ()
             specs.append(StructFieldSpec(part.name, hint, default, helptext=summaries[part.name]))
@@ -252,37 +265,9 @@ def _option_type(owner: str, name: str, hint: Any, default: Any, *, is_short: bo
         marked = Annotated[hint, Repeatable]
     if names:
         marked = Annotated[marked, tyro.conf.arg(aliases=names)]
-    elif is_short and names is None and owner in COMMON_OWNERS:
+    elif is_short and names is None and owner not in _SHOWN_IN_FULL:
         marked = Annotated[marked, tyro.conf.Suppress]
     return marked
-
-
-COMMON_OWNERS = {
-    *COMMON,
-    "AugmentConfig",
-    "BadAudioConfig",
-    "CheckpointConfig",
-    "ClassConfig",
-    "EncoderConfig",
-    "FeatureConfig",
-    "GuardConfig",
-    "MaskConfig",
-    "NestConfig",
-    "NoiseConfig",
-    "QuantizerConfig",
-    "RemoteConfig",
-    "StallLimits",
-}
-"""Classes of a run, of which the short help shows the common settings only."""
-
-
-def _without_own_name(hint: Any, name: str) -> Any:
-    """Returns the type of a field without the short name that its option has anyway."""
-    own, given = tyro.conf.arg(aliases=(f"--{name.replace('_', '-')}",)), get_args(hint)
-    if own not in given:
-        return hint
-    others = tuple(mark for mark in given[1:] if mark != own)
-    return Annotated[given[0], *others] if others else given[0]
 
 
 def _holds_values(hint: Any) -> bool:
@@ -309,45 +294,47 @@ def _value(word: str, hint: Any, name: str) -> Any:
         raise ValueError(" ".join(str(error).split())) from error  # which tyro takes as a mistake of this option
 
 
-_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
-"""Codes of colours and fonts, which are there if the program writes to a terminal."""
+def _options(function: Callable[..., Any]) -> dict[str, str]:
+    """Returns the options and arguments of a function as they are typed, by the names of what they set."""
+    options: dict[str, str] = {}
+    for name, hint in get_type_hints(function, include_extras=True).items():
+        cls, *marks = get_args(hint) or (hint,)
+        given = [mark for mark in marks if hasattr(mark, "metavar")]
+        name = next((mark.name for mark in given if mark.name is not None), name)
+        if is_dataclass(cls):
+            options |= _settings(cls, name)
+        else:
+            is_argument = Positionals in marks
+            options[name] = f"the argument {given[0].metavar}" if is_argument else f"--{name.replace('_', '-')}"
+    return options
 
 
-def _message(box: str, help_of_all: str, arguments: Sequence[str]) -> str:
-    """Returns the message of a box that tyro prints, with the name here, or the nearest one, of an unknown option."""
-    box, help_of_all = _COLOURS.sub("", box), _COLOURS.sub("", help_of_all)
-    rows = [re.sub(r"^[│╭╰─\s]+|[│╮╯─\s]+$", "", row) for row in box.splitlines()]
-    title, *rows = rows or ["the command line is invalid"]
-    # Where the terminal has no lines to draw, they are dashes, and one follows the title.
-    rows = list(dropwhile(lambda row: not row.strip("-"), rows))
-    end = next((number for number, row in enumerate(rows) if not row.strip("-")), len(rows))
-    message = " ".join(rows[:end]) or title
-    refused = re.search(r"(--[\w.-]+)\S*: no type matching (.+) could be instantiated from (\[.*\])", message)
-    if refused:
-        option, accepted, words = refused.groups()
-        # Several types are written {None}|{[FLOAT [FLOAT ...]]}.
-        accepted = re.sub(r"^\{\[?|\]?\}$", "", accepted).replace("}|{[", " or ").replace("}|", " or ")
-        accepted = accepted.replace("|{", " or ").rstrip("}")
-        first = "; arguments come before a list" if "..." in accepted else ""
-        return f"{option} is {' '.join(ast.literal_eval(words))}: expected {accepted}{first}."
-    unknown, found, words = message.partition("Unrecognized options: ")
-    known = re.findall(r"(?<=[ ,])--[a-z][\w.-]*", help_of_all)
-    if not found:  # a value may be missing because its option is unknown
-        given = [word for word in arguments if re.match("--[a-z]", word)]
-        words = next((word for word in given if word.partition("=")[0].replace("_", "-") not in known), "")
-    if not words:
-        return f"{message.rstrip('.')}."
-    unknown = words.split(", ")[0]
-    setting, equals, value = unknown.partition("=")
-    if equals and not setting.startswith("-"):
-        return f"{unknown} is no argument. {_as_option(setting, value, known)}"
-    if not setting.startswith("-"):
-        return f"{unknown} belongs to no option and is no argument here."
-    options = {name[2:].replace("-", "_"): name for name in known}
-    options |= {name.lower(): f"the argument {name}" for name in re.findall(r"\b(?:CORPUS|INPUT|MODEL)\b", help_of_all)}
-    if here := name_here(setting, options):
-        return f"unknown option {setting}; here it is {' or '.join(options[each] for each in here)}."
-    return f"unknown option {setting}{nearest_name_hint(setting, known, min_similarity=0.7)}."
+def _settings(cls: Any, where: str = "") -> dict[str, str]:
+    """Returns the options of a dataclass and of the dataclasses in it, by their dotted names and by short ones."""
+    options: dict[str, str] = {}
+    for name, hint in get_type_hints(cls).items():
+        place = f"{where}.{name}".removeprefix(".")
+        options[place] = "the argument CORPUS" if place == "data.corpus" else f"--{place.replace('_', '-')}"
+        for alias in COMMON.get(cls.__name__, {}).get(name, ()):
+            options[alias.lstrip("-").replace("-", "_")] = alias
+        for section in (hint, *get_args(hint)):
+            if is_dataclass(section) and section is not ClassConfig:
+                options |= _settings(section, place)
+    return options
+
+
+def _name_here(arguments: Sequence[str], options: Mapping[str, str]) -> str:
+    """Returns the option here for the first one that other tools have; empty if there is none."""
+    for word in arguments:
+        setting, equals, value = word.partition("=")
+        name = setting.lstrip("-").replace("-", "_")
+        if name in options or not (here := name_here(setting, options)):
+            continue
+        if word.startswith("--"):
+            return f"unknown option {setting}; here it is {' or '.join(options[each] for each in here)}."
+        if equals and not word.startswith("-"):
+            return f"{word} is no argument. {_as_option(setting, value, options)}"
+    return ""
 
 
 def check_no_settings(corpora: Iterable[Path]) -> None:
@@ -356,13 +343,11 @@ def check_no_settings(corpora: Iterable[Path]) -> None:
 
     for setting, equals, value in (str(path).partition("=") for path in corpora if not path.exists()):
         if equals:
-            known = [f"--{name.replace('_', '-')}" for name in places(RunConfig)]
-            raise UsageError(f"{setting}={value} is no corpus. {_as_option(setting, value, known)}")
+            raise UsageError(f"{setting}={value} is no corpus. {_as_option(setting, value, _settings(RunConfig))}")
 
 
-def _as_option(setting: str, value: str, known: Collection[str]) -> str:
-    """Returns how a setting that was given as NAME=VALUE is given as an option, of those that are known."""
-    options = {name.lstrip("-").replace("-", "_"): name for name in known}
+def _as_option(setting: str, value: str, options: Mapping[str, str]) -> str:
+    """Returns how a setting that was given as NAME=VALUE is given as an option."""
     here = name_here(setting, options) or get_close_matches(setting, options, n=1)
     if here == ["trainer.lightning"]:
         value = f"'{{{setting.rpartition('.')[2]}: {value}}}'"

@@ -1,8 +1,8 @@
 """Runs the commands of `nestdata` and `nestmodel`: loads a command when it is called, and maps errors to exit codes.
 
 A command line imports only the module of the command that it names, so that `--help` and `--version` need neither
-torch nor Lhotse. Errors that a user can fix are printed as one line on stderr; all others keep their traceback. URLs in
-them are shown without their secrets.
+torch nor Lhotse. Errors that a user can fix are printed as one line on stderr, below what tyro says about a command
+line; all others keep their traceback. URLs in them are shown without their secrets.
 """
 
 import difflib
@@ -20,7 +20,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from .parsing import UsageError, parse, print_completion
+from .parsing import UsageError, config_names, parse, print_completion
 
 DISTRIBUTION = "nest-pretrain"
 
@@ -48,8 +48,7 @@ class Command:
     """Command lines, which the help of the command shows."""
 
     reads_config: bool = False
-    """Whether configurations give the defaults of its options: the target then takes the words of the command line, and
-    returns the function."""
+    """Whether configurations give the defaults of its options: `defaults` in its module returns them."""
 
     starts_ranks: bool = False
     """Whether its process may be one of several ranks, and ends on signals with the exit codes of a run."""
@@ -59,11 +58,11 @@ class Command:
         """What the command does, with its examples."""
         return "\n".join([self.help, "", "Examples:", *(f"  {line}" for line in self.examples)])
 
-    def load(self, arguments: Sequence[str]) -> Callable[..., Any]:
-        """Imports the target, and returns the function for a command line."""
-        module, name = self.target.split(":")
-        target: Callable[..., Any] = getattr(importlib.import_module(f"{__package__}.commands.{module}"), name)
-        return target(arguments) if self.reads_config else target
+    def load(self, arguments: Sequence[str]) -> tuple[Callable[..., Any], dict[str, Any]]:
+        """Imports the target, and returns the function and the defaults that a command line gives its parameters."""
+        name, function = self.target.split(":")
+        module = importlib.import_module(f"{__package__}.commands.{name}")
+        return getattr(module, function), module.defaults(config_names(arguments)) if self.reads_config else {}
 
 
 @dataclass(frozen=True)
@@ -97,8 +96,8 @@ class Program:
             print(f"{self.name} {importlib.metadata.version(DISTRIBUTION)}")
             return 0
         if words[0] == _COMPLETION:
-            functions = {name: command.load(["--help"]) for name, command in self.commands.items()}
-            return print_completion(functions, self.name, language=words[1] if len(words) > 1 else "bash")
+            commands = {name: command.load([]) for name, command in self.commands.items()}
+            return print_completion(commands, self.name, language=words[1] if len(words) > 1 else "bash")
         name = next((name for name in self.commands if words[: name.count(" ") + 1] == name.split()), None)
         if name is None:
             raise UsageError(self._unknown_command(" ".join(words[:2])))
@@ -107,7 +106,7 @@ class Program:
             from nestmodel.training.stopping.exit_codes import leave_on_signals
 
             leave_on_signals()
-        return parse(command.load(arguments), arguments, prog=f"{self.name} {name}", about=command.about)
+        return parse(*command.load(arguments), arguments, prog=f"{self.name} {name}", about=command.about)
 
     def _overview(self) -> str:
         width = max(map(len, self.commands)) + 2
@@ -151,7 +150,7 @@ def exit_code_of(action: Callable[[], Any]) -> int:
         return EXIT_ERROR
     except Exception as error:
         if _is_usage(error):
-            return _fail_as_rank(_message(error))
+            return _fail_as_rank(error)
         if isinstance(error, OSError) and _is_of_a_users_file(error):
             return _fail(_file_message(error), EXIT_ERROR)
         if (cause := _known_cause(error)) is not None:
@@ -175,7 +174,7 @@ def _is_usage(error: Exception) -> bool:
     return isinstance(error, (UsageError, ConfigError, GuardError, *refused))
 
 
-def _fail_as_rank(message: str) -> int:
+def _fail_as_rank(error: Exception) -> int:
     """Prints a mistake of usage, and returns the exit code.
 
     Every rank finds the same mistakes, and rank 0 prints them: launchers end all ranks when one has failed. A rank that
@@ -183,9 +182,12 @@ def _fail_as_rank(message: str) -> int:
     """
     from nestmodel.training.starting.ranks import is_first_rank
 
+    message = _message(error)
     if not is_first_rank():
         time.sleep(_WAIT_FOR_RANK_0_S)
         message = f"another rank than the first: {message}"
+    if isinstance(error, UsageError):
+        sys.stderr.write(error.explanation)
     return _fail(message, EXIT_USAGE)
 
 

@@ -61,19 +61,15 @@ class Run:
     """A run that is built and checked, and has not started."""
 
     config: RunConfig
-    """Its settings, with the checkpoint that was found."""
-
     model: NestModel
     data: NestDataModule
     trainer: pl.Trainer
 
-    first_step: int
-    """Optimizer steps that the checkpoint has made."""
+    ckpt_path: Path | None
+    """The checkpoint that the run resumes from."""
 
-    @property
-    def ckpt_path(self) -> Path | None:
-        """The checkpoint that the run resumes from."""
-        return None if self.config.ckpt_path is None else Path(self.config.ckpt_path)
+    first_step: int
+    """Optimizer steps that it has made."""
 
 
 def fit(config: RunConfig, callbacks: Sequence[pl.Callback] = (), *, encoder: Encoder | None = None) -> pl.Trainer:
@@ -141,7 +137,7 @@ def validate(config: RunConfig, *, encoder: Encoder | None = None) -> pl.Trainer
         raise ConfigError(
             "no checkpoint to evaluate: give --ckpt-path FILE, or --ckpt-path last and the run's folder by -o DIR."
         )
-    run = build_run(replace(config, resume=config.resume or config.ckpt_path == LAST), "validate", encoder=encoder)
+    run = build_run(config, "validate", encoder=encoder)
     check_outputs(run.trainer)
     print_left_out(run)
     with _ends_its_ranks(run.trainer):
@@ -168,15 +164,16 @@ def build_run(
     found = None
     if config.resume or config.ckpt_path is not None:
         given, directory = config.ckpt_path or LAST, config.checkpoints.directory
-        found = find_resumed(given, config.output, must_exist=config.resume, directory=directory)
-    config = replace(config, ckpt_path=None if found is None else str(found), resume=False)
+        must_exist = config.resume or stage == "validate"
+        found = find_resumed(given, config.output, must_exist=must_exist, directory=directory)
     pl.seed_everything(config.seed, workers=True, verbose=False)
     data = NestDataModule(config.data)
     settings = config.model
     model = NestModel(settings.config, settings.init_from, settings.init_parts, settings.backend, encoder)
-    config = replace(config, model=replace(settings, config=model.config))
+    if encoder is not None:
+        config = replace(config, model=replace(settings, config=model.config))  # which describes the encoder
     first_step = 0 if found is None or stage == "validate" else read_run(found).step
-    run = Run(config, model, data, _build_trainer(config, stage, callbacks), first_step)
+    run = Run(config, model, data, _build_trainer(config, stage, callbacks, found), found, first_step)
     if finds_launcher(run.trainer):
         check_start(os.environ, run.trainer.num_devices, run.trainer.num_nodes)
     data.use_fork_server()
@@ -186,7 +183,9 @@ def build_run(
     return run
 
 
-def _build_trainer(config: RunConfig, stage: str, callbacks: Sequence[pl.Callback]) -> pl.Trainer:
+def _build_trainer(
+    config: RunConfig, stage: str, callbacks: Sequence[pl.Callback], ckpt_path: Path | None
+) -> pl.Trainer:
     settings = config.trainer
     if settings.deterministic:
         prepare_deterministic()
@@ -196,7 +195,7 @@ def _build_trainer(config: RunConfig, stage: str, callbacks: Sequence[pl.Callbac
             raise ConfigError(f"trainer.lightning.{name} is no argument of Trainer{nearest_name_hint(name, known)}.")
     _check_hardware(config)
     devices, num_nodes = take_ranks(settings.devices, settings.num_nodes)
-    interval = settings.val_check_interval
+    interval, names = settings.val_check_interval, (config.log or None) if stage == "fit" else None
     arguments = {
         "accelerator": settings.accelerator,
         "devices": devices,
@@ -213,7 +212,7 @@ def _build_trainer(config: RunConfig, stage: str, callbacks: Sequence[pl.Callbac
         "check_val_every_n_epoch": None if isinstance(interval, int) else 1,
         "num_sanity_val_steps": 0,
         "default_root_dir": config.output,
-        "logger": open_loggers((config.log or None) if stage == "fit" else None, config.output, config.ckpt_path),
+        "logger": open_loggers(names, config.output, None if ckpt_path is None else str(ckpt_path)),
         "callbacks": [*map(_build, settings.callbacks), *callbacks, *_own_callbacks(config, stage)],
         "enable_model_summary": False,
         "enable_progress_bar": False,

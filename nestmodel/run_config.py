@@ -361,13 +361,13 @@ def read_merged(paths: Iterable[Path]) -> dict[str, Any]:
     return reduce(_merged, map(_read_yaml, paths), {})
 
 
-def read_data(paths: Iterable[Path]) -> tuple[DataConfig, int]:
-    """Returns the section `data` of configuration files, and their seed, for commands that need no model.
+def read_data(names: Iterable[str | Path]) -> tuple[DataConfig, int]:
+    """Returns the section `data` of presets and YAML files, and their seed, for commands that need no model.
 
     Raises:
         ConfigError: As `RunConfig.read`.
     """
-    content = read_merged(paths)
+    content = read_merged(map(config_path, names))
     check_keys(content, [part.name for part in fields(RunConfig)], "", RunConfig)
     seed = content.get("seed", 0)
     require(type(seed) is int, "seed", seed, "a whole number")

@@ -56,13 +56,13 @@ def test_only_public_names_and_shared_modules_of_nestdata_are_used_outside_of_it
         assert not [name for _, name in others if name is None or name.startswith("_")], path
 
 
-def test_of_the_network_only_encoder_and_network_import_code_for_gpus() -> None:
+def test_of_the_network_only_the_encoder_imports_code_for_gpus() -> None:
     found = {
         path.stem
         for path in (REPOSITORY / "nestmodel" / "nn").glob("*.py")
         if any(module.startswith("nestmodel.nn.gpu") for module, _ in imports_of(path))
     }
-    assert found == {"encoder", "network"}
+    assert found == {"encoder"}
 
 
 def test_no_private_name_of_a_lightning_class_is_overridden() -> None:

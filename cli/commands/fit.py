@@ -1,83 +1,103 @@
 """`nestmodel fit`, `validate` and `preflight`: commands over the settings of a run."""
 
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import yaml
 
 from nestdata.wrong_path import wrong_path
+from nestmodel import BudgetConfig, PreflightConfig
 from nestmodel.config import preset_names
 from nestmodel.run_config import LAST, RunConfig
 
-from ..options import AsJson, ConfigNames, config_names
+from ..options import AsJson, ConfigNames
 from ..parsing import Unprefixed, UsageError, check_no_settings, option
 
+RunSettings = Annotated[RunConfig, Unprefixed]
 PrintConfig = Annotated[bool, option(help="Print all settings as YAML, for --config, and exit.")]
 
 
-def fit_command(arguments: Sequence[str]) -> Callable[..., Any]:
-    """Returns the command `fit`, with the values of the configurations in the arguments as its defaults."""
-    defaults = _defaults("fit", arguments)
-
-    def fit(
-        *,
-        run: Annotated[RunConfig, Unprefixed] = defaults,
-        config: ConfigNames = (),
-        print_config: PrintConfig = False,
-    ) -> None:
-        if _is_printed(run, config, command="fit", print_config=print_config):
-            return
-        from nestmodel.run import fit as train
-
-        train(run)
-
-    return fit
-
-
-def validate_command(arguments: Sequence[str]) -> Callable[..., Any]:
-    """Returns the command `validate`, with the values of the configurations in the arguments as its defaults."""
-    defaults = _defaults("validate", arguments)
-
-    def validate(
-        *,
-        run: Annotated[RunConfig, Unprefixed] = defaults,
-        config: ConfigNames = (),
-        print_config: PrintConfig = False,
-    ) -> None:
-        if _is_printed(run, config, command="validate", print_config=print_config):
-            return
-        from nestmodel.run import validate as evaluate
-
-        evaluate(run)
-
-    return validate
-
-
-def _defaults(command: str, arguments: Sequence[str]) -> RunConfig:
+def defaults(names: list[str]) -> dict[str, Any]:
     """Returns the settings of the configurations that a command line names; without one, those that help shows."""
-    if not arguments:
-        raise UsageError(_no_configuration(command, None))
-    return RunConfig.read(config_names(list(arguments)) or ["small"])
+    return {"run": RunConfig.read(names or ["small"])}
 
 
-def _no_configuration(command: str, corpus: Path | None) -> str:
-    what = "configuration" if corpus else "corpus and configuration"
-    return (
-        f"no {what}: give --config with a preset ({', '.join(preset_names())}) or a YAML file, such as `nestmodel "
-        f"{command} {corpus or 'speech.corpus'} --config small`. `nestmodel presets` compares the presets."
-    )
-
-
-def _is_printed(run: RunConfig, names: Sequence[str], *, command: str, print_config: bool) -> bool:
-    """Prints the settings if that was asked for, and checks what can be checked before torch is imported."""
-    if not names:
-        raise UsageError(_no_configuration(command, run.data.corpora[0] if run.data.corpora else None))
+def fit_command(*, run: RunSettings, config: ConfigNames = (), print_config: PrintConfig = False) -> None:
+    """Train a model on corpora, with the settings of a preset or a YAML file."""
+    check_named("fit", run, config)
     if print_config:
-        yaml.safe_dump(run.stored(), sys.stdout, sort_keys=False)
-        return True
+        return print_settings(run)
+    check_inputs("fit", run, config)
+    from nestmodel.run import fit
+
+    fit(run)
+
+
+def validate_command(*, run: RunSettings, config: ConfigNames = (), print_config: PrintConfig = False) -> None:
+    """Evaluate a checkpoint on the validation corpus."""
+    check_named("validate", run, config)
+    if print_config:
+        return print_settings(run)
+    check_inputs("validate", run, config)
+    from nestmodel.run import validate
+
+    validate(run)
+
+
+def preflight_command(
+    *,
+    run: RunSettings,
+    config: ConfigNames = (),
+    checks: Annotated[PreflightConfig, Unprefixed] = PreflightConfig(),
+    find_budget: Annotated[
+        bool, option(help="Instead of the checks, find the largest --max-batch-seconds that fits.")
+    ] = False,
+    memory_limit: Annotated[
+        str | None,
+        option(metavar="SIZE", help="With --find-budget: memory of a rank, such as 8GiB; required on a CPU."),
+    ] = None,
+    memory_margin: Annotated[
+        float, option(help="With --find-budget: share of the memory that stays free.")
+    ] = BudgetConfig().memory_margin,
+    as_json: AsJson = False,
+    print_config: PrintConfig = False,
+) -> int:
+    """Check ranks, disks, audio, memory and network with the options of fit."""
+    check_named("preflight", run, config)
+    if print_config:
+        print_settings(run)
+        return 0
+    check_inputs("preflight", run, config)
+    from .preflight import run_budget, run_checks
+
+    if find_budget:
+        limits = BudgetConfig(memory_limit=memory_limit, memory_margin=memory_margin, timeout_s=checks.timeout_s)
+        return run_budget(run, limits, as_json=as_json)
+    if memory_limit is not None:
+        raise UsageError("--memory-limit has no effect without --find-budget: add it, or leave both out.")
+    return run_checks(run, checks, as_json=as_json)
+
+
+def print_settings(run: RunConfig) -> None:
+    """Prints all settings as YAML."""
+    yaml.safe_dump(run.stored(), sys.stdout, sort_keys=False)
+
+
+def check_named(command: str, run: RunConfig, names: Sequence[str]) -> None:
+    """Raises UsageError if a command line names no configuration."""
+    if not names:
+        corpus = run.data.corpora[0] if run.data.corpora else None
+        raise UsageError(
+            f"no {'configuration' if corpus else 'corpus and configuration'}: give --config with a preset "
+            f"({', '.join(preset_names())}) or a YAML file, such as `nestmodel {command} {corpus or 'speech.corpus'} "
+            "--config small`. `nestmodel presets` compares the presets."
+        )
+
+
+def check_inputs(command: str, run: RunConfig, names: Sequence[str]) -> None:
+    """Raises UsageError for corpora and checkpoints that are not there, which is found before torch is imported."""
     check_no_settings(run.data.corpora)
     if not run.data.corpora:
         raise UsageError(
@@ -89,42 +109,3 @@ def _is_printed(run: RunConfig, names: Sequence[str], *, command: str, print_con
             raise UsageError(f"{given}: {wrong_path(given, 'a corpus')}")
     if run.ckpt_path not in (None, LAST) and not Path(str(run.ckpt_path)).exists():
         raise UsageError(f"--ckpt-path {run.ckpt_path}: {wrong_path(str(run.ckpt_path), 'a model')}")
-    return False
-
-
-def preflight_command(arguments: Sequence[str]) -> Callable[..., Any]:
-    """Returns the command `preflight`, with the values of the configurations in the arguments as its defaults."""
-    from nestmodel import BudgetConfig, PreflightConfig
-
-    defaults = _defaults("preflight", arguments)
-
-    def preflight(
-        *,
-        run: Annotated[RunConfig, Unprefixed] = defaults,
-        config: ConfigNames = (),
-        checks: Annotated[PreflightConfig, Unprefixed] = PreflightConfig(),
-        find_budget: Annotated[
-            bool, option(help="Instead of the checks, find the largest --max-batch-seconds that fits.")
-        ] = False,
-        memory_limit: Annotated[
-            str | None,
-            option(metavar="SIZE", help="With --find-budget: memory of a rank, such as 8GiB; required on a CPU."),
-        ] = None,
-        memory_margin: Annotated[
-            float, option(help="With --find-budget: share of the memory that stays free.")
-        ] = BudgetConfig().memory_margin,
-        as_json: AsJson = False,
-        print_config: PrintConfig = False,
-    ) -> int:
-        if _is_printed(run, config, command="preflight", print_config=print_config):
-            return 0
-        from .preflight import run_budget, run_checks
-
-        if find_budget:
-            limits = BudgetConfig(memory_limit=memory_limit, memory_margin=memory_margin, timeout_s=checks.timeout_s)
-            return run_budget(run, limits, as_json=as_json)
-        if memory_limit is not None:
-            raise UsageError("--memory-limit has no effect without --find-budget: add it, or leave both out.")
-        return run_checks(replace(run, quiet=True), checks, as_json=as_json)
-
-    return preflight

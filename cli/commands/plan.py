@@ -1,14 +1,14 @@
 """`nestdata plan`: summarises an epoch without reading audio."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from nestdata import ConfigError, PlanConfig
-from nestmodel.run_config import config_path, read_data
+from nestmodel.run_config import read_data
 
-from ..options import AsJson, ConfigNames, CorpusArguments, WorldSize, config_names
+from ..options import AsJson, ConfigNames, CorpusArguments, RunSeed, WorldSize
 from ..output import console, print_json
 from ..parsing import UsageError, check_no_settings, option
 
@@ -18,52 +18,48 @@ if TYPE_CHECKING:
 _PICTURE_SUFFIXES = (".png", ".svg", ".pdf")
 
 
-def plan_command(arguments: Sequence[str]) -> Callable[..., None]:
-    """Returns the command, with the values of the configurations in the arguments as its defaults."""
-    data, seed_given = read_data(map(config_path, config_names(list(arguments))))
-
-    def plan_of_epoch(
-        corpora: CorpusArguments = data.corpora,
-        *,
-        config: ConfigNames = (),
-        world_size: WorldSize = 1,
-        plan: Annotated[PlanConfig, option(name="data.plan", help="How cuts are grouped.")] = data.plan,
-        seed: Annotated[int, option(help="Seed of the run.")] = seed_given,
-        picture: Annotated[Path | None, option(help="Also draw the plan to this PNG, SVG or PDF file.")] = None,
-        as_json: AsJson = False,
-    ) -> None:
-        del config  # its values are the defaults
-        _show(list(corpora), replace(plan, seed=seed), world_size, picture, as_json=as_json)
-
-    return plan_of_epoch
+def defaults(names: list[str]) -> dict[str, Any]:
+    """Returns what the configurations say that a command line names."""
+    data, seed = read_data(names)
+    return {"corpora": data.corpora, "plan": data.plan, "seed": seed}
 
 
-def _show(paths: list[Path], config: PlanConfig, world_size: int, picture: Path | None, *, as_json: bool) -> None:
+def plan_command(
+    corpora: CorpusArguments,
+    *,
+    config: ConfigNames = (),
+    world_size: WorldSize = 1,
+    plan: Annotated[PlanConfig, option(name="data.plan", help="How cuts are grouped.")],
+    seed: RunSeed,
+    picture: Annotated[Path | None, option(help="Also draw the plan to this PNG, SVG or PDF file.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show the steps, padding and buckets of an epoch without reading audio."""
     from nestdata import BatchPlan, Corpora, draw_plan, summarise_plan
     from nestdata.plan.summary import few_steps_text, left_out_text
 
-    if not paths:
+    del config  # its values are the defaults
+    if not corpora:
         raise UsageError("no corpus: give CORPUS, or a configuration with data.corpus.")
     if picture and picture.suffix not in _PICTURE_SUFFIXES:
         raise ConfigError(f"--picture is {str(picture)!r}: expected a name that ends in .png, .svg or .pdf.")
-    check_no_settings(paths)
-    opened = Corpora.open(paths)
-    batch_plan = BatchPlan.of(opened, config)
+    check_no_settings(corpora)
+    opened = Corpora.open(list(corpora))
+    batch_plan = BatchPlan.of(opened, replace(plan, seed=seed))
     batch_plan.microbatches_of(0, world_size)  # raises if the ranks cannot share a step
     summary = summarise_plan(batch_plan, opened.num_samples)
     if picture:
         draw_plan(summary, picture)
     if as_json:
-        print_json(asdict(summary))
-    else:
-        _print_summary(summary, paths)
-        if text := left_out_text(batch_plan):
-            console().print(f"left out: {text}")
-        if text := few_steps_text(batch_plan, summary):
-            console().print(f"few steps: {text}")
+        return print_json(asdict(summary))
+    _print_summary(summary, corpora)
+    if text := left_out_text(batch_plan):
+        console().print(f"left out: {text}")
+    if text := few_steps_text(batch_plan, summary):
+        console().print(f"few steps: {text}")
 
 
-def _print_summary(summary: "PlanSummary", paths: list[Path]) -> None:
+def _print_summary(summary: "PlanSummary", paths: Sequence[Path]) -> None:
     from rich.table import Table
 
     out = console()

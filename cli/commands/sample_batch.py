@@ -1,14 +1,13 @@
 """`nestdata sample-batch preview`: shows one training batch as a table, pictures and sound."""
 
-from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from nestdata.config_checks import require
-from nestmodel.run_config import DataConfig, config_path, read_data
+from nestmodel.run_config import DataConfig, read_data
 
-from ..options import AsJson, ConfigNames, WorldSize, config_names
+from ..options import AsJson, ConfigNames, RunSeed, WorldSize
 from ..output import console, print_json
 from ..parsing import check_no_settings, option
 
@@ -18,43 +17,38 @@ if TYPE_CHECKING:
     from nestdata import PreviewRow
 
 
-def preview_command(arguments: Sequence[str]) -> Callable[..., None]:
-    """Returns the command, with the values of the configurations in the arguments as its defaults."""
-    data, seed_given = read_data(map(config_path, config_names(list(arguments))))
-
-    def preview(
-        *,
-        data: Annotated[DataConfig, option(help="Corpora and batches.")] = data,
-        config: ConfigNames = (),
-        seed: Annotated[int, option(help="Seed of the run.")] = seed_given,
-        step: Annotated[int, option(help="Optimizer step, counted from 0 at the start of training.")] = 0,
-        rank: Annotated[int, option(help="Rank whose first microbatch of the step is shown.")] = 0,
-        world_size: WorldSize = 1,
-        output: Annotated[Path, option("-o", help="Directory for the page, pictures and sound.")] = Path("preview"),
-        as_json: AsJson = False,
-    ) -> None:
-        del config  # its values are the defaults
-        for name, value in (("--step", step), ("--rank", rank)):
-            require(value >= 0, name, value, "0 or more")
-        data = replace(data, plan=replace(data.plan, seed=seed))
-        _show(data, step, rank, world_size, output, as_json=as_json)
-
-    return preview
+def defaults(names: list[str]) -> dict[str, Any]:
+    """Returns what the configurations say that a command line names."""
+    data, seed = read_data(names)
+    return {"data": data, "seed": seed}
 
 
-def _show(data: DataConfig, step: int, rank: int, world_size: int, output: Path, *, as_json: bool) -> None:
+def preview_command(
+    *,
+    data: Annotated[DataConfig, option(help="Corpora and batches.")],
+    config: ConfigNames = (),
+    seed: RunSeed,
+    step: Annotated[int, option(help="Optimizer step, counted from 0 at the start of training.")] = 0,
+    rank: Annotated[int, option(help="Rank whose first microbatch of the step is shown.")] = 0,
+    world_size: WorldSize = 1,
+    output: Annotated[Path, option("-o", help="Directory for the page, pictures and sound.")] = Path("preview"),
+    as_json: AsJson = False,
+) -> None:
+    """Show the first microbatch of a step and rank, as a run trains on it."""
     from nestdata import batch_digest, preview_rows, write_preview
     from nestdata.plan.summary import left_out_text
     from nestmodel.training.open_data import open_training_data
 
+    del config  # its values are the defaults
+    for name, value in (("--step", step), ("--rank", rank)):
+        require(value >= 0, name, value, "0 or more")
     check_no_settings(data.corpora)
-    dataset = open_training_data(data)
+    dataset = open_training_data(replace(data, plan=replace(data.plan, seed=seed)))
     plan, sampling_rate = dataset.plan, dataset.corpus.sampling_rate
     batch = dataset[step, plan.microbatches_of(rank, world_size)[0]]
     page = write_preview(batch, sampling_rate, output)
     if as_json:
-        print_json(batch_digest(batch))
-        return
+        return print_json(batch_digest(batch))
     out = console()
     out.print(
         f"step {step} (epoch {plan.epoch(step)}, {plan.steps_per_epoch} steps per epoch), "

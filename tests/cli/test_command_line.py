@@ -52,8 +52,8 @@ def parsed(*words: object) -> RunConfig:
     """Returns the settings of a command line of `fit`."""
     seen: list[RunConfig] = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("nestcli.commands.fit._is_printed", lambda run, *_, **__: bool(seen.append(run) or True))
-        assert PROGRAMS["nestmodel"].run(["fit", *map(str, words)]) == 0
+        patch.setattr("nestcli.commands.fit.print_settings", seen.append)
+        assert PROGRAMS["nestmodel"].run(["fit", *map(str, words), "--print-config"]) == 0
     (config,) = seen
     return config
 
@@ -155,7 +155,8 @@ def test_the_printed_settings_are_read_as_they_were_given(tmp_path: Path, capsys
         ("{speech} -c demo --gpus 2", "unknown option --gpus; here it is --devices"),
         ("{speech} -c demo --max-steps ten", "'ten'"),
         ("{speech} -c demo --max-steps 0", "trainer.max_steps is 0"),
-        ("{speech} -c demo --weights 0.7,0.3", "--weights is 0.7,0.3: expected None or FLOAT"),
+        ("{speech} -c demo --weights 0.7,0.3", "Error parsing --weights"),
+        ("{speech} -c demo --lrr 3", "--lr, --model.config.optimizer.lr FLOAT"),
         ("{speech} -c demo --trainer.callbacks 3", "--trainer.callbacks"),
         ("{speech} -c demo --trainer.lightning '{{a: 1'", "--trainer.lightning"),
         ("trainer.max_steps=10 -c demo", "--trainer.max-steps"),
@@ -165,7 +166,7 @@ def test_the_printed_settings_are_read_as_they_were_given(tmp_path: Path, capsys
         ("{speech} -c demo --trainer.lightning '{{max_epoch: 3}}'", "the nearest is 'max_epochs'"),
     ],
 )
-def test_a_mistake_is_one_line_and_leaves_nothing(
+def test_a_mistake_is_explained_and_leaves_nothing(
     words: str,
     message: str,
     messy_corpora: MessyCorpora,
@@ -181,15 +182,23 @@ def test_a_mistake_is_one_line_and_leaves_nothing(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_mistake_is_one_line_on_a_terminal_as_well(tmp_path: Path) -> None:
+def test_a_mistake_is_explained_on_a_terminal_as_well(tmp_path: Path) -> None:
     terminal = Terminal(columns=120)
     environment = {**os.environ, "TERM": "xterm-256color"}
     code = terminal.run(
         [Path(sys.executable).parent / "nestmodel", *"fit x -c demo --lrr 3".split()], tmp_path, environment
     )
-    (line,) = terminal.lines()
+    *explanation, line = terminal.lines()
     terminal.close()
-    assert (code, line.startswith("error: unknown option --lrr; the nearest is '--lr'")) == (2, True)
+    assert (code, line) == (2, "error: the command line is invalid. See `nestmodel fit --help-all`.")
+    assert any("--lrr" in row for row in explanation)
+    assert any("--lr, --model.config.optimizer.lr" in row for row in explanation)
+
+
+def test_secrets_in_a_wrong_command_line_are_not_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    url = f"https://host/{'long/' * 40}a.tar?X-Amz-Signature=hunter2"
+    assert PROGRAMS["nestmodel"].run(["import", "a.nemo", url]) == 2
+    assert "hunter2" not in "".join(row.strip("│ ") for row in error_of(capsys).splitlines())
 
 
 def test_what_a_command_line_shows_is_said_before_torch_is_imported(tmp_path: Path) -> None:
@@ -248,13 +257,17 @@ def test_examples_are_in_the_help_and_can_be_parsed(
     (tmp_path / "run.yaml").write_text("{}")
     called: list[dict[str, Any]] = []
     load = Command.load
-    run_nothing = lambda _, words: wraps(load(command, words))(lambda **values: called.append(values))  # noqa: E731
+
+    def load_nothing(_: Command, words: list[str]) -> tuple[Callable[..., Any], dict[str, Any]]:
+        function, defaults = load(command, words)
+        return wraps(function)(lambda **values: called.append(values)), defaults
+
     for example in command.examples:
         assert all(f"{line}\n" in shown for line in example.splitlines())
         words = shlex.split(example.partition(">")[0].replace("\\\n", " "))
         assert words[: 1 + name.count(" ") + 1] == [program, *name.split()]
         with monkeypatch.context() as patch:
-            patch.setattr(Command, "load", run_nothing)
+            patch.setattr(Command, "load", load_nothing)
             assert PROGRAMS[program].run(words[1:]) == 0
     assert len(called) == len(command.examples) > 0
 
@@ -298,8 +311,8 @@ def failing(error: BaseException) -> Program:
         raise error
 
     class Failing(Command):
-        def load(self, arguments: object) -> Callable[..., Any]:  # noqa: ARG002
-            return command
+        def load(self, arguments: object) -> tuple[Callable[..., Any], dict[str, Any]]:  # noqa: ARG002
+            return command, {}
 
     return Program(name="tool", help="", commands={"fail": Failing("x:y", "Fail.")})
 
