@@ -40,7 +40,7 @@ PROGRAM = Program(
                 "nestdata plan speech.corpus --config large --world-size 8",
                 "nestdata plan en.corpus sw.corpus --temperature 3 --picture plan.svg",
             ),
-            reads_config=True,
+            reads="data",
         ),
         "sample-batch preview": Command(
             "sample_batch:preview_command",
@@ -49,7 +49,7 @@ PROGRAM = Program(
                 "nestdata sample-batch preview speech.corpus --noise noise.corpus",
                 "nestdata sample-batch preview --config run.yaml --step 1000 -o preview",
             ),
-            reads_config=True,
+            reads="data",
         ),
     },
     other_names={

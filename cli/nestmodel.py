@@ -16,7 +16,7 @@ PROGRAM = Program(
                 "nestmodel fit speech.corpus --noise noise.corpus -c small --max-steps 1000",
                 "nestmodel fit speech.corpus --config large --devices 8 -o runs/large --resume",
             ),
-            reads_config=True,
+            reads="run",
             starts_ranks=True,
         ),
         "validate": Command(
@@ -27,7 +27,7 @@ PROGRAM = Program(
                 "    --ckpt-path last -o runs/small",
                 "nestmodel validate --config runs/small/version_0/config.yaml --ckpt-path last",
             ),
-            reads_config=True,
+            reads="run",
             starts_ranks=True,
         ),
         "preflight": Command(
@@ -37,7 +37,7 @@ PROGRAM = Program(
                 "nestmodel preflight speech.corpus --config large --devices 8",
                 "nestmodel preflight speech.corpus --config large --find-budget",
             ),
-            reads_config=True,
+            reads="run",
             starts_ranks=True,
         ),
         "presets": Command(

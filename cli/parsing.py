@@ -8,9 +8,8 @@ another tool is named here.
 import contextlib
 import inspect
 import io
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, fields, is_dataclass
-from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
@@ -66,10 +65,15 @@ COMMON: Mapping[str, Mapping[str, tuple[str, ...]]] = {
 }
 """The settings that people set, by class and field, with their names beside the dotted one. `-h` shows these."""
 
-_NO_OPTIONS = {("PlanConfig", "seed"), ("NestConfig", "seed"), ("PrepareConfig", "segment")}
+_NO_OPTIONS = {
+    ("PlanConfig", "seed"),
+    ("NestConfig", "seed"),
+    ("PrepareConfig", "segment"),
+    ("BudgetConfig", "timeout_s"),
+}
 """Fields that follow from others: from the seed of the run, and from options of the command."""
 
-_SHOWN_IN_FULL = ("PreflightConfig",)
+_SHOWN_IN_FULL = ("PreflightConfig", "BudgetConfig")
 """Classes of which the short help of a command with configurations shows all settings."""
 
 _REPLACES_FILES = ("RunConfig", "log")
@@ -111,19 +115,6 @@ def option(*names: str, name: str | None = None, metavar: str | None = None, hel
     return tyro.conf.arg(name=name, aliases=names or None, metavar=metavar, help=help, help_behavior_hint=hint)
 
 
-def config_names(arguments: Sequence[str]) -> list[str]:
-    """Returns the values of `--config` in a command line, which decide the defaults of its other options."""
-    names = []
-    for before, word in zip(["", *arguments], arguments, strict=False):
-        if before in ("-c", "--config") and not word.startswith("-"):
-            names.append(word)
-        elif word.startswith("--config="):
-            names.append(word.partition("=")[2])
-        elif word.startswith("-c") and len(word) > 2:
-            names.append(word[2:].removeprefix("="))
-    return names
-
-
 def parse(
     function: Callable[..., Result], defaults: Mapping[str, Any], arguments: Sequence[str], *, prog: str, about: str
 ) -> Result:
@@ -131,7 +122,7 @@ def parse(
 
     Args:
         function: Its parameters are options; those marked `Positionals` are arguments.
-        defaults: Defaults of its parameters by name, from configurations.
+        defaults: Defaults of its parameters by name, from configurations; other names are ignored.
         arguments: The words after the command.
         prog: Program and command, for the help.
         about: What the command does, with examples.
@@ -143,7 +134,9 @@ def parse(
     is_short = bool(defaults) and not {*_HELP}.isdisjoint(arguments)
     if is_short:
         about += f"\n\nThese are the options that are often set; {HELP_ALL} shows all."
-    kept = _keeping(function, defaults)
+    kept, help_of_all = _keeping(function, defaults), f"See `{prog} {HELP_ALL if defaults else '--help'}`."
+    if mistake := _name_here(arguments, _options(function)):
+        raise UsageError(f"{mistake} {help_of_all}")
     read = partial(
         tyro.cli,
         kept,
@@ -163,9 +156,7 @@ def parse(
         # Secrets in URLs are left out before the text is broken into lines.
         with contextlib.redirect_stderr(io.StringIO()) as box, contextlib.suppress(SystemExit):
             read(args=[redacted(word) for word in words])
-        message = _name_here(arguments, _options(function)) or "the command line is invalid."
-        message += f" See `{prog} {HELP_ALL if defaults else _HELP[1]}`."
-        raise UsageError(message, box.getvalue()) from None
+        raise UsageError(f"the command line is invalid. {help_of_all}", box.getvalue()) from None
     for name, parameter in inspect.signature(kept).parameters.items():
         if values[name] == () and parameter.default is inspect.Parameter.empty:
             raise UsageError(f"{_options(function)[name]} is missing: give one or more.")
@@ -304,8 +295,9 @@ def _options(function: Callable[..., Any]) -> dict[str, str]:
         if is_dataclass(cls):
             options |= _settings(cls, name)
         else:
-            is_argument = Positionals in marks
-            options[name] = f"the argument {given[0].metavar}" if is_argument else f"--{name.replace('_', '-')}"
+            options[name] = f"--{name.replace('_', '-')}"
+            if Positionals in marks:
+                options[name] = options[given[0].metavar.lower()] = f"the argument {given[0].metavar}"
     return options
 
 
@@ -324,31 +316,16 @@ def _settings(cls: Any, where: str = "") -> dict[str, str]:
 
 
 def _name_here(arguments: Sequence[str], options: Mapping[str, str]) -> str:
-    """Returns the option here for the first one that other tools have; empty if there is none."""
-    for word in arguments:
+    """Returns the option here for the first one, or the first NAME=VALUE, of other tools; empty if there is none."""
+    for before, word in zip(["", *arguments], arguments, strict=False):
         setting, equals, value = word.partition("=")
-        name = setting.lstrip("-").replace("-", "_")
-        if name in options or not (here := name_here(setting, options)):
+        if not (here := name_here(setting, options)):
             continue
-        if word.startswith("--"):
+        if word.startswith("--") and setting[2:].replace("-", "_") not in options:
             return f"unknown option {setting}; here it is {' or '.join(options[each] for each in here)}."
-        if equals and not word.startswith("-"):
-            return f"{word} is no argument. {_as_option(setting, value, options)}"
+        if equals and not (word.startswith("-") or before.startswith("-") or Path(word).exists()):
+            if here == ["trainer.lightning"]:
+                value = f"'{{{setting.rpartition('.')[2]}: {value}}}'"
+            given = " or ".join(f"{options[each]} {value}" for each in here)
+            return f"{word} is no argument: settings are options, such as {given}."
     return ""
-
-
-def check_no_settings(corpora: Iterable[Path]) -> None:
-    """Raises UsageError for a corpus that is NAME=VALUE, as Hydra takes settings, with the option that it is here."""
-    from nestmodel.run_config import RunConfig  # slow to import, and not needed for help
-
-    for setting, equals, value in (str(path).partition("=") for path in corpora if not path.exists()):
-        if equals:
-            raise UsageError(f"{setting}={value} is no corpus. {_as_option(setting, value, _settings(RunConfig))}")
-
-
-def _as_option(setting: str, value: str, options: Mapping[str, str]) -> str:
-    """Returns how a setting that was given as NAME=VALUE is given as an option."""
-    here = name_here(setting, options) or get_close_matches(setting, options, n=1)
-    if here == ["trainer.lightning"]:
-        value = f"'{{{setting.rpartition('.')[2]}: {value}}}'"
-    return f"Settings are options{': ' if here else ''}{' or '.join(f'{options[each]} {value}' for each in here)}."

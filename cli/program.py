@@ -18,9 +18,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Literal
 
-from .parsing import UsageError, config_names, parse, print_completion
+from .parsing import UsageError, parse, print_completion
 
 DISTRIBUTION = "nest-pretrain"
 
@@ -47,8 +47,8 @@ class Command:
     examples: tuple[str, ...] = ()
     """Command lines, which the help of the command shows."""
 
-    reads_config: bool = False
-    """Whether configurations give the defaults of its options: `defaults` in its module returns them."""
+    reads: Literal["run", "data"] | None = None
+    """What configurations give the defaults of its options: all settings of a run, or those of its data."""
 
     starts_ranks: bool = False
     """Whether its process may be one of several ranks, and ends on signals with the exit codes of a run."""
@@ -58,11 +58,23 @@ class Command:
         """What the command does, with its examples."""
         return "\n".join([self.help, "", "Examples:", *(f"  {line}" for line in self.examples)])
 
-    def load(self, arguments: Sequence[str]) -> tuple[Callable[..., Any], dict[str, Any]]:
-        """Imports the target, and returns the function and the defaults that a command line gives its parameters."""
-        name, function = self.target.split(":")
-        module = importlib.import_module(f"{__package__}.commands.{name}")
-        return getattr(module, function), module.defaults(config_names(arguments)) if self.reads_config else {}
+    def load(self) -> Callable[..., Any]:
+        """Imports and returns the target."""
+        module, name = self.target.split(":")
+        target: Callable[..., Any] = getattr(importlib.import_module(f"{__package__}.commands.{module}"), name)
+        return target
+
+    def defaults(self, arguments: Sequence[str]) -> dict[str, Any]:
+        """Returns what the configurations in a command line give its parameters; without one, what help shows."""
+        if self.reads is None:
+            return {}
+        from nestmodel.run_config import RunConfig, read_data
+
+        names = config_names(arguments)
+        if self.reads == "run":
+            return {"run": RunConfig.read(names or ["small"])}
+        data, seed = read_data(names)
+        return {"data": data, "corpora": data.corpora, "plan": data.plan, "seed": seed}
 
 
 @dataclass(frozen=True)
@@ -96,7 +108,7 @@ class Program:
             print(f"{self.name} {importlib.metadata.version(DISTRIBUTION)}")
             return 0
         if words[0] == _COMPLETION:
-            commands = {name: command.load([]) for name, command in self.commands.items()}
+            commands = {name: (command.load(), command.defaults([])) for name, command in self.commands.items()}
             return print_completion(commands, self.name, language=words[1] if len(words) > 1 else "bash")
         name = next((name for name in self.commands if words[: name.count(" ") + 1] == name.split()), None)
         if name is None:
@@ -106,7 +118,8 @@ class Program:
             from nestmodel.training.stopping.exit_codes import leave_on_signals
 
             leave_on_signals()
-        return parse(*command.load(arguments), arguments, prog=f"{self.name} {name}", about=command.about)
+        defaults = command.defaults(arguments)
+        return parse(command.load(), defaults, arguments, prog=f"{self.name} {name}", about=command.about)
 
     def _overview(self) -> str:
         width = max(map(len, self.commands)) + 2
@@ -134,6 +147,19 @@ class Program:
         return f"No such command '{name}'.{hint} See `{self.name} --help`."
 
 
+def config_names(arguments: Sequence[str]) -> list[str]:
+    """Returns the values of `--config` in a command line, which decide the defaults of its other options."""
+    names = []
+    for before, word in zip(["", *arguments], arguments, strict=False):
+        if before in ("-c", "--config") and not word.startswith("-"):
+            names.append(word)
+        elif word.startswith("--config="):
+            names.append(word.partition("=")[2])
+        elif word.startswith("-c") and len(word) > 2:
+            names.append(word[2:].removeprefix("="))
+    return names
+
+
 def exit_code_of(action: Callable[[], Any]) -> int:
     """Runs what a process was started for, prints an error that ends it, and returns the exit code."""
     try:
@@ -155,7 +181,9 @@ def exit_code_of(action: Callable[[], Any]) -> int:
             return _fail(_file_message(error), EXIT_ERROR)
         if (cause := _known_cause(error)) is not None:
             return _fail(cause, EXIT_ERROR)
-        if not _is_explained(error):
+        from nestdata import NestError
+
+        if not isinstance(error, NestError):
             sys.excepthook = _print_traceback
             raise
         return _fail(_message(error), EXIT_ERROR)
@@ -204,18 +232,7 @@ def _known_cause(error: Exception) -> str | None:
             f"{text} Something outside of the run has ended a loader worker, most often the system because memory ran "
             "out. Lower --num-workers, or run on a machine with more memory."
         )
-    if isinstance(error, FileNotFoundError) and error.filename is None:
-        try:
-            os.getcwd()
-        except FileNotFoundError:
-            return "the working directory was deleted. Change to one that exists."
     return None
-
-
-def _is_explained(error: Exception) -> bool:
-    from nestdata import NestError
-
-    return isinstance(error, NestError)
 
 
 def _is_of_a_users_file(error: OSError) -> bool:

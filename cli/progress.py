@@ -5,6 +5,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from typing import Protocol
 
 _SECONDS_BETWEEN_LINES = 5.0
@@ -57,16 +58,10 @@ def describer(clock: Callable[[], float] = time.monotonic) -> Callable[[int, int
         elapsed = clock() - start
         if total is None or done <= 0 or done >= total or elapsed < _SECONDS_BEFORE_ETA:
             return f"{count} {note}".rstrip()
-        return f"{count} {note}".rstrip() + f", ETA {clock_time(elapsed * (total - done) / done)}"
+        left = timedelta(seconds=round(elapsed * (total - done) / done))
+        return f"{count} {note}".rstrip() + f", ETA {left}"
 
     return describe
-
-
-def clock_time(seconds: float) -> str:
-    """Returns a duration as `m:ss` or `h:mm:ss`."""
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
 
 
 @contextmanager

@@ -27,7 +27,6 @@ from ..program import exit_code_of
 from ..progress import progress
 
 if TYPE_CHECKING:
-    from nestmodel import ExtractReport
     from nestmodel.training.starting.ranks import OwnRank
 
 
@@ -98,9 +97,16 @@ def _extract(
             on_progress=on_progress,
         )
     if as_json:
-        print_json(asdict(report))
-    else:
-        _print_summary(report)
+        return print_json(asdict(report))
+    out = console()
+    layers = "layer" if len(report.layers) == 1 else "layers"
+    out.print(
+        f"{report.path}: {report.num_utterances} utterances, {report.hours:.2f} h, {report.num_frames} frames at "
+        f"{report.frame_rate_hz:g} Hz, {layers} {','.join(map(str, report.layers))} of dim {report.dim}"
+    )
+    if report.left_out:
+        out.print(f"  {rejected_text(report.left_out, report.path)}")
+    out.print(f"  index: {report.path / 'index.jsonl'}")
 
 
 def _run_local_ranks(extract: Callable[["OwnRank"], None], number: int) -> int:
@@ -150,15 +156,3 @@ def _run_rank(extract: Callable[["OwnRank"], None], own: "OwnRank") -> None:
     num_threads = max(1, len(os.sched_getaffinity(0)) // own.num_ranks)
     os.environ.setdefault("OMP_NUM_THREADS", str(num_threads))
     sys.exit(exit_code_of(lambda: extract(own)))
-
-
-def _print_summary(report: "ExtractReport") -> None:
-    out = console()
-    layers = "layer" if len(report.layers) == 1 else "layers"
-    out.print(
-        f"{report.path}: {report.num_utterances} utterances, {report.hours:.2f} h, {report.num_frames} frames at "
-        f"{report.frame_rate_hz:g} Hz, {layers} {','.join(map(str, report.layers))} of dim {report.dim}"
-    )
-    if report.left_out:
-        out.print(f"  {rejected_text(report.left_out, report.path)}")
-    out.print(f"  index: {report.path / 'index.jsonl'}")

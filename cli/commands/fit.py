@@ -2,8 +2,9 @@
 
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import yaml
 
@@ -13,15 +14,10 @@ from nestmodel.config import preset_names
 from nestmodel.run_config import LAST, RunConfig
 
 from ..options import AsJson, ConfigNames
-from ..parsing import Unprefixed, UsageError, check_no_settings, option
+from ..parsing import Unprefixed, UsageError, option
 
 RunSettings = Annotated[RunConfig, Unprefixed]
 PrintConfig = Annotated[bool, option(help="Print all settings as YAML, for --config, and exit.")]
-
-
-def defaults(names: list[str]) -> dict[str, Any]:
-    """Returns the settings of the configurations that a command line names; without one, those that help shows."""
-    return {"run": RunConfig.read(names or ["small"])}
 
 
 def fit_command(*, run: RunSettings, config: ConfigNames = (), print_config: PrintConfig = False) -> None:
@@ -54,13 +50,7 @@ def preflight_command(
     find_budget: Annotated[
         bool, option(help="Instead of the checks, find the largest --max-batch-seconds that fits.")
     ] = False,
-    memory_limit: Annotated[
-        str | None,
-        option(metavar="SIZE", help="With --find-budget: memory of a rank, such as 8GiB; required on a CPU."),
-    ] = None,
-    memory_margin: Annotated[
-        float, option(help="With --find-budget: share of the memory that stays free.")
-    ] = BudgetConfig().memory_margin,
+    budget: Annotated[BudgetConfig, Unprefixed] = BudgetConfig(),
     as_json: AsJson = False,
     print_config: PrintConfig = False,
 ) -> int:
@@ -73,9 +63,8 @@ def preflight_command(
     from .preflight import run_budget, run_checks
 
     if find_budget:
-        limits = BudgetConfig(memory_limit=memory_limit, memory_margin=memory_margin, timeout_s=checks.timeout_s)
-        return run_budget(run, limits, as_json=as_json)
-    if memory_limit is not None:
+        return run_budget(run, replace(budget, timeout_s=checks.timeout_s), as_json=as_json)
+    if budget.memory_limit is not None:
         raise UsageError("--memory-limit has no effect without --find-budget: add it, or leave both out.")
     return run_checks(run, checks, as_json=as_json)
 
@@ -98,7 +87,6 @@ def check_named(command: str, run: RunConfig, names: Sequence[str]) -> None:
 
 def check_inputs(command: str, run: RunConfig, names: Sequence[str]) -> None:
     """Raises UsageError for corpora and checkpoints that are not there, which is found before torch is imported."""
-    check_no_settings(run.data.corpora)
     if not run.data.corpora:
         raise UsageError(
             f"no corpus: give one, such as `nestmodel {command} speech.corpus --config {names[0]}`. "

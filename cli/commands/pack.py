@@ -2,7 +2,7 @@
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from nestdata import PackConfig
 
@@ -10,9 +10,6 @@ from ..options import AsJson
 from ..output import console, print_json
 from ..parsing import Positionals, Unprefixed, option
 from ..progress import progress
-
-if TYPE_CHECKING:
-    from nestdata import PackReport
 
 
 def pack_command(
@@ -38,12 +35,7 @@ def pack_command(
     with progress("packing shards") as on_progress:
         report = pack_corpora(list(corpora), output, config, overwrite=overwrite, jobs=jobs, on_progress=on_progress)
     if as_json:
-        print_json(asdict(report))
-    else:
-        _print_summary(report)
-
-
-def _print_summary(report: "PackReport") -> None:
+        return print_json(asdict(report))
     out = console()
     out.print(
         f"{report.location}: {report.num_cuts} cuts, {report.hours:.2f} h, {report.num_shards} shards, "

@@ -3,25 +3,18 @@
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from nestdata import ConfigError, PlanConfig
-from nestmodel.run_config import read_data
 
 from ..options import AsJson, ConfigNames, CorpusArguments, RunSeed, WorldSize
 from ..output import console, print_json
-from ..parsing import UsageError, check_no_settings, option
+from ..parsing import UsageError, option
 
 if TYPE_CHECKING:
     from nestdata import PlanSummary
 
 _PICTURE_SUFFIXES = (".png", ".svg", ".pdf")
-
-
-def defaults(names: list[str]) -> dict[str, Any]:
-    """Returns what the configurations say that a command line names."""
-    data, seed = read_data(names)
-    return {"corpora": data.corpora, "plan": data.plan, "seed": seed}
 
 
 def plan_command(
@@ -43,7 +36,6 @@ def plan_command(
         raise UsageError("no corpus: give CORPUS, or a configuration with data.corpus.")
     if picture and picture.suffix not in _PICTURE_SUFFIXES:
         raise ConfigError(f"--picture is {str(picture)!r}: expected a name that ends in .png, .svg or .pdf.")
-    check_no_settings(corpora)
     opened = Corpora.open(list(corpora))
     batch_plan = BatchPlan.of(opened, replace(plan, seed=seed))
     batch_plan.microbatches_of(0, world_size)  # raises if the ranks cannot share a step

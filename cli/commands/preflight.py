@@ -1,7 +1,6 @@
 """What `nestmodel preflight` runs, and how it prints the result."""
 
 import sys
-from collections.abc import Callable
 from functools import partial
 
 from rich.console import Console
@@ -31,7 +30,7 @@ def run_checks(config: RunConfig, checks: PreflightConfig, *, as_json: bool) -> 
     """Checks the ranks, data and hardware of a run; returns the exit code."""
     run = build_run(config, "fit")
     print_plan_notes(run)
-    show: Callable[[PreflightReport], None] = _print_json if as_json else _print_table
+    show = _print_table if not as_json else lambda report: print_json(report.as_dict())
     return int(run_preflight(run.model, run.data, run.trainer, checks, show).has_failed)
 
 
@@ -72,10 +71,6 @@ def _print_budget(report: BudgetReport) -> None:
 
 def _gigabytes(number: int) -> str:
     return f"{number / 1e9:.2f} GB"
-
-
-def _print_json(report: PreflightReport) -> None:
-    print_json(report.as_dict())
 
 
 def _print_table(report: PreflightReport) -> None:

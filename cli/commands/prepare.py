@@ -13,7 +13,7 @@ from ..parsing import Positionals, Unprefixed, option
 from ..progress import progress
 
 if TYPE_CHECKING:
-    from nestdata import PrepareProgress, PrepareReport
+    from nestdata import PrepareProgress
 
 _SEGMENT = SegmentConfig()
 # Before this, a rate would be a guess.
@@ -87,9 +87,19 @@ def prepare_command(
             on_progress=lambda found: show(*describe(found)),
         )
     if as_json:
-        print_json(asdict(report))
-    else:
-        _print_summary(report)
+        return print_json(asdict(report))
+    out = console()
+    out.print(
+        f"{report.path}: {report.num_cuts} cuts, {report.hours:.2f} h, "
+        f"{report.shortest_s:.2f} to {report.longest_s:.2f} s"
+    )
+    for note in report.notes:
+        out.print(f"  {note}")
+    if report.num_resampled:
+        out.print(f"  resampled when read: {report.num_resampled}")
+    if report.rejected:
+        out.print(f"  {rejected_text(report.rejected, report.path)}")
+    out.print(f"  report: {report.path / 'report.html'}")
 
 
 def _segment(
@@ -124,18 +134,3 @@ def _describer(
         return found.entries, found.total_entries, ", ".join(["entries", *notes])
 
     return describe
-
-
-def _print_summary(report: "PrepareReport") -> None:
-    out = console()
-    out.print(
-        f"{report.path}: {report.num_cuts} cuts, {report.hours:.2f} h, "
-        f"{report.shortest_s:.2f} to {report.longest_s:.2f} s"
-    )
-    for note in report.notes:
-        out.print(f"  {note}")
-    if report.num_resampled:
-        out.print(f"  resampled when read: {report.num_resampled}")
-    if report.rejected:
-        out.print(f"  {rejected_text(report.rejected, report.path)}")
-    out.print(f"  report: {report.path / 'report.html'}")

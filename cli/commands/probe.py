@@ -37,9 +37,8 @@ def probe_label_command(
             network, inputs, config, output, overwrite=overwrite, model_name=str(model), on_progress=show
         )
     if as_json:
-        print_json(report.to_dict())
-    else:
-        _print_label_summary(report, output)
+        return print_json(report.to_dict())
+    _print_label_summary(report, output)
 
 
 def probe_characters_command(
@@ -69,9 +68,8 @@ def probe_characters_command(
             network, inputs, test, config, output, overwrite=overwrite, model_name=str(model), on_progress=show
         )
     if as_json:
-        print_json(report.to_dict())
-    else:
-        _print_ctc_summary(report, output)
+        return print_json(report.to_dict())
+    _print_ctc_summary(report, output)
 
 
 def _print_label_summary(report: "ProbeReport", output: Path | None) -> None:
@@ -82,10 +80,8 @@ def _print_label_summary(report: "ProbeReport", output: Path | None) -> None:
 
     out = console()
     table = Table("features", "accuracy, % (95 % interval)")
-    table.add_row("trained", percent(report.trained))
-    table.add_row("untrained", percent(report.untrained))
-    table.add_row("log-mel", percent(report.log_mel))
-    table.add_row("chance", percent(report.chance))
+    for name in ("trained", "untrained", "log_mel", "chance"):
+        table.add_row(_name(name), percent(getattr(report, name)))
     out.print(table)
     out.print(
         f"{report.config.label}: {len(report.classes)} classes, {report.num_train} training utterances, "
@@ -127,12 +123,7 @@ def _print_ctc_summary(report: "CtcProbeReport", output: Path | None) -> None:
         f"{report.num_training} training utterances, {report.num_held_out} held out, {report.num_test} test "
         f"utterances; {len(report.alphabet)} characters (95 % intervals)"
     )
-    _print_rejects(report.left_out, output)
-
-
-def _print_rejects(left_out: dict[str, dict[str, int]], output: Path | None) -> None:
-    out = console()
-    for side, reasons in left_out.items():
+    for side, reasons in report.left_out.items():
         if reasons:
             out.print(f"{side}: " + rejected_text(reasons, None))
     if output is not None:

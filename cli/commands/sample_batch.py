@@ -2,25 +2,19 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from nestdata.config_checks import require
-from nestmodel.run_config import DataConfig, read_data
+from nestmodel.run_config import DataConfig
 
 from ..options import AsJson, ConfigNames, RunSeed, WorldSize
 from ..output import console, print_json
-from ..parsing import check_no_settings, option
+from ..parsing import option
 
 if TYPE_CHECKING:
     from rich.table import Table
 
     from nestdata import PreviewRow
-
-
-def defaults(names: list[str]) -> dict[str, Any]:
-    """Returns what the configurations say that a command line names."""
-    data, seed = read_data(names)
-    return {"data": data, "seed": seed}
 
 
 def preview_command(
@@ -42,7 +36,6 @@ def preview_command(
     del config  # its values are the defaults
     for name, value in (("--step", step), ("--rank", rank)):
         require(value >= 0, name, value, "0 or more")
-    check_no_settings(data.corpora)
     dataset = open_training_data(replace(data, plan=replace(data.plan, seed=seed)))
     plan, sampling_rate = dataset.plan, dataset.corpus.sampling_rate
     batch = dataset[step, plan.microbatches_of(rank, world_size)[0]]

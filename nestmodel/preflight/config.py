@@ -36,10 +36,12 @@ class BudgetConfig:
     """Limits of a search for a batch budget."""
 
     memory_limit: str | None = None
-    """Memory of one rank with its unit, such as `8GiB`. Required on a CPU; on a GPU, None means all free memory."""
+    """Memory of one rank in a search (`--find-budget`), with its unit, such as 8GiB. Required on a CPU; on a GPU, None
+    means all free memory."""
 
     memory_margin: float = MEMORY_MARGIN
-    """Share of the memory that stays free, in [0, 1): for fragmentation, buffers of NCCL, other processes."""
+    """Share of the memory that a search (`--find-budget`) leaves free, in [0, 1): for fragmentation, buffers of NCCL,
+    other processes."""
 
     timeout_s: float = 300.0
     """Longest time for one step of a trial, in seconds."""

@@ -35,7 +35,13 @@ def run(command: str, *arguments: object, cwd: Path, timeout_s: float = 400) -> 
 
 
 def error_of(capsys: pytest.CaptureFixture[str]) -> str:
-    """Returns what a command has printed about an error: of tyro about a command line, and the one line of ours."""
+    """Returns the one line about an error that a command has printed."""
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]
+    return line
+
+
+def mistake_of(capsys: pytest.CaptureFixture[str]) -> str:
+    """Returns all that a command has printed about a mistake: the explanation of tyro, if any, and the line below."""
     shown = capsys.readouterr().err
     (line,) = [line for line in shown.splitlines() if line.startswith("error: ")]
     assert shown.endswith(f"{line}\n")

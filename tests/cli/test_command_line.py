@@ -33,7 +33,7 @@ from nestmodel import (
     preset_path,
 )
 from nestmodel.config import LIVE_PRESETS
-from tests.cli.commands import error_of, run
+from tests.cli.commands import error_of, mistake_of, run
 from tests.conftest import MessyCorpora
 from tests.terminal import Terminal
 from tests.training import TINY
@@ -178,7 +178,7 @@ def test_a_mistake_is_explained_and_leaves_nothing(
         pytest.skip("for machines without a GPU")
     monkeypatch.chdir(tmp_path)
     assert PROGRAMS["nestmodel"].run(["fit", *shlex.split(words.format(speech=messy_corpora.speech))]) == 2
-    assert message in error_of(capsys)
+    assert message in mistake_of(capsys)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -198,7 +198,7 @@ def test_a_mistake_is_explained_on_a_terminal_as_well(tmp_path: Path) -> None:
 def test_secrets_in_a_wrong_command_line_are_not_shown(capsys: pytest.CaptureFixture[str]) -> None:
     url = f"https://host/{'long/' * 40}a.tar?X-Amz-Signature=hunter2"
     assert PROGRAMS["nestmodel"].run(["import", "a.nemo", url]) == 2
-    assert "hunter2" not in "".join(row.strip("│ ") for row in error_of(capsys).splitlines())
+    assert "hunter2" not in "".join(row.strip("│ ") for row in mistake_of(capsys).splitlines())
 
 
 def test_what_a_command_line_shows_is_said_before_torch_is_imported(tmp_path: Path) -> None:
@@ -245,6 +245,16 @@ def test_a_completion_script_for_bash_names_commands_and_options(tmp_path: Path)
 
 
 @pytest.mark.parametrize(("program", "name"), COMMANDS)
+def test_no_option_is_taken_for_one_of_another_tool(
+    program: str, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shown = shown_by(program, [*name.split(), "--help-all"], capsys)
+    words = set(re.findall(r"(?<![\w.-])--[a-z][\w.-]*", shown))
+    assert "--help" in words
+    assert PROGRAMS[program].run([*name.split(), "--help", *sorted(words - {"--config"})]) == 0
+
+
+@pytest.mark.parametrize(("program", "name"), COMMANDS)
 def test_examples_are_in_the_help_and_can_be_parsed(
     program: str, name: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -256,11 +266,8 @@ def test_examples_are_in_the_help_and_can_be_parsed(
     config.write_text(preset_path("small").read_text())
     (tmp_path / "run.yaml").write_text("{}")
     called: list[dict[str, Any]] = []
-    load = Command.load
-
-    def load_nothing(_: Command, words: list[str]) -> tuple[Callable[..., Any], dict[str, Any]]:
-        function, defaults = load(command, words)
-        return wraps(function)(lambda **values: called.append(values)), defaults
+    target = command.load()
+    load_nothing = lambda _: wraps(target)(lambda **values: called.append(values))  # noqa: E731
 
     for example in command.examples:
         assert all(f"{line}\n" in shown for line in example.splitlines())
@@ -311,8 +318,8 @@ def failing(error: BaseException) -> Program:
         raise error
 
     class Failing(Command):
-        def load(self, arguments: object) -> tuple[Callable[..., Any], dict[str, Any]]:  # noqa: ARG002
-            return command, {}
+        def load(self) -> Callable[..., Any]:
+            return command
 
     return Program(name="tool", help="", commands={"fail": Failing("x:y", "Fail.")})
 
@@ -367,15 +374,6 @@ def test_a_preset_is_printed_as_it_is(capsys: pytest.CaptureFixture[str]) -> Non
     assert yaml.safe_load(shown)["trainer"]["max_steps"] == 80000
     assert PROGRAMS["nestmodel"].run(["presets", "larg"]) == 2
     assert "the nearest is 'large'" in error_of(capsys)
-
-
-def test_a_working_directory_that_is_gone_is_one_line(tmp_path: Path) -> None:
-    (tmp_path / "gone").mkdir()
-    nestdata = Path(sys.executable).parent / "nestdata"
-    command = f"cd gone && rmdir ../gone && {nestdata} prepare {tmp_path}/a.json -o x.corpus"
-    done = subprocess.run(["bash", "-c", command], cwd=tmp_path, capture_output=True, text=True)
-    lines = [line for line in done.stderr.splitlines() if not line.startswith("shell-init")]
-    assert (done.returncode, lines) == (1, ["error: the working directory was deleted. Change to one that exists."])
 
 
 @pytest.mark.slow

@@ -7,6 +7,7 @@ import torch
 
 from nestcli.nestmodel import main
 from nestmodel import NestConfig, NestModel, load_network
+from tests.cli.commands import mistake_of
 from tests.training import tiny_config
 
 CONFIG = tiny_config()
@@ -74,14 +75,12 @@ def test_export_to_onnx_without_its_extra_names_the_extra(
         (["export", "last.ckpt", "--to", "nemo", "-o", "text.nemo"], 1, "text.nemo: exists already"),
     ],
 )
-def test_invalid_input_is_one_line_with_the_remedy(
+def test_invalid_input_is_explained(
     arguments: list[str], code: int, message: str, checkpoint: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     Path("text.nemo").write_text("text")
     before = checkpoint.read_bytes()
     assert main(arguments) == code
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("error: ")
-    assert message in line
+    assert message in mistake_of(capsys)
     assert sorted(path.name for path in Path().iterdir()) == ["last.ckpt", "text.nemo"]
     assert checkpoint.read_bytes() == before

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from nestcli import progress as shown
-from nestcli.progress import clock_time, describer, progress
+from nestcli.progress import describer, progress
 from tests.synthesis import hiss, write_audio
 
 
@@ -24,10 +24,9 @@ def test_the_time_that_is_left_follows_from_the_share_that_is_done() -> None:
     describe = describer(clock)
     assert describe(0, 48000, "entries") == "0 of 48,000 entries"
     clock.now += 60
-    assert describe(12000, 48000, "entries") == "12,000 of 48,000 entries, ETA 3:00"
+    assert describe(12000, 48000, "entries") == "12,000 of 48,000 entries, ETA 0:03:00"
     assert describe(12000, None, "entries") == "12,000 entries"
     assert describe(48010, 48000, "entries") == "48,010 of 48,010 entries"  # the total was approximate
-    assert [clock_time(seconds) for seconds in (0.4, 61, 3725)] == ["0:00", "1:01", "1:02:05"]
 
 
 def test_plain_lines_are_repeated_while_nothing_is_reported(
