@@ -1,9 +1,9 @@
-"""Keeps noisy audio aligned with clean audio that is not transformed: the delays of transforms.
+"""Removes the delays of transforms, so that noisy audio stays aligned with clean audio that is not transformed.
 
-The delay of a transform is measured when it is built: bursts of noise at several places of a quiet signal go through
-it. What moves all of them by the same time has that delay taken out. What moves them by different times, as `Shift` and
-`TimeStretch` do, is refused. The delay of an impulse response is that of its peak, the direct sound; each file has its
-own, which is taken out when the file is drawn.
+The delay of a transform is measured when it is built, with bursts of noise at several positions of a quiet signal. If
+all bursts are moved by the same time, this delay is removed. A transform that moves them by different times, as `Shift`
+and `TimeStretch` do, is refused. The delay of an impulse response is the time of its peak, the direct sound; each file
+has its own, which is removed when the file is drawn.
 """
 
 import statistics
@@ -16,27 +16,27 @@ from numpy.typing import NDArray
 from nestdata.batch.own_transform import name_of
 from nestdata.errors import ConfigError
 
-# A shift that nobody hears: the hop of the features.
+# Largest shift that is ignored: the hop of the features.
 _TOLERANCE_S = 0.01
 _SECONDS, _BURST_SECONDS = 2.0, 0.04
 _PLACES_S, _NUM_DRAWS = (0.5, 0.9, 1.4), 2
-# Level of the noise before and after a burst, which has 0.3.
+# Level of the noise before and after a burst; the level of the burst is 0.3.
 _FLOOR = np.float32(0.003)
-# The smallest correlation, from 0 to 1, that finds a burst; below it, the loudest place is taken.
+# The smallest correlation, from 0 to 1, that finds a burst; below it, the position with the most energy is taken.
 _MIN_CORRELATION = 0.3
-# How much more energy than at other places there is where a burst is.
+# Energy of a burst that was not silenced: more than this multiple of the median energy.
 _MIN_PROMINENCE = 10.0
 # Longest impulse response that is searched for its peak, in seconds.
 _RESPONSE_SECONDS = 4.0
 
 
 def align(transform: Any, sampling_rate: int, path: str, remedy: str) -> None:
-    """Takes the delay out of a transform of audiomentations; modifies the transform.
+    """Removes the delay of a transform of audiomentations; modifies the transform.
 
     Random numbers are drawn from the global generators.
 
     Args:
-        transform: The transform, which is no composition of others.
+        transform: The transform, which must not be a composition of others.
         sampling_rate: Rate in Hz at which it will be called.
         path: Its setting, for messages.
         remedy: What to do about a transform that cannot be aligned, for messages.
@@ -61,7 +61,7 @@ def align(transform: Any, sampling_rate: int, path: str, remedy: str) -> None:
 
 
 def lags_of(transform: Any, sampling_rate: int) -> list[int]:
-    """Returns by how many samples a transform moves bursts, which it always applies to; fewer, if it silences some."""
+    """Returns the delay of each burst in samples, with the transform always applied; leaves out silenced bursts."""
     rng = np.random.Generator(np.random.PCG64(0))
     burst = (0.3 * rng.standard_normal(round(_BURST_SECONDS * sampling_rate))).astype(np.float32)
     lags = []
@@ -80,10 +80,7 @@ def lags_of(transform: Any, sampling_rate: int) -> list[int]:
 
 
 def _lag(burst: NDArray[np.float32], samples: NDArray[np.float32], start: int) -> list[int]:
-    """Returns by how many samples a burst, which may have been filtered, has been moved from its start.
-
-    Nothing if it has been silenced.
-    """
+    """Returns the delay in samples of a burst, which may have been filtered; an empty list if it has been silenced."""
     correlation = np.abs(np.correlate(samples, burst, "valid"))
     energy = np.convolve(np.square(samples, dtype=np.float64), np.ones(len(burst)), "valid")
     place = int(correlation.argmax())
@@ -111,7 +108,7 @@ def _response_delays(transform: Any, sampling_rate: int) -> Callable[[], int]:
 
 
 def _take_out(transform: Any, delay: Callable[[], int]) -> None:
-    """Makes a transform return what it gives after a delay in samples, or before it if the delay is negative."""
+    """Moves the output of a transform forward by its delay in samples, which may be negative."""
     apply = transform.apply
 
     def aligned(samples: NDArray[np.float32], sample_rate: int) -> NDArray[np.float32]:

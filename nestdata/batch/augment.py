@@ -1,8 +1,8 @@
 """Chains of transforms, of audiomentations or one's own, as pure functions of the samples and a key.
 
 audiomentations draws random numbers from the global generators of Python and NumPy. They are seeded from the key before
-a chain runs and restored afterwards. The generators that own transforms are called with are seeded by them.
-audiomentations is imported only if a chain names a transform of it.
+a chain runs and restored afterwards. They also seed the generators that are passed to own transforms.
+audiomentations is imported only if a chain names one of its transforms.
 """
 
 import inspect
@@ -29,8 +29,8 @@ _log = logging.getLogger(__name__)
 TransformSpec = str | dict[str, Any] | Any
 """The class name of a transform, or a dict from one class name to its parameters: `Gain`, or `{Gain: {p: 0.5}}`.
 
-One's own is a callable, or a dict with the `class_path` of one and `init_args`. It is called with samples, shape
-(samples,), their rate in Hz and a `numpy.random.Generator`, and returns as many samples."""
+A transform of one's own is a callable, or a dict with its `class_path` and `init_args`. It is called with samples,
+shape (samples,), their rate in Hz and a `numpy.random.Generator`, and returns as many samples."""
 
 # Transforms with a parameter `transforms`, which is again a list of transforms.
 _COMPOSITIONS = ("Compose", "OneOf", "SomeOf")
@@ -74,11 +74,11 @@ class Chain:
         sampling_rate: Sampling rate of the samples, in Hz.
         name: Name of the chain in messages, such as `augment.speech`. It is part of the random key.
         remedy: What to do about a transform that moves the samples by different times, for messages; constant delays
-            are taken out. None lets transforms move the samples.
+            are removed. With None, transforms may move the samples.
 
     Raises:
         ConfigError: A transform or a parameter does not exist, a transform rejects its parameters or needs a package
-            that is not installed, or it moves the samples and must not.
+            that is not installed, or it moves the samples by different times and `remedy` is given.
     """
 
     def __init__(
@@ -119,7 +119,7 @@ class Chain:
         return _rebuild, (self._specs, self._sampling_rate, self._name, self._remedy)
 
     def _tried(self, transform: Any, path: str) -> Any:
-        """Returns a transform that has been called, so that it has imported what it needs, and is aligned."""
+        """Calls a transform, so that a missing package is found, removes its delay if necessary, and returns it."""
         if isinstance(transform, OwnTransform):
             self._check_own(transform, path)
         try:
@@ -132,12 +132,12 @@ class Chain:
         except ImportError as error:
             name = name_of(transform)
             raise ConfigError(f"{path}: {name} needs a package that is not installed ({error}).") from error
-        except Exception:  # of the libraries of transforms, which may not like the bursts: speech will show it
+        except Exception:  # of any library; perhaps only bursts are unsuitable, otherwise speech fails as well
             _log.debug("%s cannot be tried", path, exc_info=True)
         return transform
 
     def _check_own(self, transform: OwnTransform, path: str) -> None:
-        """Raises ConfigError unless a transform works, and gives the same for the same samples and generator."""
+        """Raises ConfigError unless a transform works, and returns the same for the same samples and generator."""
         found: dict[int, NDArray[np.float32]] = {}
         lengths = [round(seconds * self._sampling_rate) for seconds in (1.0, 1.3, 1.7, 2.0)]
         for num_samples in (*lengths, *reversed(lengths)):
@@ -194,7 +194,7 @@ def _build(spec: TransformSpec, path: str, tried: Callable[[Any, str], Any]) -> 
     Args:
         spec: The transform.
         path: Its setting in messages, such as `augment.speech[0]`.
-        tried: Called with a transform that is no composition, and its setting.
+        tried: Called with each transform that is not a composition, and its setting; returns the transform to use.
     """
     if isinstance(spec, dict) and "class_path" in spec:
         spec = build_object(spec, path)
@@ -204,7 +204,7 @@ def _build(spec: TransformSpec, path: str, tried: Callable[[Any, str], Any]) -> 
     name, parameters = _parse(spec, path)
     kinds = _transform_classes()
     if name not in kinds:
-        own = ". One of your own is `class_path: module.Class`" if "." in name else nearest_name_hint(name, kinds)
+        own = ". For your own, give `class_path: module.Class`" if "." in name else nearest_name_hint(name, kinds)
         raise ConfigError(f"{path}: audiomentations has no transform {name!r}{own}.")
     kind = kinds[name]
     known = [parameter for parameter in inspect.signature(kind).parameters if parameter != "self"]

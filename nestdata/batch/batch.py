@@ -85,9 +85,9 @@ class Microbatch:
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class AudioNoiseBatch(Microbatch):
-    """One microbatch. Amplitudes are those of the files, usually in [-1, 1]; nothing is clipped.
+    """One microbatch. Amplitudes are as in the files, usually in [-1, 1]; nothing is clipped.
 
-    Lengths are in samples. The field names are those of NEST. Each signal is zero after its length.
+    Lengths are in samples. Fields are named as in NEST. Each signal is zero after its length.
     """
 
     audio: Float[Tensor, "batch samples"]
@@ -114,7 +114,7 @@ _being_copied_lock = Lock()
 
 
 def _keep_until_copied(tensors: list[Tensor], device: torch.device) -> None:
-    """Holds tensors until the copies from them have ended: their memory would be filled with another batch."""
+    """Holds tensors until they have been copied: once they are gone, their memory is reused for another batch."""
     event = torch.cuda.Event()
     event.record(torch.cuda.current_stream(device))
     with _being_copied_lock:

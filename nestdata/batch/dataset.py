@@ -92,7 +92,7 @@ class AudioNoiseDataset(Dataset[AudioNoiseBatch]):
             self.noise.corpus.check_rate(self.corpus.corpora[0])
             warn_of_noise(self.corpus, self.noise.corpus)
         self.remote: RemoteReader | None = None
-        """Reads audio from object stores; None if there is none there."""
+        """Reads audio from object stores; None if all audio is local."""
 
         if RemoteReader.is_needed(self.corpus, self.noise.corpus):
             self.remote = RemoteReader(
@@ -110,7 +110,7 @@ class AudioNoiseDataset(Dataset[AudioNoiseBatch]):
 
         Raises:
             IndexError: The step is negative, or the step has no such microbatch.
-            AudioError: The audio of a cut cannot be used, and neither can that of its substitutes.
+            AudioError: The audio of a cut and of all its substitutes cannot be used.
         """
         return self.load(MicrobatchKey.of(index))
 
@@ -159,19 +159,19 @@ class AudioNoiseDataset(Dataset[AudioNoiseBatch]):
         """Returns the cuts of a batch of this dataset as Lhotse `MonoCut`s, by position.
 
         Text, speaker and language are in their `supervisions`, other labels in `custom`. Where a cut was replaced
-        because of its audio, this is the one that replaced it. The corpora are read here and not before.
+        because of its audio, this is the one that replaced it. The cuts are read from the corpora by this call.
 
         Args:
             batch: A batch in any form: from loader workers, on a GPU, or as a network has read it.
 
         Raises:
-            ConfigError: The batch is of another dataset.
+            ConfigError: The batch is from another dataset.
             CorpusError: The line of a cut is damaged.
         """
         located = [self.corpus.locate(index) for index in batch.indices if index < len(self.corpus)]
         cuts = [corpus[own_index] for corpus, own_index in located]
         if [cut.id for cut in cuts] != batch.sample_id:
-            raise ConfigError(f"{batch!r} is not of {self!r}: ask the dataset that it was loaded from for its cuts.")
+            raise ConfigError(f"{batch!r} is not from {self!r}: ask the dataset that it was loaded from for its cuts.")
         return cuts
 
     def __len__(self) -> int:
@@ -191,7 +191,7 @@ class AudioNoiseDataset(Dataset[AudioNoiseBatch]):
         )
 
     def warn_if_trained_on(self, training: Corpora) -> None:
-        """Warns if this data set is meant for validation and a corpus of it is one of the training data."""
+        """Warns if this data set is meant for validation, but one of its corpora is used for training."""
         warn_of_validation(training, self.corpus)
 
     def loader(
@@ -246,9 +246,9 @@ class AudioNoiseDataset(Dataset[AudioNoiseBatch]):
         return max(bytes_of_batch(*shape) for shape in self.plan.shapes)
 
     def _cuts_of(self, key: MicrobatchKey) -> CutsOf:
-        """Returns the speech of a microbatch, and its noise, which may differ only after a failed read.
+        """Returns the speech and the noise that a microbatch reads first; failed reads lead to others.
 
-        A cut without other cuts beside it, which receives noise in place of speech, is not foretold.
+        Noise that replaces interfering speech, for a cut that is alone in its microbatch, is missing.
         """
         speech = self.plan.indices(*key).tolist()
         noise = []

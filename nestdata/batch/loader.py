@@ -104,8 +104,8 @@ class BatchLoader(DataLoader[AudioNoiseBatch]):
         with fork_server.blocked({END_SIGNAL}):  # a worker unblocks it when it has its handler
             iterator: Any = iter(workers)
         end = partial(end_workers, iterator._workers)
-        # Called before torch's own functions at exit, each of which waits for a worker that waits for work, and then
-        # sends SIGTERM. An error keeps this frame, and with it the workers, until the process exits.
+        # Runs before torch's own exit functions. Each of those waits for a worker, which itself waits for work, and
+        # then sends SIGTERM. An error keeps this frame, and with it the workers, until the process exits.
         atexit.register(end)
         try:
             for handed_over in self._checked(iterator, context):
@@ -137,7 +137,7 @@ class BatchLoader(DataLoader[AudioNoiseBatch]):
         except RuntimeError:
             self._check_corpora()
             if server is not None:
-                check_workers(server)  # says more than torch's error
+                check_workers(server)  # its message says more than torch's
             raise
 
     def _check_corpora(self) -> None:
@@ -153,7 +153,7 @@ class BatchLoader(DataLoader[AudioNoiseBatch]):
             _log.debug("the dataset cannot be pickled: %s", error)
 
     def _new_context(self) -> Any:
-        """Returns what starts the workers of one iteration."""
+        """Returns the multiprocessing context that starts the workers of one iteration."""
         if self._start_method != "forkserver":
             return self.multiprocessing_context
         start_fork_server()
@@ -183,7 +183,7 @@ class _SlotSampler(Sampler[_Task]):
     Args:
         keys: The (step, microbatch) of every batch.
         ring: The slots, if there is shared memory.
-        num_ahead: Number of next microbatches. So many for each worker are read from `keys` ahead of their batches.
+        num_ahead: Number of next microbatches of each worker, which are read from `keys` ahead of their batches.
         num_workers: Number of workers, which take the batches in turn.
     """
 

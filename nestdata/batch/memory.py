@@ -1,7 +1,7 @@
 """Memory for the arrays of one batch, and its shared form: a ring of slots that loader workers fill in place.
 
 The memory of a ring is laid out once and mapped by the rank and by its loader workers. A worker fills a slot, and only
-the shape of the batch travels through the queue. The rank alone decides which slot is free: a slot is used again when
+the shape of the batch is sent through the queue. The rank alone decides which slot is free: a slot is used again when
 no tensor refers to it any more.
 
 The memory belongs to a file without a name, so that nothing is left behind when every process is killed.
@@ -123,7 +123,7 @@ class SlotRing:
         The slot becomes free when this tensor and all tensors and arrays that share its memory are gone.
         """
         array = self.bytes_of(slot)
-        # The storage of the tensor holds a reference to this very array, views of the tensor to the storage.
+        # The storage of the tensor refers to this very array, and views of the tensor refer to the storage.
         weakref.finalize(array, self._free.append, slot).atexit = False
         return torch.from_numpy(array)
 
@@ -146,7 +146,7 @@ class SlotRing:
 
 @dataclass(frozen=True)
 class FilledSlot:
-    """A batch as it travels from a worker to its rank: the slot with its tensors, and everything else."""
+    """A batch as a worker sends it to its rank: the slot with its tensors, and everything else."""
 
     slot: int
     shape: tuple[int, int]
@@ -154,10 +154,10 @@ class FilledSlot:
 
     @classmethod
     def of(cls, batch: AudioNoiseBatch, slot: int, memory: NDArray[np.uint8]) -> "FilledSlot":
-        """Returns what travels of a batch whose tensors are in a slot.
+        """Returns the form in which a batch is sent whose tensors are in a slot.
 
         Raises:
-            ValueError: A tensor is elsewhere, so that it would not travel.
+            ValueError: A tensor is elsewhere, so that it would not be sent.
         """
         num_cuts, num_samples = batch.audio.shape
         begin, places = memory.ctypes.data, _layout(num_cuts, num_samples)

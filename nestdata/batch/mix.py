@@ -27,7 +27,7 @@ _MAX_SNR_DB = 200.0
 @with_field_docs
 @dataclass(frozen=True, kw_only=True)
 class MixConfig:
-    """Which cuts receive interference, and of which kind; the defaults are those of NeMo's configuration."""
+    """Which cuts receive interference, and of which kind; the defaults are NeMo's."""
 
     prob: float = 0.5
     """Share of cuts that receive interference."""
@@ -110,7 +110,7 @@ class SpeakerNoiseMixer:
         self.config = config or MixConfig()
 
     def draw_mode(self, rng: StatelessRng) -> MixMode:
-        """Draws the kind of interference of a cut, which needs no audio: the first draws of its random numbers.
+        """Draws the kind of interference of a cut from the first of its random numbers; needs no audio.
 
         A cut without other cuts in its microbatch receives noise where this returns "speech".
         """

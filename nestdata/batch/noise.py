@@ -24,8 +24,8 @@ from nestdata.storage import Storage
 
 # Crops of one noise cut that are read one by one; after that many silent crops, the whole cut is read.
 _CROPS_READ_SINGLY = 10
-# Level range of white noise in dB of full scale, that of NeMo. Mixing scales it to the drawn SNR, so only transforms of
-# `augment.noise` that depend on the level see it.
+# Level range of white noise in dB of full scale, as in NeMo. Mixing scales the noise to the drawn SNR, so its level
+# matters only for transforms of `augment.noise` that depend on the level.
 _WHITE_DB = (-90.0, -46.0)
 
 
@@ -56,7 +56,7 @@ class NoiseSpan:
 
     kind: Literal["noise", "white", "none"]
     cut_id: str = ""
-    """Id of the noise cut; empty for white noise and none."""
+    """Id of the noise cut; empty for white noise and without noise."""
 
     num_reads: int = 0
     """Number of noise cuts that were read, failed reads included."""
@@ -76,7 +76,7 @@ class NoiseSpan:
 class NoiseSampler:
     """Draws noise from a corpus; without a corpus, returns zeros.
 
-    Keeps no state: a span depends only on the random numbers that are passed in, in every process and on every call.
+    Has no state: a span depends only on the random numbers that are passed in.
 
     Args:
         corpus: A `Corpus`, or the path of one.
@@ -111,7 +111,7 @@ class NoiseSampler:
             on_cut: Called with the id of each noise cut before it is decoded, for instance to refresh a heartbeat.
             content_of: Returns the bytes of a noise cut by its index, compared with the checksum in the corpus, or None
                 if `Corpus.load` has to read them.
-            store: Reads them then, for `Corpus.load`.
+            store: The storage that `Corpus.load` then uses.
         """
         if self.corpus is None:
             return NoiseSpan(samples=np.zeros(num_samples, np.float32), kind="none")

@@ -13,7 +13,7 @@ from nestdata.errors import ConfigError
 
 
 class OwnTransform:
-    """Calls a callable in the way of audiomentations, with a generator that is keyed by Python's global one.
+    """Gives a callable the interface of audiomentations; its generator is seeded from Python's global one.
 
     Args:
         function: Called with samples, shape (samples,), which it may write to, their rate in Hz, and the generator.
@@ -26,12 +26,12 @@ class OwnTransform:
         self.__name__ = name_of(function)
 
     def apply(self, samples: NDArray[np.float32], sample_rate: int) -> NDArray[np.float32]:
-        """Returns the transformed samples, in memory that the callable does not keep."""
+        """Returns a copy of the transformed samples, because the callable may keep its own array."""
         rng = np.random.Generator(np.random.Philox(key=random.getrandbits(64)))
         return np.asarray(self._function(samples, sample_rate, rng), dtype=np.float32).copy()
 
     def __call__(self, samples: NDArray[np.float32], sample_rate: int) -> NDArray[np.float32]:
-        """Returns what `apply` returns, which `align` may have replaced."""
+        """Calls `apply`, which `align` may have replaced."""
         return self.apply(samples, sample_rate)
 
 

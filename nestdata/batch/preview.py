@@ -37,7 +37,7 @@ class PreviewRow:
     cut: str
     seconds: float
     mode: str
-    """What was added: `noise`, `speech`, or nothing, `clean`."""
+    """What was added: `noise` or `speech`; `clean` if nothing was."""
 
     noise: str
     """The interference: ids of noise or speech cuts, `white noise`, or empty."""
@@ -118,7 +118,7 @@ def _is_preview(directory: Path) -> bool:
 
 
 def _write_files(batch: AudioNoiseBatch, sampling_rate: int, page: Path, max_cuts: int) -> None:
-    """Writes a page, and what it shows beside it."""
+    """Writes a page, with its pictures and sound beside it."""
     directory = page.parent
     rows = preview_rows(batch, sampling_rate)
     shown = []
@@ -147,12 +147,12 @@ def _plain(mix: Mix) -> dict[str, Any]:
 def _draw(signals: dict[str, NDArray[np.float32]], mix: Mix, row: PreviewRow, rate: int, path: Path) -> None:
     from matplotlib.figure import Figure  # not pyplot, which keeps global state and looks for a display
 
-    height = 2.6 * len(signals) + 0.9  # in inches, of which labels are legible on a narrow screen
+    height = 2.6 * len(signals) + 0.9  # inches; labels stay legible on a narrow screen
     figure = Figure(figsize=(6.5, height))
     # Fixed margins: a layout engine would draw every picture twice.
     margins = {"left": 0.12, "right": 0.985, "top": 1 - 0.5 / height, "bottom": 0.45 / height, "hspace": 0.12}
     axes = figure.subplots(2 * len(signals), 1, sharex=True, height_ratios=[1, 1.4] * len(signals), gridspec_kw=margins)
-    # A dollar sign of an id does not begin a formula.
+    # A dollar sign in an id must not begin a formula.
     figure.suptitle(_title(row), y=1 - 0.05 / height, fontsize=9, parse_math=False)
     peak = max(float(np.abs(samples).max()) for samples in signals.values()) or 1.0
     mels = {name: _log_mel_db(samples, rate) for name, samples in signals.items()}
@@ -180,7 +180,7 @@ def _title(row: PreviewRow) -> str:
 
 
 def _shortened(text: str, length: int) -> str:
-    """Returns a text of at most `length` characters, by leaving out the middle, because ids often differ at an end."""
+    """Shortens a text to `length` characters by leaving out the middle, because ids often differ at an end."""
     half = (length - 1) // 2
     return text if len(text) <= length else f"{text[:half]}…{text[-half:]}"
 

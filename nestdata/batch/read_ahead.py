@@ -36,16 +36,16 @@ Fetch = Callable[[Request], bytes | None]
 
 
 class ReadAhead:
-    """Holds the bytes of the microbatch that a process loads, and of those that it loads next, within a limit.
+    """Holds the bytes of the microbatch that a process loads, and of the next ones, within a limit.
 
-    Bytes are requested in the order in which they are needed, further ones as others are taken. A member of any length
-    is requested while its predecessor is decoded. Within the limit, no bytes are requested twice as long as they are
-    needed. Bytes that are no longer needed are dropped. Errors are raised where the bytes are taken; bytes that could
-    not be fetched ahead are first requested again. Used by one thread.
+    Bytes are requested in the order in which they are needed; more are requested as others are taken. A member of any
+    length is requested while its predecessor is decoded. Bytes are dropped when they are no longer needed; within the
+    limit, they are not dropped earlier. Errors are raised by `take`, which first repeats a request that has failed.
+    Used by one thread.
 
     Args:
-        fetch: Returns the bytes of a request, or None if the caller has to find out why there are none; called by
-            several threads.
+        fetch: Returns the bytes of a request; None if it cannot, and the caller has to find out why. Called by several
+            threads.
         num_threads: Largest number of calls of `fetch` at the same time.
         max_bytes: Limit for the bytes that are held or requested. One member may exceed it.
     """
@@ -73,7 +73,7 @@ class ReadAhead:
         """Begins a microbatch.
 
         Args:
-            current: Requests of this microbatch, each as often as it is taken.
+            current: Requests of this microbatch, one for each call of `take`.
             upcoming: The same for the next microbatches.
         """
         self._later = deque(chain(current, *upcoming))
@@ -90,7 +90,7 @@ class ReadAhead:
             on_wait: Called before waiting.
 
         Raises:
-            Exception: What `fetch` raised for this request.
+            Exception: Any error that `fetch` raised for this request.
         """
         future = self._held.get(request)
         if future is None or not future.done() or future.exception() is not None:

@@ -41,7 +41,7 @@ class RemoteConfig:
     more below the stall guard's limit for loading, `guard.limits.step_s`."""
 
     max_requests: int = 32
-    """Requests of one loading process at the same time."""
+    """Largest number of simultaneous requests of one loading process."""
 
     ahead_bytes: int = 256_000_000
     """Bytes that a loading process holds or requests for the microbatch that it loads and the next ones. One member may
@@ -125,9 +125,9 @@ class RemoteReader:
         return speech.is_remote or (noise is not None and noise.is_remote)
 
     def begin(self, key: MicrobatchKey, upcoming: Iterable[MicrobatchKey]) -> None:
-        """Requests the bytes of a microbatch, and then those of the next ones."""
+        """Requests the bytes of a microbatch, and then of the next ones."""
         if self._process is None or self._process_id != os.getpid():
-            # The threads of a process are not in those that are forked from it.
+            # A forked process does not have the threads of its parent.
             self._process_id = os.getpid()
             shares = shares_of_corpora(self.config.cache_bytes, self._speech, self._noise, self._repeats)
             self._process = _ReaderOfProcess(self.config, shares)
@@ -143,16 +143,16 @@ class RemoteReader:
         return self._take(corpus, own_index)
 
     def noise(self, index: int) -> bytes | None:
-        """Returns the bytes of a cut of the noise; result and errors are those of `speech`."""
+        """Returns the bytes of a cut of the noise; None and errors have the same meaning as for `speech`."""
         return None if self._noise is None else self._take(self._noise, index)
 
     @property
     def storage(self) -> Storage:
-        """Reads bytes again that are missing or damaged, with the patience and the connections of this process."""
+        """The storage for reading missing or damaged bytes again; has the patience and connections of this process."""
         return self._started().storage
 
     def drop(self, index: int) -> None:
-        """Removes a cut of the speech whose audio could not be used from the cache."""
+        """Removes from the cache a cut of the speech whose audio could not be used."""
         process, (corpus, own_index) = self._started(), self._speech.locate(index)
         request = process.request(corpus, own_index)
         if request is not None and process.cache is not None:
@@ -198,7 +198,7 @@ class _ReaderOfProcess:
 
     def __init__(self, config: RemoteConfig, shares: Mapping[Path, float]) -> None:
         patience_s = config.patience_s
-        # New loader workers are started during a run as well, and then wait for the store as long as the others.
+        # A worker that is started during a run has the same patience from its first request on.
         self.storage = Storage(
             StorageConfig(patience_s=patience_s, first_contact_s=patience_s, max_requests=config.max_requests)
         )
@@ -207,7 +207,7 @@ class _ReaderOfProcess:
         self._shares = shares
         self._known: dict[MicrobatchKey, list[Request]] = {}
         self.request = lru_cache(maxsize=_MAX_KNOWN_REQUESTS)(self._request)
-        """Returns what to request for a cut, for a corpus and an index; None if it is not read from an object store."""
+        """Returns the request for the cut of a corpus at an index; None if it is not read from an object store."""
 
         self._num_hits = 0
         self._hits_lock = threading.Lock()

@@ -1,4 +1,4 @@
-"""The life of a loader worker: how it starts, which signals it survives, and how it ends."""
+"""Loader workers: how they start, which signals they survive, and how they end."""
 
 import multiprocessing
 import os
@@ -15,23 +15,23 @@ END_SIGNAL = signal.SIGUSR2
 
 # Time after SIGTERM at which an alarm ends a loader worker that is still running.
 _SECONDS_TO_FINISH = 60
-# What a loader worker imports until its first batch, unless it is forked from a process that has it.
+# Modules that a loader worker needs for its first batch, which the fork server imports for all workers.
 _NEEDED_BY_WORKERS = ("nestdata.batch.dataset", "nestdata.filters", "soundfile", "miniaudio")
 
 _MEANINGS: dict[int, str] = {
     signal.SIGKILL: "It usually means that memory ran out: use fewer workers.",
-    signal.SIGBUS: "It means that a memory-mapped file was cut off, or that there is no memory for shared memory "
-    "(/dev/shm): use fewer workers, or give the container more (--shm-size).",
+    signal.SIGBUS: "It means that a memory-mapped file was cut off, or that shared memory (/dev/shm) is full: use "
+    "fewer workers, or give the container more (--shm-size).",
 }
-"""What it means that a signal killed a worker."""
+"""Meaning of the signal that killed a worker."""
 
 
 class StartWorker:
-    """Initialises a loader worker: what the loader of torch calls in it first.
+    """Initialises a loader worker; torch's loader calls it first.
 
-    Sets its variables of object stores, starts its heartbeat, and lets it survive a signal to the whole job for a
-    while: after SIGTERM or SIGUSR1, the rank that owns the worker completes its step and still needs the batches for
-    it.
+    Sets the environment variables of object stores, starts the heartbeat, and lets the worker survive a signal to the
+    whole job for a while: after SIGTERM or SIGUSR1, the rank that owns the worker completes its step and still needs
+    the batches for it.
     """
 
     def __init__(self, num_workers: int, slot: nestguard.HeartbeatSlot | None) -> None:
@@ -57,7 +57,7 @@ class StartWorker:
 
 
 def end_workers(workers: Iterable[BaseProcess]) -> None:
-    """Ends workers whose batches nobody needs any more; SIGTERM would leave them a minute."""
+    """Ends workers at once, whose batches are not needed any more; after SIGTERM, they would run for up to a minute."""
     for worker in workers:
         if worker.is_alive() and worker.pid is not None:
             os.kill(worker.pid, END_SIGNAL)
