@@ -42,11 +42,11 @@ class BatchPlan:
     Step numbers continue after the first epoch: `epoch = step // steps_per_epoch`, and every epoch has its own order.
     The microbatches of a step have about the same work, the seconds of their padded cuts. They have the same shape
     where the corpus has enough cuts of one length, and neighbouring lengths elsewhere. In an epoch every cut is seen
-    once, except for those that are `left_out`. If an epoch has more microbatches than cuts, or with `num_shapes`, short
-    cuts, drawn anew in each epoch, are repeated to fill up the last step. Cuts of weighted corpora are seen as often as
-    `repeats_per_epoch` says, and equally often: within a bucket, no cut of a corpus is seen again before all other cuts
-    of that corpus have been seen. The same holds in the steps of mixture stages, also across stages
-    (`nestdata.plan.stages`).
+    once, except for the cuts in `left_out`. If an epoch has more microbatches than cuts, or if `num_shapes` is set,
+    short cuts are repeated to fill up the last step; they are drawn anew in each epoch. Cuts of weighted corpora are
+    seen as often as `repeats_per_epoch` says, and equally often: within a bucket, no cut of a corpus is seen again
+    before all other cuts of that corpus have been seen. The same holds in the steps of mixture stages, also across
+    stages (`nestdata.plan.stages`).
 
     Args:
         num_samples: Length of every cut in samples, ascending, as an array or list of integers of any type; for several
@@ -58,8 +58,8 @@ class BatchPlan:
             plan is computed from them.
 
     Raises:
-        PlanError: The lengths are not integers, not one-dimensional, negative or not ascending; or there are no cuts,
-            fewer cuts than microbatches in a step, all cuts are too short, or more than a tenth of the audio is in cuts
+        PlanError: The lengths are not integers, not one-dimensional, negative or not ascending. There are no cuts, or
+            fewer cuts than microbatches in a step. All cuts are too short, or more than a tenth of the audio is in cuts
             that no microbatch can hold.
         ConfigError: The number of weights or of languages is not the number of corpora.
     """
@@ -94,7 +94,7 @@ class BatchPlan:
             stage.from_step: repeats_per_epoch(corpora, stage, config.languages, f"plan.stages[{number}]")
             for number, stage in enumerate(config.stages)
         }
-        """The same for each mixture stage, by its first step, in as many hours as all corpora together have."""
+        """The same for each mixture stage, by its first step, per as many hours as all corpora together have."""
 
         self.layouts = [tuple(buckets) for buckets in self._lay_out(corpora, first_kept)]
         """The buckets of an epoch, longest cuts first. Epochs take one layout after the other."""
@@ -172,7 +172,11 @@ class BatchPlan:
         return PlannedMicrobatch(key, epoch, indices, layout, number)
 
     def indices(self, step: int, microbatch: int) -> NDArray[np.int64]:
-        """Returns the corpus indices of the cuts of one microbatch, shape (cuts,); errors are those of `microbatch`."""
+        """Returns the indices of the cuts of one microbatch in the corpora, shape (cuts,).
+
+        Raises:
+            IndexError: As for `microbatch`.
+        """
         return self.microbatch(step, microbatch).indices
 
     def substitute(self, microbatch: PlannedMicrobatch, position: int, attempt: int) -> int:
@@ -184,7 +188,7 @@ class BatchPlan:
             attempt: Number of earlier substitutes that were unusable as well; 0 at first.
         """
         buckets, number = microbatch.buckets, microbatch.bucket_number
-        # Cuts of the bucket, and if they are few, of the next buckets, which are shorter.
+        # Cuts of the bucket, and if they are few, of the next buckets, whose cuts are shorter.
         num_cuts = buckets[number].num_cuts
         for bucket in buckets[number + 1 :]:
             if num_cuts >= _MIN_SUBSTITUTES:
@@ -202,12 +206,12 @@ class BatchPlan:
 
     @property
     def buckets(self) -> tuple[Bucket, ...]:
-        """The buckets of the first layout, which that of the first epoch and of all mixture stages is."""
+        """The buckets of the first layout, which the first epoch and all mixture stages use."""
         return self.layouts[0]
 
     @property
     def shapes(self) -> list[tuple[int, int]]:
-        """All pairs of cuts in a microbatch, and samples to which they are padded, in all layouts."""
+        """All pairs (cuts in a microbatch, samples to which they are padded), over all layouts."""
         shapes = ((bucket.cuts_per_microbatch, bucket.padded_samples) for layout in self.layouts for bucket in layout)
         return list(dict.fromkeys(shapes))
 

@@ -124,5 +124,5 @@ def _total(corpora: Sequence[Lengths]) -> int:
 
 
 def limit_text(num_samples: int, sampling_rate: int) -> str:
-    """Returns the seconds of the longest cut that fits, rounded down, so that a cut of these seconds fits as well."""
+    """Returns a largest length in seconds, rounded down, so that a cut of the rounded length fits as well."""
     return f"{100 * num_samples // sampling_rate / 100:g}"

@@ -1,7 +1,7 @@
 """The layouts of an epoch: buckets of cuts of similar length, longest cuts first.
 
-A small corpus has several layouts, between which its epochs alternate; they differ in where microbatches begin, so that
-a cut is not always in a microbatch with the same others.
+The epochs of a small corpus alternate between several layouts. These differ in where microbatches begin, so that a cut
+is not always in a microbatch with the same other cuts.
 """
 
 from bisect import bisect_left
@@ -18,15 +18,15 @@ from nestdata.plan.positions import Bucket, Order, Positions, longest_remaining,
 # to separate nearly all pairs of cuts.
 _SMALL = 4096
 _NUM_LAYOUTS = 3
-# Below this number of microbatches, padding depends much on where they begin. If it helps, the last one is smaller than
-# the others, or fewer steps share what is left.
+# Below this number of microbatches, padding depends much on where they begin. Then other endings are tried: the last
+# microbatch may be smaller than the others, or fewer steps share the remaining work.
 _TINY = 40
 _ENDS = [Ending(num_even, last) for num_even in (8, 3, 2) for last in (10, 7, 6, 5, 4)]
-# Steps of an epoch for each one that may be added so that more layouts fit into as many steps. An epoch with an added
-# step has at most one more than this multiple of the full steps that sorted cuts need.
+# For every _MORE_STEPS steps, an epoch may have one more, so that all layouts fit into the same number of steps. With
+# added steps, it has at most one step more than _MORE_WORK (a ratio) times the full steps that sorted cuts need.
 _MORE_STEPS = 32
 _MORE_WORK = 26, 25
-# A layout has at most this part more of padded audio than that with the least.
+# A layout has at most 1 / _MORE_PADDING more padded audio than the layout with the least.
 _MORE_PADDING = 100
 # Number of lengths that are considered as upper ends of fixed shapes.
 _SHAPE_CANDIDATES = 256
@@ -38,7 +38,7 @@ def lay_out(
     """Returns the buckets of an epoch in one or several layouts, all of which have the same number of steps.
 
     Args:
-        corpora: The positions of each corpus; they are taken.
+        corpora: The positions of each corpus; all of them are taken into buckets.
         budget: Largest cost of a microbatch.
         bucket_width: Largest difference of the lengths in a bucket, as a share of its longest cut.
         num_shapes: Number of fixed shapes; None pads to the longest cut of each bucket.

@@ -23,7 +23,7 @@ def repeats_per_epoch(
         where: Path of the settings, such as `plan`.
 
     Raises:
-        ConfigError: The number of weights or of languages is not that of the corpora, or shares cannot be computed.
+        ConfigError: The number of weights or of languages is not the number of corpora, or shares cannot be computed.
         PlanError: One of several corpora is empty.
     """
     for name, values in ((f"{where}.weights", mixture.weights), ("plan.languages", languages)):

@@ -1,8 +1,8 @@
 """Packs cuts, ordered by length, into microbatches: as much audio in each as the budget allows, with little padding.
 
 The longest cuts come first. A microbatch takes as many as the budget allows, and neighbouring microbatches whose cuts
-are of similar length are a run, within which cuts are permuted. The last steps of an epoch share what is left for them.
-So an epoch has hardly more steps than its work needs, and no step is much smaller than the others.
+are of similar length are a run, within which cuts are permuted. The last steps of an epoch share the remaining work, so
+that an epoch has hardly more steps than its work needs, and no step is much smaller than the others.
 """
 
 from bisect import bisect_left
@@ -20,14 +20,15 @@ _WANTED_MICROBATCHES = 32
 _MORE_PADDING = 17, 1000
 # With fewer cuts in a microbatch, one more is so much work that runs end where one more fits.
 _FEW_CUTS = 32
-# Largest work of a microbatch over the mean of those before it in the same step.
+# Largest work of a microbatch, as a multiple of the mean of the earlier microbatches of its step.
 _MAX_WORK = 11, 10
-# Number of budgets from which that of the last steps is chosen, and number of parts in which their microbatches change
-# from one budget to the next. The least that suffices is nearly always between these percentages of the mean work.
+# The budget of the last steps is one of _LEVELS levels. Between two levels, their microbatches change from the lower to
+# the upper one in _PARTS parts. The least budget that suffices is nearly always between the percentages _GUESSED of the
+# mean work.
 _LEVELS = 128
 _PARTS = 8
 _GUESSED = 90, 104
-# Work of the last microbatch over the mean of its step below which the step is divided again.
+# The last step is divided again if its last microbatch has less than this share of the mean work of the others.
 _SMALL = 9, 10
 # Another ending must save 1 / _LESS_PADDING of the padded audio. No step may have less than _LEAST_WORK of the mean
 # work of the steps. In all steps but one, the work of each microbatch must be between _LEAST_SHARE and _MOST_SHARE of
@@ -35,11 +36,11 @@ _SMALL = 9, 10
 _LESS_PADDING = 100
 _LEAST_WORK = 0.5
 _LEAST_SHARE, _MOST_SHARE = 0.8, 1.15
-# A shifted packing leaves a part of a microbatch out of the first eight together. Each has enough cuts that one less is
-# little work beside the others of its step.
+# A shifted packing has a part of one microbatch less in the first _SHIFTED microbatches together. Only microbatches of
+# at least _MIN_SHIFTED_CUTS cuts count: with one cut less, their work is still similar to the others of their step.
 _SHIFTED = 8
 _MIN_SHIFTED_CUTS = 6
-# Tenths of the work of a microbatch.
+# The whole work of a microbatch, in tenths.
 _WHOLE = 10
 
 
@@ -66,10 +67,10 @@ class Ending:
     """How the last steps of an epoch share the work."""
 
     num_even: int = 8
-    """Number of steps that share what is left for them."""
+    """Number of last steps that share the remaining work."""
 
     last: int = 10
-    """Tenths of the work of the others that the last microbatch has."""
+    """Work of the last microbatch, in tenths of the work of the others."""
 
 
 class Packing:
@@ -79,8 +80,8 @@ class Packing:
         order: The cuts by length, longest first.
         budget: Largest cost of a microbatch.
         bucket_width: Largest difference of the lengths in a run, as a share of its longest cut.
-        shift: The pair (i, n) shortens the first run by i / n of its microbatches and of one microbatch, so that all
-            later ones begin at other cuts than with another i.
+        shift: The pair (i, n) shortens the first run by i / n of its microbatches, and the next microbatches by i / n
+            of one microbatch together. With different i, all later microbatches begin at different cuts.
     """
 
     def __init__(self, order: Order, budget: Budget, bucket_width: float, shift: tuple[int, int] = (0, 1)) -> None:
@@ -153,7 +154,10 @@ class Packing:
         kept = _first_of(runs, start)
 
         def holds(level: int) -> bool:
-            """Packs the cuts under a budget, which one part of the microbatches after the other gets as it rises."""
+            """Packs the cuts under a budget, and returns whether they fit.
+
+            With each level, one more part of the microbatches gets the next larger budget.
+            """
             self._runs, self._num_microbatches = list(kept), start
             self._num_shifted, self._carried, self._padded, self._added = sum(map(self._can_be_shifted, kept)), 0, 0, 0
 
@@ -215,7 +219,7 @@ class Packing:
         return True
 
     def _fitted(self, run: Run, left: int, *, keeps_last: bool) -> Run | None:
-        """Returns a run that leaves a cut for each later microbatch; if none is later, one that takes all cuts.
+        """Returns a run that leaves a cut for each later microbatch; the last run takes all cuts.
 
         Args:
             run: The run.
@@ -243,7 +247,7 @@ class Packing:
             self._added += sum(run.size * (lengths[0] - length) for length in lengths)
 
     def _shifted(self, run: Run) -> Run:
-        """Returns a run with a cut less if enough of a microbatch is to be left out up to here."""
+        """Returns a run without the cuts by which the shift shortens it."""
         if self._num_shifted == _SHIFTED or not self._can_be_shifted(run) or run.end >= self._order.num_cuts:
             return run
         self._num_shifted += 1
@@ -306,7 +310,7 @@ class Packing:
         return number
 
     def _whole_steps(self, first: int, number: int) -> int:
-        """Returns at most `number` microbatches, which end with a step if a whole step of one length is possible."""
+        """Returns how many of `number` microbatches to take: up to the end of a step if that includes a whole step."""
         per_step = self._budget.microbatches
         begun = -first % per_step
         return begun + (number - begun) // per_step * per_step if number >= begun + per_step else number

@@ -1,4 +1,4 @@
-"""Settings of a plan and of its mixtures. The module imports no heavy package, so that help of commands starts fast."""
+"""Settings of a plan and of its mixtures. Imports no heavy package, so that the help of commands starts fast."""
 
 import math
 from collections.abc import Sequence
@@ -29,7 +29,7 @@ class Mixture(Protocol):
 @with_field_docs
 @dataclass(frozen=True, kw_only=True)
 class MixtureStage:
-    """A mixture of the corpora from an optimizer step on, up to the next stage. Nothing is taken from other stages."""
+    """A mixture of the corpora from an optimizer step up to the next stage. Does not inherit from other stages."""
 
     from_step: int
     """First optimizer step of the stage, counted from 0."""

@@ -44,10 +44,10 @@ class Bucket:
 
     cuts_per_microbatch: int
     padded_samples: int
-    """Length to which every microbatch of the bucket is padded: that of its longest cut."""
+    """Length to which every microbatch of the bucket is padded: the length of the longest cut in the bucket."""
 
     first_microbatch: int
-    """Number of its first microbatch. The microbatches of an epoch are counted from those of the longest cuts on."""
+    """Number of its first microbatch. The microbatches of an epoch are counted from the longest cuts on."""
 
     num_microbatches: int
 
@@ -70,11 +70,11 @@ class Positions:
         self._min_samples = min_samples
 
     def restore(self) -> None:
-        """Puts all positions back."""
+        """Takes all positions out of their buckets."""
         self.end = self.num_positions
 
     def length(self, position: int) -> int:
-        """Returns the length of a position: that of the longest cut that it may show."""
+        """Returns the length of a position, which is the length of the longest cut that it may show."""
         return max(int(self._lengths[self._cuts(position, position + 1)[1] - 1]), self._min_samples)
 
     def longest(self) -> int:
@@ -145,7 +145,7 @@ def take_bucket(
         budget: Largest cost of a microbatch.
         buckets: The buckets before this one.
         size: Cuts per microbatch.
-        num_microbatches: Number of microbatches; those of the last bucket may have more positions than remain.
+        num_microbatches: Number of microbatches; in the last bucket, they may have more positions than remain.
     """
     remaining, longest = num_remaining(corpora), longest_remaining(corpora)
     num_positions = num_microbatches * size
@@ -179,7 +179,7 @@ def num_remaining(corpora: Sequence[Positions]) -> int:
 
 
 def _take(corpora: Sequence[Positions], count: int) -> tuple[CutRange, ...]:
-    """Takes the `count` longest remaining positions; among equal lengths, those of the last corpus first."""
+    """Takes the `count` longest remaining positions; among equal lengths, the last corpus comes first."""
     if len(corpora) == 1:
         starts = [corpora[0].end - count]
     else:

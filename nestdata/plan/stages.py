@@ -1,8 +1,8 @@
 """The cuts of the steps of mixture stages, computed from the number of cuts that earlier stages have taken.
 
 The cuts of a corpus in a bucket are a cell. Every cell is an endless sequence of passes over its cuts, each in a new
-order. A stage decides how many cuts of each cell a step takes, and the next stage continues each cell where the last
-one has stopped. Therefore no cut is seen again before all others of its cell have been seen, whatever the mixtures are
+order. A stage decides how many cuts of each cell a step takes, and the next stage continues each cell where this one
+has stopped. Therefore no cut is seen again before all others of its cell have been seen, whatever the mixtures are
 and whenever they change. The number of cuts taken from a cell before any step is a sum over the stages.
 """
 
@@ -29,7 +29,7 @@ Cells = dict[int, range]
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """Steps of an epoch that follow each other by length and have microbatches of the same buckets."""
+    """Consecutive steps of an epoch, by length, whose microbatches are from the same buckets."""
 
     num_steps: int
     buckets: tuple[int, ...]
@@ -41,7 +41,7 @@ class Interleaving:
 
     A binary tree holds the items. At each node, turns go left and right in proportion to the weights on the two sides,
     as Bresenham's algorithm divides the pixels of a line, so that the number of turns of a side is a quotient of
-    integers. An item, and how often it was there before, are therefore found in logarithmic time for any turn.
+    integers. The item of any turn, and the number of its earlier turns, are therefore found in logarithmic time.
 
     Args:
         weights: Weight of each item, 0 or more, and not all 0. An item of weight 0 has no turn.
@@ -71,7 +71,7 @@ class Interleaving:
         return self._items[first], turn
 
     def count(self, item: int, num_turns: int) -> int:
-        """Returns how many of the first `num_turns` turns are those of an item."""
+        """Returns how many of the first `num_turns` turns an item has."""
         leaf, first, end = self._leaves[item], 0, len(self._items)
         while end - first > 1:
             middle = (first + end) // 2
@@ -83,7 +83,7 @@ class Interleaving:
         return num_turns
 
     def _left_turns(self, first: int, end: int, num_turns: int) -> int:
-        """Returns how many of the first turns of a node are those of its left side."""
+        """Returns how many of the first turns of a node go left."""
         total = self._sums[end] - self._sums[first]
         if (first, end) not in self._phases:
             seed, purpose, counters = self._key
@@ -161,7 +161,7 @@ class Stages:
         return bisect_right(self._from_steps, step) - 1
 
     def _locate(self, step: int, microbatch: int) -> tuple[int, int, int]:
-        """Returns the number of the stage, that of the bucket, and how many cuts the stage took from it before."""
+        """Returns the numbers of stage and bucket, and how many cuts the stage has taken from the bucket before."""
         number = self._number(step)
         stage, turn = self._stages[number], step - self._from_steps[number]
         buckets = stage.buckets_of(turn)
@@ -259,7 +259,7 @@ class _Stage:
         return sum(count * order.count(section, num_steps) for section, count in self._sections_of[bucket])
 
     def num_taken(self, bucket: int, corpus: int, num_cuts: int) -> int:
-        """Returns how many of the first cuts of a bucket are those of a corpus."""
+        """Returns how many of the first `num_cuts` cuts of a bucket are from a corpus."""
         order = self._orders.get(bucket)
         if order is None:
             weights = list(self._weights[bucket].values())
@@ -285,7 +285,7 @@ class _Stage:
 def _cells(buckets: Sequence[Bucket], first_indices: Sequence[int]) -> list[Cells]:
     """Returns the cells of each bucket; together, they contain every cut exactly once.
 
-    A cut that is repeated in an epoch may be in two neighbouring buckets. Here it belongs to that of longer cuts.
+    A cut that is repeated in an epoch may be in two neighbouring buckets. Here it belongs to the one of longer cuts.
     """
     cells: list[Cells] = []
     ends: dict[int, int] = {}

@@ -14,10 +14,10 @@ from nestdata.plan.budget import limit_text
 from nestdata.plan.lengths import Lengths, LengthsLike, as_lengths
 from nestdata.plan.positions import Bucket, CutRange
 
-# Padding of an epoch, and share of it in one bucket, from which on the longest cut of that bucket is named.
+# The longest cut of a bucket is named if the padding of the epoch, and the bucket's share of it, reach these values.
 _MUCH_PADDING = 0.05
 _MOST_PADDING = 0.25
-# Steps of an epoch that settings for a small corpus are suggested for.
+# Number of steps of an epoch with the settings that are suggested for a small corpus.
 _SUITABLE_STEPS = 8
 
 
@@ -72,9 +72,8 @@ class StageSummary:
 class PlanSummary:
     """An epoch in numbers, before the first mixture stage, and the stages.
 
-    Hours and padding are means over epochs if the corpora are weighted, and exact otherwise. They are those of the
-    first epoch; in those of a small corpus, microbatches begin at other cuts, with up to a hundredth more of padded
-    audio.
+    Hours and padding are means over epochs if the corpora are weighted, and exact otherwise. They describe the first
+    epoch; in the next epochs of a small corpus, microbatches begin at other cuts, with up to 1 % more padded audio.
     """
 
     steps_per_epoch: int
@@ -171,7 +170,7 @@ def summarise_plan(plan: BatchPlan, num_samples: LengthsLike) -> PlanSummary:
 
 
 def left_out_text(plan: BatchPlan) -> str | None:
-    """Returns which cuts are left out of a plan and how to keep them, for a person; None if no cut is."""
+    """Returns a message about the cuts that are left out of a plan, and how to keep them; None if no cut is."""
     left_out, rate = plan.left_out, plan.sampling_rate
     texts = []
     if left_out.num_long:
@@ -191,7 +190,7 @@ def left_out_text(plan: BatchPlan) -> str | None:
 
 
 def few_steps_text(plan: BatchPlan, summary: PlanSummary) -> str | None:
-    """Returns that a corpus holds less than two steps, and what suits it, for a person; None if it holds more.
+    """Returns a message about a corpus of less than two steps, with settings that suit it; None if it holds more.
 
     Args:
         plan: The plan.
@@ -218,7 +217,7 @@ def _counted(num_cuts: int, seconds: float) -> tuple[str, str]:
 
 
 def padding_text(summary: PlanSummary, id_of: Callable[[int], str]) -> str:
-    """Returns how much padding a plan has, and the cut that causes most of it if that is much, for a person.
+    """Returns a message about the padding of a plan; if it is much, with the cut that causes most of it.
 
     Args:
         summary: Result of `summarise_plan`.
@@ -334,7 +333,7 @@ def _num_mixed_steps(plan: BatchPlan) -> int:
 
 
 def _pairs_kept(plan: BatchPlan) -> float:
-    """Returns the expected share of pairs that stay together, over all epochs and their next ones."""
+    """Returns the expected share of the pairs of cuts in a microbatch that are together in the next epoch as well."""
     layouts = [_spans(layout) for layout in plan.layouts]
     kept = pairs = 0.0
     for layout, following in zip(layouts, [*layouts[1:], layouts[0]], strict=True):
@@ -351,7 +350,7 @@ def _pairs_kept(plan: BatchPlan) -> float:
 
 
 def _spans(layout: Sequence[Bucket]) -> list[tuple[int, int, float]]:
-    """Returns first and last rank of the cuts of each bucket, and the share of its pairs that are in one microbatch."""
+    """Returns first rank, end rank, and the share of pairs that are in one microbatch, for each bucket."""
     ends = list(accumulate(bucket.num_cuts for bucket in layout))
     return [
         (end - bucket.num_cuts, end, (bucket.cuts_per_microbatch - 1) / max(1, bucket.num_cuts - 1))
