@@ -1,8 +1,8 @@
 """Packs corpora into Lhotse Shar: `pack_corpora`.
 
 The cuts keep the order of their input, and their division into shards is a function of corpora and settings. Every
-shard is written by one process, and its record comes last. A run that goes on after an earlier one keeps the shards
-that have a record.
+shard is written by one process, and its record comes last. A run that continues an earlier one keeps the shards that
+have a record.
 
 numpy and the modules that need it are imported when a corpus is packed, so that importing this module is fast.
 """
@@ -86,7 +86,7 @@ class PackReport:
     """Location of `left_out.jsonl`."""
 
     prepare_command: str
-    """The command that prepares a corpus of every cut."""
+    """The command that prepares a corpus of all packed cuts."""
 
 
 def pack_corpora(
@@ -117,7 +117,7 @@ def pack_corpora(
         CorpusError: A corpus cannot be opened, no cut of it can be packed, or a worker process ended unexpectedly.
         ConfigError: The corpora have different sampling rates, or share an id, or their audio is in the folder that
             would be replaced, or a setting is invalid.
-        StorageError: The output cannot be written, or a corpus cannot be read for a reason that may pass.
+        StorageError: The output cannot be written, or a corpus cannot be read for a transient reason.
     """
     from nestdata.corpus.corpora import Corpora
 
@@ -172,7 +172,7 @@ def _lock(location: str) -> AbstractContextManager[Any]:
 
 
 def _begin(location: str, corpora: "Corpora", config: PackConfig, *, overwrite: bool) -> dict[str, int]:
-    """Writes the settings into an empty folder, or checks that those of an earlier run there are the same.
+    """Writes the settings into an empty folder, or checks that an earlier run there had the same.
 
     Returns:
         The size of every file in the folder, by its name relative to it.
@@ -202,7 +202,7 @@ def _begin(location: str, corpora: "Corpora", config: PackConfig, *, overwrite: 
                 f"{location}: holds shards of other {other}. Choose another path, or pass --overwrite to replace them."
             )
         _check_sources(location, corpora)
-        # The records come first, so that no later run keeps a shard of which a file was deleted.
+        # The records are deleted first, so that no later run keeps a shard of which a file was deleted.
         for name in sorted(sizes, key=lambda name: not name.startswith(FOLDER)):
             if _OWN_FILES.fullmatch(name):
                 storage().delete(join(location, name))
@@ -319,7 +319,7 @@ def _finish(location: str, corpora: "Corpora", records: "list[ShardRecord]", num
 
 
 def _prepare_command(location: str, corpora: "Corpora") -> str:
-    """Returns the command that accepts every cut."""
+    """Returns the command that prepares a corpus of all packed cuts."""
     import shlex
 
     from nestdata.prepare.config import PrepareConfig

@@ -80,7 +80,7 @@ def write_shard(task: ShardTask) -> ShardRecord:
     """Writes the files of a shard, then its record, which marks it as complete.
 
     Raises:
-        StorageError: The shard cannot be written, or a corpus cannot be read for a reason that may pass.
+        StorageError: The shard cannot be written, or a corpus cannot be read for a transient reason.
         OSError: The same, on a local disk.
     """
     from lhotse import AudioSource, Recording
@@ -132,7 +132,7 @@ def record_name(number: int) -> str:
 def name_in_shar(cut_id: str) -> str | None:
     """Returns the id of a cut in Shar, which is the name of its files there without suffix.
 
-    It is the id without a slash at its start: who unpacks a member with an absolute name may overwrite the original.
+    It is the id without a slash at its start: unpacking a member with an absolute name may overwrite the original.
 
     Returns:
         None if the id cannot be a name: it has an empty part, `.` or `..` between slashes, or a null character.
@@ -146,8 +146,8 @@ def name_in_shar(cut_id: str) -> str | None:
 def _as_integers(samples: NDArray[np.float32], name: str, record: ShardRecord) -> NDArray[np.int16]:
     """Returns samples in 16 bits, and records what is not kept exactly.
 
-    Samples that do not fit are rounded to the nearest: the error of an amplitude is at most 2^-16, and twice that near
-    1, which the integers do not reach. Audio with an amplitude outside of [-1, 1] is made quieter, not clipped.
+    Samples that do not fit are rounded to the nearest: the error of an amplitude is at most 2^-16; near 1, which the
+    integers do not reach, it is at most 2^-15. Audio with an amplitude outside of [-1, 1] is made quieter, not clipped.
     """
     exact = samples * np.float32(_FULL_SCALE)
     fitting: NDArray[Any] = exact

@@ -57,7 +57,7 @@ class VerifyReport:
     problems: list[VerifyProblem] = field(default_factory=list)
 
     num_accepted: int = 0
-    """Number of cuts whose files have changed, and are used as they are from now on."""
+    """Number of cuts whose files have changed and were accepted."""
 
     new_root: str | None = None
     """The root that was written to `meta.json`; None if it stays as it was."""
@@ -78,7 +78,7 @@ class _Checked(NamedTuple):
     num_decoded: int
     problems: list[VerifyProblem]
     accepted: Sequence[tuple[int, FileVersion]] = ()
-    """Cuts whose files have changed and can be used, by their indices, with the new versions of the files."""
+    """Indices of cuts whose files have changed and can be used, with the new versions of the files."""
 
 
 def verify_corpus(
@@ -93,9 +93,9 @@ def verify_corpus(
 ) -> VerifyReport:
     """Compares a corpus with the audio that it names.
 
-    The size of every shard is compared, and its ETag if the store gives one. Of cuts that are read from files of their
-    own, the files must exist, not be empty, and have the size and the modification time that they had when the corpus
-    was prepared, if it knows them. A corpus with a sample bank needs no other audio, and none is checked.
+    The size of every shard is compared, and its ETag if the store gives one. Files of cuts that are not in a shard must
+    exist and not be empty, and must have the size and the modification time that the corpus has recorded, if any. A
+    corpus with a sample bank needs no other audio, and none is checked.
 
     Args:
         path: A corpus directory.
@@ -103,8 +103,8 @@ def verify_corpus(
         root: Where the folder or bucket of the audio is now, if it was moved: a path or a URL. By default, the root in
             `meta.json`.
         set_root: Whether `root` is written to `meta.json` if no problem was found, so that the corpus is used with it.
-        accept_changed: Whether files of cuts that have another size or time are used as they are from now on, if their
-            headers give the length, the sampling rate and the number of channels that the corpus has.
+        accept_changed: Whether changed files, which have another size or time, are accepted, so that the corpus is used
+            with them. Their headers must give the length, the sampling rate and the number of channels in the corpus.
         jobs: Number of threads, each of which checks one shard at a time.
         on_progress: Called with the number of shards and groups of files that were checked, and their total.
 
@@ -174,7 +174,7 @@ def _run_all(tasks: Iterable[Callable[[], _Checked]], jobs: int) -> Iterator[_Ch
 
 
 def _tasks(corpus: "Corpus", decode: bool, accept_changed: bool) -> Iterator[Callable[[], _Checked]]:
-    """Yields the checks of the shards, then those of the cuts that are read from files of their own."""
+    """Yields the checks of the shards, then of the cuts that are read from files of their own."""
     import numpy as np
 
     from nestdata.corpus.addresses import NO_SHARD
@@ -233,7 +233,7 @@ def _compare_size(expected: ObjectInfo) -> list[VerifyProblem]:
 
 
 def _check_files(corpus: "Corpus", indices: list[int], decode: bool, accept_changed: bool) -> _Checked:
-    """Checks cuts that are read by the path in their line; of each file, the first problem is given."""
+    """Checks cuts that are read by the path in their line; returns the first problem of each file."""
     from nestdata.audio.decode import load_samples
 
     problems: dict[str, VerifyProblem] = {}
