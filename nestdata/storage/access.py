@@ -34,7 +34,7 @@ class Storage:
         """
         self.config = config or StorageConfig()
         self._remote = RemoteObjects(self.config)
-        # By thread: a lock might be held by another thread while this process is forked.
+        # Counted by thread, without a lock, which another thread might hold while this process is forked.
         self._bytes_read: dict[int, int] = {}
 
     def __reduce__(self) -> tuple[type["Storage"], tuple[StorageConfig]]:
@@ -86,14 +86,14 @@ class Storage:
     def open_stream(self, location: str, *, offset: int = 0, info: ObjectInfo | None = None) -> io.BufferedReader:
         """Opens an object or file for sequential reading.
 
-        Objects are read in parts, of which some are requested ahead. The version is that of `info`: an object that is
-        replaced meanwhile is an error of kind "changed".
+        Objects are read in parts, of which some are requested ahead. An object that is replaced after `info` was
+        returned is an error of kind "changed".
 
         Args:
             location: What to read.
             offset: Where to begin, in bytes.
-            info: What `info` returned for this location, which saves a request; by default it is asked now. Ignored for
-                local files.
+            info: What `info` returned for this location, which saves a request; by default, it is requested now.
+                Ignored for local files.
         """
         if not is_url(location):
             return open_file(_local_path(location), offset)

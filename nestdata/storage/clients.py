@@ -23,7 +23,7 @@ _FIRST_PAUSE_S = 0.1
 _LONGEST_PAUSE_S = 15.0
 
 _PREFIXES = {"s3": "AWS", "gs": "GOOGLE", "az": "AZURE"}
-"""Of the environment variables, by scheme."""
+"""Prefixes of the environment variables, by scheme."""
 
 _KEYS = {
     "s3": "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
@@ -50,7 +50,7 @@ def check_not_forked(location: str) -> None:
     The first request counts as use, before there is a client: another thread may fork meanwhile.
 
     Raises:
-        StorageError: "invalid": this is such a process.
+        StorageError: "invalid": this process was forked in that way.
     """
     global _is_used
     if _was_forked_after_use:
@@ -85,7 +85,7 @@ def make_store(address: ObjectAddress, config: StorageConfig, *, patience_s: flo
     """Returns a client of one bucket, which repeats requests by itself.
 
     Args:
-        address: Of any object in the bucket.
+        address: Address of any object in the bucket.
         config: The time limits.
         patience_s: Seconds for which a request is repeated.
         is_upload: Whether the client is for uploads, of which a part may take longer than the limit for a stall.
@@ -157,7 +157,7 @@ def storage_error(error: Exception, location: str) -> StorageError:
 
 
 def _first_line(error: Exception) -> str:
-    """Returns what obstore says, without the body of an answer, which may hold a session token."""
+    """Returns the first line of an error, without the body of the server's answer, which may hold a session token."""
     line = (str(error).splitlines() or [type(error).__name__])[0]
     until_status, status, body = line.partition("status code: ")
     line = until_status + status + body.partition(":")[0]
@@ -181,6 +181,6 @@ def _advice_on_keys(scheme: str) -> str:
 
 
 def _is_http_allowed(scheme: str) -> bool:
-    """Returns what the environment says, because obstore forgets that when other options are given."""
+    """Returns whether http is allowed; reads the environment, which obstore ignores when other options are given."""
     allowed = os.environ.get(f"{_PREFIXES.get(scheme)}_ALLOW_HTTP", "").strip().lower() in ("1", "true", "yes", "on")
     return scheme == "http" or allowed

@@ -1,4 +1,4 @@
-"""The environment variables of object stores, for workers of a fork server, which has those of its own start."""
+"""Passes the environment variables of object stores to workers: their fork server has the values of its own start."""
 
 import os
 from multiprocessing.context import assert_spawning
@@ -7,10 +7,10 @@ _PREFIXES = ("AWS_", "AZURE_", "GOOGLE_")
 
 
 class StoreEnvironment:
-    """Carries the variables of the process that starts a worker to this worker.
+    """Passes the variables of the process that starts a worker to the worker.
 
-    The variables contain secrets. They are read while the worker is being started, and travel through a pipe;
-    otherwise, pickling raises RuntimeError.
+    The variables contain secrets. They are read while the worker is being started, and are sent through a pipe;
+    pickling at any other time raises RuntimeError.
     """
 
     _variables: dict[str, str] | None = None

@@ -38,7 +38,7 @@ def read_file_range(path: str, offset: int, length: int, *, size: int | None) ->
 def open_file(path: str, offset: int) -> io.BufferedReader:
     """Opens a file for sequential reading."""
     with _storage_errors(path):
-        _size_of_file(path, os.stat(path))  # a pipe would be opened once it has a writer
+        _size_of_file(path, os.stat(path))  # opening a pipe would wait for a writer
         file: io.BufferedReader = io.BufferedReader(io.FileIO(path), buffer_size=MIB)
         file.seek(offset)
         return file

@@ -1,6 +1,6 @@
 """Locations: absolute local paths and URLs of objects, as plain strings.
 
-The key of an `s3://`, `gs://` or `az://` URL is taken as it stands: `%20` in it are three characters. The path of an
+The key of an `s3://`, `gs://` or `az://` URL is taken as it stands: `%20` means these three characters. The path of an
 `http://` or `https://` URL is percent-encoded, as everywhere.
 """
 

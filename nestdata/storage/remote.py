@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     from obstore.store import ObjectStore
 
 UPLOAD_PART_BYTES = 8 * MIB
-"""Size of the parts of uploads. S3 takes none below 5 MiB but the last, and at most 10,000."""
+"""Size of the parts of uploads. S3 takes at most 10,000 parts; all but the last must have 5 MiB or more."""
 
 _PART_BYTES = MIB
-"""Size of the parts in which an answer is read, so that one that does not end is noticed."""
+"""Size of the parts in which an answer is read, so that an endless one is noticed."""
 
 Result = TypeVar("Result")
 
@@ -60,7 +60,7 @@ class RemoteObjects:
             content = bytearray()
             for part in answer.stream(min_chunk_size=_PART_BYTES):
                 content += part
-                if len(content) > length:  # the server sends something else than was asked for, perhaps without an end
+                if len(content) > length:  # not what was requested, and perhaps endless
                     break
             return bytes(content)
 
@@ -84,7 +84,7 @@ class RemoteObjects:
         raise failure
 
     def list_objects(self, folder: str) -> Iterator[ObjectInfo]:
-        """Yields the objects whose names begin with a folder's, sorted by location. Takes 300 bytes each until then."""
+        """Yields the objects below a folder, sorted by location. Sorting takes 300 bytes of memory for each."""
         address = parse_url(folder)
         root = f"{address.scheme}://{address.bucket}/"
         if address.scheme in ("http", "https"):
@@ -138,7 +138,7 @@ class RemoteObjects:
         return result
 
     def _deadline(self, location: str) -> float:
-        """Returns when the patience with a request ends that begins now; one that fails before was not repeated."""
+        """Returns when the patience ends for a request that begins now; if it fails earlier, it was not repeated."""
         return time.monotonic() + self._patience_s(parse_url(location))
 
     def _patience_s(self, address: ObjectAddress) -> float:

@@ -19,10 +19,10 @@ class StorageConfig:
 
     first_contact_s: float = 30.0
     """The same for a store that has not answered this process yet, because a wrong host name or port is then the
-    likeliest reason. At most `patience_s` counts."""
+    likeliest reason. Limited by `patience_s`."""
 
     max_requests: int = 32
-    """Requests to object stores that are under way at the same time; further threads wait."""
+    """Largest number of simultaneous requests to object stores; further threads wait."""
 
     connect_timeout_s: float = 5.0
     """Seconds for connecting to a server."""

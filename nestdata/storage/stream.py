@@ -35,7 +35,7 @@ class SizedStream(io.RawIOBase):
         return self._position
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        """Moves to another position; nothing is read before it is asked for."""
+        """Moves to another position; reads nothing."""
         start = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._size}[whence]
         self._position = max(0, start + offset)
         return self._position
@@ -44,13 +44,13 @@ class SizedStream(io.RawIOBase):
 class PartStream(SizedStream):
     """Reads an object from an offset to its end.
 
-    Parts beyond the one that is being read are requested by threads meanwhile. Closing the stream makes no further
-    requests; a stream that is no longer used closes itself. Not thread-safe. `seek` and `tell` work; a seek out of the
-    parts that were requested drops them.
+    Threads request the next parts while one is being read. After closing, no further requests are made; a stream that
+    is no longer used closes itself. Not thread-safe. `seek` and `tell` work; a seek out of the parts that were
+    requested drops them.
     """
 
     mode = "rb"
-    """As of a file that is open for reading."""
+    """The mode of a file that is open for reading."""
 
     def __init__(
         self,
@@ -66,7 +66,7 @@ class PartStream(SizedStream):
         Args:
             fetch: Returns the bytes of (offset, length).
             name: Location of the object.
-            size: Of the object, in bytes.
+            size: Size of the object in bytes.
             offset: Where to begin.
             config: Size and number of parts.
         """
@@ -98,7 +98,7 @@ class PartStream(SizedStream):
         return count
 
     def close(self) -> None:
-        """Makes no further requests."""
+        """Closes the stream; no further requests are made."""
         for _, part in self._parts:
             part.cancel()
         self._parts.clear()

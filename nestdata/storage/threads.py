@@ -15,8 +15,8 @@ _Call = tuple["Future[Any]", Callable[..., Any], tuple[Any, ...]]
 class DaemonPool:
     """Makes calls in threads, in the order in which they are submitted.
 
-    The threads end with the process, even during a call. At its exit, Python waits for those of a `ThreadPoolExecutor`,
-    and so for as long as a store does not answer.
+    The threads end with the process, even during a call. For the threads of a `ThreadPoolExecutor`, Python would wait
+    at exit, for as long as a store does not answer.
 
     Args:
         num_threads: Largest number of calls at the same time.
@@ -34,7 +34,7 @@ class DaemonPool:
         """Returns the future of a call, which is not made if the future is cancelled before.
 
         Raises:
-            RuntimeError: This process was forked from that of the threads.
+            RuntimeError: This process was forked from the one that owns the threads.
         """
         if os.getpid() != self._process:
             raise RuntimeError(f"the threads {self._name} belong to the process that this one was forked from.")
