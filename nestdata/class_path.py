@@ -17,7 +17,7 @@ def class_at(class_path: str, where: str, base: type = object) -> Any:
         base: What the class has to derive from.
 
     Raises:
-        ConfigError: It cannot be imported, or it is no such class.
+        ConfigError: It cannot be imported, or it is not such a class.
     """
     module, _, name = str(class_path).rpartition(".")
     try:
@@ -43,7 +43,7 @@ def build_object(settings: Mapping[str, Any], where: str, base: type = object) -
         base: What the class has to derive from; no other class is called.
 
     Raises:
-        ConfigError: The class cannot be imported, it is no such class, or it does not take the arguments.
+        ConfigError: The class cannot be imported, it does not derive from `base`, or it does not take the arguments.
     """
     path, arguments = settings["class_path"], settings.get("init_args") or {}
     is_whole = settings.keys() <= {"class_path", "init_args"} and isinstance(arguments, Mapping)

@@ -31,16 +31,16 @@ class Column(NamedTuple):
     """Empty if no column has the role."""
 
     unit: float | None
-    """That of a time, as a part of a second; None for samples of the file."""
+    """Unit of a time, as a part of a second; None for samples of the file."""
 
 
 def key_of(name: str) -> str:
-    """Returns a name as it is compared: in small letters, with underscores between its words."""
+    """Returns a name in the form in which names are compared: lower case, with underscores between words."""
     return _WORD_BOUNDARY.sub("_", name).lower()
 
 
 def stem_and_unit(key: str) -> tuple[str, float | None]:
-    """Returns a name, as `key_of` has it, without the unit that it ends with, and this unit: seconds if it has none."""
+    """Splits a name, in the form of `key_of`, into the name without a unit and the unit; seconds if it has none."""
     stem, _, unit = key.rpartition("_")
     return (stem, UNITS[unit]) if stem and unit in UNITS else (key, 1.0)
 
@@ -76,5 +76,5 @@ def parse_columns(text: str) -> tuple[Column, ...]:
         columns[role] = column
     times = [column for column in columns.values() if column.role in TIMES and column.name]
     if len({time.unit is None for time in times}) > 1:
-        raise ConfigError(f"columns ({text[:80]!r}): seconds and samples for one span. Name times of one unit.")
+        raise ConfigError(f"columns ({text[:80]!r}): one span has seconds and samples. Name times of one unit.")
     return tuple(columns.values())

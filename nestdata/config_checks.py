@@ -18,7 +18,7 @@ _SHORT.maxstring = _SHORT.maxother = 200
 
 
 def shown(value: object) -> str:
-    """Returns a value of any origin for a message: its `repr`, shortened, also if its parts are shared many times."""
+    """Returns a shortened `repr` of a value for a message; remains fast if parts of the value are shared many times."""
     return _SHORT.repr(value)
 
 
@@ -41,7 +41,7 @@ def require_instance(field: str, value: object, cls: type, *, or_none: bool = Fa
 
 
 def require_parts(section: str, config: object) -> None:
-    """Raises ConfigError unless every field of a configuration that is annotated with a dataclass holds one, and so on.
+    """Raises ConfigError unless every field that is annotated with a dataclass holds one; nested fields as well.
 
     Args:
         section: Path of the configuration, as for `require_at_least`.

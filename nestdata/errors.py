@@ -12,7 +12,7 @@
     ├── ExtractError     features cannot be computed or written
     ├── ProbeError       the labels or texts do not suffice for a probe
     ├── TrainingError    training or a preflight cannot continue
-    └── WeightsError     model file that cannot be read or does not fit the model
+    └── WeightsError     a model file cannot be read or does not fit the model
 
 Every constructor takes one string, because an error that is raised in a loader worker is rebuilt in the parent process
 from its text alone.
@@ -29,8 +29,8 @@ _MAX_LINE, _MAX_MESSAGE = 2000, 20_000
 class NestError(Exception):
     """Root of all errors of nestdata and nestmodel; the message names the problem, its location and the remedy.
 
-    URLs in the message are shown without their secrets. A message that is very long, because a name from an input is,
-    is shortened in the middle.
+    URLs in the message are shown without their secrets. A very long message, for example with a long name from an
+    input, is shortened in the middle.
     """
 
     def __init__(self, message: str = "") -> None:
@@ -41,7 +41,7 @@ class NestError(Exception):
 
 
 class ConfigError(NestError):
-    """A setting is unknown, out of range, of the wrong type or not implemented, or two settings contradict."""
+    """A setting is unknown, out of range, of the wrong type or not implemented, or two contradict each other."""
 
 
 class ManifestError(NestError):

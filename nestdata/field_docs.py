@@ -1,7 +1,7 @@
 """Descriptions of the fields of configurations in their docstrings, for `help()`, and for options of commands.
 
-A field is described by the string below it, which Python does not keep. It is read from the source when somebody asks
-for the docstring of the class, so that importing the class takes no time.
+A field is described by the string below it, which Python discards. It is read from the source when the docstring of the
+class is used, so that importing the class takes no time.
 """
 
 import ast
@@ -31,7 +31,7 @@ def with_field_docs(cls: Class) -> Class:
 
 
 def field_summaries(cls: type) -> dict[str, str]:
-    """Returns the first paragraph of the description of each field, by name; an empty text without sources.
+    """Returns the first paragraph of the description of each field, by name; empty texts if the source is missing.
 
     Commands show it as the help of the field's option.
     """
@@ -41,7 +41,7 @@ def field_summaries(cls: type) -> dict[str, str]:
 
 @cache
 def _fields_of(cls: type) -> str:
-    """Returns the fields as text; nothing without sources."""
+    """Returns the fields as text; an empty text if the source is missing."""
     described = _described(cls)
     lines = ["Fields:"] if described else []
     for declaration, text in described.values():
@@ -53,7 +53,7 @@ def _fields_of(cls: type) -> str:
 
 @cache
 def _described(cls: type) -> dict[str, tuple[str, str]]:
-    """Returns declaration and description of each field, by name; nothing without sources."""
+    """Returns declaration and description of each field, by name; empty if the source is missing."""
     try:
         node = _classes_in(cls.__module__)[cls.__qualname__]
     except (OSError, TypeError, KeyError):

@@ -1,7 +1,7 @@
 """The filters of torchaudio that are used: for resampling, and for mel bins. No other module imports torchaudio.
 
-It refuses to be imported beside a torch that was built for another CUDA version, as newer ones are, because of its
-compiled functions. None of those is used here, so it is imported as if torch had no CUDA. Lhotse, which imports it at
+torchaudio cannot be imported if torch was built for another CUDA version, as newer ones are, because of its compiled
+functions. None of those is used here, so it is imported as if torch had no CUDA. Lhotse, which imports torchaudio at
 the first use, then finds it imported.
 """
 
@@ -20,7 +20,7 @@ finally:
 
 
 def make_resampler(source_rate: int, rate: int) -> Callable[[Tensor], Tensor]:
-    """Computes a filter once; the function that is returned resamples float32 audio, shape (..., num_samples).
+    """Returns a function that resamples float32 audio, shape (..., num_samples); its filter is computed once.
 
     Windowed sinc interpolation over 6 zero crossings, with a rolloff of 0.99: torchaudio's defaults. Rates are in Hz.
     """
@@ -35,8 +35,8 @@ def mel_filters(num_mels: int, num_frequencies: int, rate: int) -> Tensor:
 
     Args:
         num_mels: Number of filters.
-        num_frequencies: Frequencies of a spectrum: half the size of the Fourier transform, and 1.
-        rate: Of the audio, in Hz.
+        num_frequencies: Frequencies of a spectrum: half the size of the Fourier transform, plus 1.
+        rate: Sampling rate of the audio, in Hz.
     """
     with torch.device("cpu"):  # the function does not work on the device "meta"
         filters: Tensor = melscale_fbanks(num_frequencies, 0.0, rate / 2, num_mels, rate, "slaney", "slaney")

@@ -58,7 +58,7 @@ def start(preload: Sequence[str] = (), *, imports_main: bool = True) -> None:
 def end_with_parent() -> None:
     """Lets this worker end, from now on, as soon as the process that owns it has ended.
 
-    Its parent in the sense of the operating system is the fork server, which a killed owner cannot end.
+    For the operating system, its parent is the fork server, which stays if its owner is killed.
     """
     threading.Thread(target=_exit_after_parent, daemon=True).start()
 

@@ -1,4 +1,4 @@
-"""Formats of the inputs of `nestdata prepare`, in a module of their own so that its help needs no reader of them."""
+"""Formats of the inputs of `nestdata prepare`, in a module of their own, so that its help imports no readers."""
 
 from typing import Literal
 

@@ -7,8 +7,8 @@ target holds the old output or the new one, never a mixture; the next run into t
 the folder, except for subfolders of finished work that it names.
 
 Only a folder with such a mark is ever cleared. Anything else at `NAME.partial`, such as a link, a folder of another
-user or one without a mark, is left as it is, and the run is refused. So is a run whose output would replace one of its
-inputs, or a directory with files that it has not made.
+user or one without a mark, is left as it is, and the run is refused. A run is also refused if its output would replace
+one of its inputs, or a directory with files that this program has not made.
 """
 
 import ctypes
@@ -37,7 +37,7 @@ MARK = ".nest-unfinished.json"
 
 # Error numbers of a disk that accepts no more data. Other system errors in the block may concern an input.
 _CANNOT_WRITE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
-# Error numbers of a file system without locks, or without those of directories (NFS).
+# Error numbers of a file system without locks, or without locks of directories (NFS).
 _CANNOT_LOCK = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EBADF)
 # Subfolder that holds the old output while the new one takes its place, where two directories cannot be swapped.
 _REPLACED = ".replaced"
@@ -63,8 +63,8 @@ def output_directory(
     Args:
         output: The target.
         kind: Name of this kind of output for messages, such as "a corpus".
-        names: Matches the names of the files and folders that an output of this kind consists of, without those in its
-            subfolders. An existing output with others is not replaced.
+        names: Matches the names of the files and folders that are directly in an output of this kind. An existing
+            output with other names is not replaced.
         overwrite: Whether an existing output of the same kind is replaced.
         may_replace: Returns whether the existing target is an output of this kind. Called only with `overwrite`.
         resumable: Names of subfolders that stay in `NAME.partial` if the block raises or the process is killed, and
@@ -156,14 +156,14 @@ def replace_file(path: Path, content: bytes) -> None:
 
 
 def write_all(file: BinaryIO, content: bytes | memoryview) -> None:
-    """Writes to a file without a buffer, which may take less at a time."""
+    """Writes all content to a file without a buffer, whose `write` may take only a part of it."""
     left = memoryview(content)
     while left:
         left = left[file.write(left) :]
 
 
 def unfinished_name(path: Path) -> Path:
-    """Returns a random name beside a path, which `is_unfinished` knows."""
+    """Returns a random name beside a path, which `unfinished_files` finds."""
     return path.with_name(f".{path.name}.{secrets.token_hex(6)}.partial")
 
 
@@ -180,7 +180,7 @@ def check_writable(directory: Path) -> None:
     """Creates a directory if it is missing, and checks that files can be created in it.
 
     Raises:
-        OutputError: They cannot.
+        OutputError: Files cannot be created in it.
     """
     try:
         directory.mkdir(parents=True, exist_ok=True)

@@ -68,5 +68,5 @@ def _finalized(value: Any) -> Any:
 
 def _breakable(text: str) -> Markup:
     """Returns a text in which a browser may break lines after slashes and underscores, as in paths and ids."""
-    # Neither mark occurs in what escaping inserts.
+    # Escaping inserts neither slashes nor underscores.
     return Markup(str(escape(redacted(text))).replace("/", "/<wbr>").replace("_", "_<wbr>"))

@@ -23,7 +23,7 @@ _HIDDEN = "***"
 def redacted(text: str) -> str:
     """Returns a text in which every URL is shown without its secrets; all other text is unchanged.
 
-    Of each `scheme://`, everything up to the last `@` is hidden, whether or not a slash comes first, and everything
+    After each `scheme://`, everything up to the last `@` is hidden, whether or not a slash comes first, and everything
     from `?`, `#` or `;` on. A URL ends at white space. A user name with a password may contain white space: then it
     ends at the last `@` of the text. A second call changes nothing.
     """

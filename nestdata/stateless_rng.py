@@ -24,15 +24,15 @@ def derive_key(seed: int, purpose: str, *counters: int) -> int:
     Args:
         seed: Seed of the run.
         purpose: What is drawn, such as "noise". Different purposes get independent numbers.
-        counters: What it is drawn for, such as step, microbatch and position. Not the cut: one that is seen twice in an
-            epoch would get the same noise twice.
+        counters: What it is drawn for, such as step, microbatch and position. Not the cut, because a cut that is seen
+            twice in an epoch would get the same noise twice.
     """
     text = "/".join([str(seed), purpose, *map(str, counters)])
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
 
 
 class StatelessRng:
-    """A sequence of random numbers that is determined by one key; the arguments are those of `derive_key`."""
+    """A sequence of random numbers that is determined by one key; takes the arguments of `derive_key`."""
 
     def __init__(self, seed: int, purpose: str, *counters: int) -> None:
         self._key = derive_key(seed, purpose, *counters)

@@ -1,4 +1,4 @@
-"""What a path is that is not what a command takes, and what to give instead: the same words for every command.
+"""Messages of all commands about a path of the wrong kind: what it is, and what to give instead.
 
 Only names are looked at, because a path may be wrong in any way. Nothing is opened.
 """
@@ -36,7 +36,7 @@ _IN_RUNS = {"a model": ("newest checkpoint", "checkpoints/*.ckpt"), "a configura
 
 
 def wrong_path(path: str | Path, wanted: Wanted) -> str:
-    """Returns what a path is instead of what was wanted, and what to give; a message has it after the path."""
+    """Returns the text that follows a path in a message: what it is instead of what was wanted, and what to give."""
     text, path = str(path), Path(path)
     if not path.exists():
         return _why_missing(text, wanted)
@@ -56,7 +56,7 @@ def wrong_path(path: str | Path, wanted: Wanted) -> str:
 
 
 def kind_of(path: Path) -> str:
-    """Returns what a path that exists seems to be, by its name, and that of the files in it."""
+    """Returns what a path that exists seems to be, by its name and the names of the files in it."""
     if not path.is_dir():
         return next((kind for kind, ends in _FILES.items() if path.name.lower().endswith(ends)), "a file")
     if _newest(path, "checkpoints/*.ckpt"):
@@ -84,7 +84,7 @@ def _why_missing(text: str, wanted: Wanted) -> str:
     if wanted == "a model" and re.fullmatch(r"[\w.-]+/[\w.-]+", text) and not path.parent.exists():
         return f"does not exist here. If it is a NEST model on the Hugging Face hub, give hf://{text}."
     folder = next(parent for parent in path.parents if parent.is_dir())
-    # Of a huge folder, some names are compared.
+    # In a huge folder, only some of the names are compared.
     missing, names = path.relative_to(folder).parts[0], [each.name for each in islice(folder.glob("*"), 1000)]
     hint = nearest_name_hint(missing, names, min_similarity=0.6)
     return f"does not exist: there is no {missing!r} in {folder}{hint}. Check the path. {_GIVE[wanted]}"

@@ -221,8 +221,8 @@ def test_a_file_as_long_as_its_span_in_a_recording_is_a_clip_and_used_whole(tmp_
         ("audio", "'audio' is not ROLE=NAME"),
         ("text=", "'text=' is not ROLE=NAME"),
         ("start=a,start=b", "names start twice"),
-        ("start=a:ms,end=b:samples", "seconds and samples for one span"),
-        ("start=a_samples,duration=b", "seconds and samples for one span"),
+        ("start=a:ms,end=b:samples", "one span has seconds and samples"),
+        ("start=a_samples,duration=b", "one span has seconds and samples"),
     ],
 )
 def test_a_wrong_text_for_columns_is_an_error(columns: str, message: str) -> None:
