@@ -138,13 +138,13 @@ def describe_frames(
 ) -> Frames:
     """Returns positions, in the type of matrix products, and masks.
 
-    With limited attention, the mask has batch * enc_frames * keys values. All blocks share it, and each of them has as
-    many scores for every head.
+    With limited attention, the mask has batch * enc_frames * keys values, as many as a block has scores for each head.
+    All blocks share it.
 
     Args:
         x: Input of the first block.
         enc_lens: Number of valid frames of each utterance.
-        context: Limits attention, as `visible_keys` does; None does not, with a smaller mask.
+        context: Attention context, as for `visible_keys`; None sets no limit, and the mask is smaller.
         style: How the context is counted.
     """
     num_frames, dim = x.shape[1:]
@@ -183,7 +183,7 @@ def visible_keys(
         context: Numbers of encoder frames to the left and to the right, `UNLIMITED` for no limit.
         style: With `regular`, query i attends to the keys i - left to i + right. With `chunked_limited`, frames are in
             chunks of right + 1, and a query attends to all keys of its own chunk and of the left / (right + 1) chunks
-            before it. A context of which the right side is unlimited has no chunks.
+            before it. A context with an unlimited right side has no chunks.
         device: Device of the mask.
 
     Source: `ConformerEncoder._create_masks` of NeMo 3.0.0.
@@ -232,8 +232,8 @@ def shift_to_distances(
 ) -> Float[Tensor, "*batch enc_frames keys"]:
     """Converts scores by distance (T - 1 and below) to scores by key: out[i, j] = scores[i, T - 1 - i + j].
 
-    The wanted part of row i starts i columns to the left of that of row 0. Viewing the flattened matrix from column
-    T - 1 of row 0 onwards, with rows that are one value shorter, aligns these parts without copying any value.
+    The wanted part of row i starts i columns further left than in row 0. Viewing the flattened matrix from column T - 1
+    of row 0 onwards, with rows that are one value shorter, aligns these parts without copying any value.
 
     Args:
         scores: At least T - 1 + `num_keys` columns.

@@ -1,7 +1,7 @@
 """Batch norm whose running statistics are updated once per optimizer step, from the microbatches of all ranks.
 
-With torch's batch norm, the running statistics of each rank follow its own microbatches, and those of rank 0 are saved:
-the saved model then depends on the number of ranks. `StepBatchNorm` instead collects the statistics of microbatches.
+With torch's batch norm, each rank has running statistics of its own microbatches, and rank 0 saves its own, so the
+saved model depends on the number of ranks. `StepBatchNorm` instead collects the statistics of microbatches.
 The caller sums them over ranks with a collective of its choice, and all ranks update with the same mean.
 """
 
@@ -43,8 +43,8 @@ class StepBatchNorm(nn.BatchNorm1d):
         """Returns the sums over microbatches of means and of unbiased variances, and resets them to zero.
 
         Args:
-            num_microbatches: Number of microbatches. A norm that an encoder calls more often in each, or recomputes,
-                gives the mean of its calls; one that it never called, what the running statistics are.
+            num_microbatches: Number of microbatches. If the norm was called more often than that, its calls are
+                averaged; if it was never called, the running statistics are returned, once for each microbatch.
         """
         assert self._collected is not None
         assert self._num_collected is not None
@@ -62,7 +62,7 @@ class StepBatchNorm(nn.BatchNorm1d):
         if not self.is_collecting:
             return super().forward(input)
         assert self._collected is not None
-        # With a momentum of 1, the running statistics passed in become those of the microbatch.
+        # With a momentum of 1, the statistics of the microbatch replace the running statistics that are passed in.
         statistics = torch.zeros_like(self._collected)
         mean, var = statistics
         normalised = F.batch_norm(input, mean, var, self.weight, self.bias, training=True, momentum=1.0, eps=self.eps)
@@ -96,10 +96,10 @@ class StepBatchNorm(nn.BatchNorm1d):
 
 
 def update_running_stats(norms: Sequence[StepBatchNorm], statistics: Sequence[Float[Tensor, "2 features"]]) -> None:
-    """Updates running means and variances with those of a step, weighted by the momentum, by one operation for all.
+    """Updates the running means and variances of all norms by one operation, with a step's values times the momentum.
 
     Args:
-        norms: Have the same momentum.
+        norms: The norms, which have the same momentum.
         statistics: Mean and variance of the step, for each of `norms`.
     """
     if not norms:

@@ -33,7 +33,7 @@ class FeedForward(nn.Module):
     """Two linear layers with Swish and dropout between them."""
 
     def __init__(self, config: EncoderConfig, *, counts_from: int = 0) -> None:
-        """Builds the layers; `counts_from` is that of their dropout, see `nestmodel.nn.dropout.drop`."""
+        """Builds the layers; `counts_from` is for their dropout, see `nestmodel.nn.dropout.drop`."""
         super().__init__()
         hidden = config.d_model * config.ff_expansion
         self.linear1 = nn.Linear(config.d_model, hidden, bias=config.use_bias)
@@ -43,7 +43,7 @@ class FeedForward(nn.Module):
     def forward(
         self, x: Float[Tensor, "batch enc_frames dim"], key: Key | None = None
     ) -> Float[Tensor, "batch enc_frames dim"]:
-        """Transforms each frame independently; `key` is that of the dropout, see `Dropout`."""
+        """Transforms each frame independently; `key` determines the dropout, see `Dropout`."""
         out: Tensor = self.linear2(self.dropout(F.silu(self.linear1(x)), key))
         return out
 
@@ -81,7 +81,7 @@ class ConformerBlock(nn.Module):
         Args:
             x: Encoder frames.
             frames: Their positions and padding, from `describe_frames`.
-            keys: Those of the block, of `ConformerEncoder.draw_keys`.
+            keys: The keys of this block from `ConformerEncoder.draw_keys`.
         """
         within1, after1, within_att, after_att, after_conv, within2, after2 = split_keys(keys, KEYS_PER_BLOCK)
         half = self.feed_forward1(self.norm_feed_forward1(x), within1)
@@ -104,7 +104,7 @@ class ConformerBlock(nn.Module):
 
         Args:
             x: The new frames.
-            cache: Of the frames before them.
+            cache: Cache of the frames before them.
             positions: As for `RelPositionAttention.extend`.
             is_masked_key: As for `RelPositionAttention.extend`.
 
@@ -121,5 +121,5 @@ class ConformerBlock(nn.Module):
 
 
 def split_keys(keys: Int32[Tensor, "keys *rest 2"] | None, number: int) -> Sequence[Int32[Tensor, "*rest 2"] | None]:
-    """Returns the single keys, each of them None if there are none."""
+    """Returns `number` single keys; each is None if `keys` is None."""
     return [None] * number if keys is None else keys.unbind()

@@ -1,4 +1,4 @@
-"""Settings of torch's compiler, which are those of the whole process."""
+"""Settings of torch's compiler, which apply to the whole process."""
 
 import torch._dynamo as dynamo
 import torch._functorch.config as functorch
@@ -12,16 +12,16 @@ def allow_shapes(num_shapes: int | None) -> None:
     """Lets torch compile each function for the batches of training and of validation; never lowers a limit.
 
     Args:
-        num_shapes: Number of their shapes; None for varying shapes, of which a few graphs take all.
+        num_shapes: Number of their shapes; None for varying shapes, for all of which a few graphs suffice.
     """
-    # After as many graphs as the limit, torch runs a function for new shapes without compiling it.
+    # Once a function has as many graphs as the limit, torch runs it without compiling for new shapes.
     number = _GRAPHS_OF_VARYING_SHAPES if num_shapes is None else 2 * num_shapes + 2
     dynamo.config.recompile_limit = max(dynamo.config.recompile_limit, number)
     dynamo.config.accumulated_recompile_limit = max(dynamo.config.accumulated_recompile_limit, number)
 
 
 def compile_backward_in_forward() -> None:
-    """Makes torch, from 2.10 on, compile a backward pass together with its forward pass, so that errors come there."""
+    """Makes torch 2.10 and later compile each backward pass with its forward pass, so that errors are raised there."""
     if hasattr(functorch, "force_non_lazy_backward_lowering"):
         functorch.force_non_lazy_backward_lowering = True
     # Blocks have a function with a gradient of its own, which the cache would refuse.

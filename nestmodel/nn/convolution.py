@@ -41,11 +41,11 @@ class ConvModule(nn.Module):
     def extend(
         self, x: Float[Tensor, "batch new_frames dim"], cache: Float[Tensor, "batch cached_frames dim"]
     ) -> tuple[Float[Tensor, "batch new_frames dim"], Float[Tensor, "batch cached_frames dim"]]:
-        """Convolves new frames with those before them, in eval mode; reads none to the right.
+        """Convolves new frames with the frames before them, in eval mode; reads none to the right.
 
         Args:
             x: The new frames.
-            cache: Of the frames before them; zeros at the start.
+            cache: Cache of the frames before them; zeros at the start.
 
         Returns:
             The convolved new frames, and the cache for the next ones.

@@ -1,8 +1,8 @@
 """Dropout whose decisions are a function of a key and of the position of a value.
 
-Whether a value is dropped depends on 16 bits: those of value i are half of a hash of i // 2 and of a key of two 32-bit
-numbers, the lower half if i is even. So the decisions are the same on every device and in compiled code. Numbers wrap
-around at 32 bits everywhere.
+Whether a value is dropped depends on 16 bits. For value i, they are one half of a hash of i // 2 and of a key of two
+32-bit numbers, the lower half if i is even. So the decisions are the same on every device and in compiled code. Numbers
+wrap around at 32 bits everywhere.
 """
 
 import torch
@@ -11,15 +11,15 @@ from jaxtyping import Float, Int16, Int32
 from torch import Tensor, nn
 
 Key = Int32[Tensor, "2"]
-"""Determines the decisions of one place in the network, in one microbatch; see `draw_keys`."""
+"""Determines what one dropout of the network drops in one microbatch; see `draw_keys`."""
 
 LEVELS = 2**16
 """A value is dropped according to 16 random bits, so the probability is a multiple of 1 / 65536."""
 
 FACTORS = (0x9E3779B1 - 2**32, 0x7FEB352D, 0x846CA68B - 2**32)
-"""Odd factors of the hash, as signed numbers: 2^32 over the golden ratio, and those of "lowbias32".
+"""Odd factors of the hash, as signed numbers: 2^32 over the golden ratio, and the two factors of "lowbias32".
 
-Source of the latter: Hash Function Prospector by Chris Wellons.
+Source of "lowbias32": Hash Function Prospector by Chris Wellons.
 """
 
 _PAIRS_PER_PART = 2**15
@@ -61,7 +61,7 @@ class Dropout(nn.Module):
         if not self.training or self.num_dropped == 0:
             return x
         if key is not None and (x.is_cuda or torch.compiler.is_compiling()):
-            # The compiler joins this with what surrounds it.
+            # The compiler fuses this with the operations around it.
             return drop(x, key, self.num_dropped, counts_from=self._counts_from)
         if x.is_cuda:
             return F.dropout(x, self.prob)
@@ -72,13 +72,13 @@ class Dropout(nn.Module):
 
 
 def drop(x: Float[Tensor, "*shape"], key: Key, num_dropped: int, *, counts_from: int = 0) -> Float[Tensor, "*shape"]:
-    """Zeroes values and scales the others: the definition, of which the code for a CPU and a GPU are faster forms.
+    """Zeroes values and scales the others. This is the definition; the code for a CPU and for a GPU is faster.
 
     Args:
         x: Values.
         key: Determines which values are dropped.
         num_dropped: Probability with which a value is dropped, times 65536.
-        counts_from: Number from which positions are counted, and which is subtracted again. If two places of a block
+        counts_from: Number from which positions are counted, and which is subtracted again. If two dropouts of a block
             with many values count from the same number, torch's compiler counts once for both, and stores the decisions
             of the second for the backward pass instead of computing them again.
     """
@@ -119,7 +119,7 @@ def _draw_bits(number: int) -> Int16[Tensor, " number"]:
 
 
 def _hash_bits(number: int, key: Key) -> Int16[Tensor, " number"]:
-    """Returns what decides about each position, computed part by part: each operation would be a pass over memory."""
+    """Returns the bits that decide about each position, computed part by part to save passes over memory."""
     key1, key2 = key.tolist()
     hashes = torch.empty((number + 1) // 2, dtype=torch.int32)
     size = _PAIRS_PER_PART * torch.get_num_threads()

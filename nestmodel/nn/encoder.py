@@ -1,6 +1,6 @@
 """FastConformer encoder: subsampling, then conformer blocks.
 
-Names of modules and parameters are those of NeMo's state dict. In eval mode, the valid frames of an utterance do not
+Modules and parameters are named as in NeMo's state dict. In eval mode, the valid frames of an utterance do not
 depend on its padding or on the other utterances of its batch, except for rounding. In training mode, batch norm
 computes its statistics over the whole batch including padding, as in NeMo.
 """
@@ -34,7 +34,7 @@ from nestmodel.nn.gpu.subsampling import AcceleratedConvSubsampling
 from nestmodel.nn.precision import is_autocast
 
 DropoutKeys = Int32[Tensor, "blocks_and_input 7 2"]
-"""Keys of all dropout of an encoder. The first row, of which two are used, is for the blocks' input and positions."""
+"""Keys of all dropout of an encoder. Two keys of the first row are used, for the blocks' input and positions."""
 
 
 class ConformerEncoder(Encoder):
@@ -117,7 +117,7 @@ class ConformerEncoder(Encoder):
         feat_lens: Int[Tensor, " batch"],
         context: Context | None = None,
     ) -> HiddenStates:
-        """Encodes features and returns the output of every block; the last one equals that of `forward`.
+        """Encodes features and returns the output of every block; the last one equals the output of `forward`.
 
         Args:
             feats: Features, masked or not.
@@ -133,7 +133,7 @@ class ConformerEncoder(Encoder):
         Args:
             batch: Number of streams.
             device: Their device.
-            num_cached: Number of frames that the cache of attention has at the start, which `is_empty` must mask.
+            num_cached: Number of empty frames in the cache of attention, which `is_empty` must mask.
         """
         config = self.config
         heads, dim = config.num_heads, config.d_model
@@ -156,16 +156,16 @@ class ConformerEncoder(Encoder):
 
         Args:
             x: Output of `pre_encode`: whole chunks, except at the end of the stream.
-            caches: Of the frames before them.
-            context: Attention context; its left side is limited, and its right side is 0 or that of a chunk.
-            is_empty: True for frames, the cached ones first, that are not valid; by default all are.
+            caches: Caches of the frames before them.
+            context: Attention context; its left side is limited, and its right side is 0 or counts frames of a chunk.
+            is_empty: True for frames, the cached ones first, that are not valid; by default, all are valid.
 
         Returns:
             The output of the last block for the new frames, and the caches for the next ones.
         """
         num_new, num_keys = x.shape[1], caches[0].attention.shape[3] + x.shape[1]
         positions = relative_positions(num_keys, x.shape[2], x.device, num_distances=num_keys + num_new)
-        # The first cached frame is the first one of a chunk, so chunks may be counted from there.
+        # The first cached frame is the first frame of a chunk, so chunks may be counted from it.
         is_visible = visible_keys(num_keys, num_keys, context, self.config.att_context_style, x.device)
         is_masked = ~is_visible[None, None, num_keys - num_new :]
         if is_empty is not None:
@@ -174,7 +174,7 @@ class ConformerEncoder(Encoder):
         for layer, of_block in zip(self.layers, caches, strict=True):
             assert isinstance(layer, ConformerBlock)
             x, (attention, convolution) = layer.extend(x, of_block, positions, is_masked)
-            # A copy: a view would keep the frames that it leaves out.
+            # A copy, because a view would keep the memory of the frames that it leaves out.
             attention = attention[:, :, :, max(0, num_keys - context[0]) :].clone()
             extended.append(BlockCache(attention, convolution))
         return x, extended
@@ -206,7 +206,7 @@ class ConformerEncoder(Encoder):
         drop = drop_on_gpu if isinstance(frames, GpuFrames) else Dropout.__call__
         x = drop(self.dropout_pre_encoder, x * self.input_scale, key_input)
         if is_autocast(x):
-            x = x.float()  # so that the sums of the residual paths are float32 in the first block as in the others
+            x = x.float()  # so that residual sums are float32 in the first block, as they are in the others
         yield x
         frames = frames._replace(positions=drop(self.dropout_emb, frames.positions, key_positions))
         for layer, of_block in zip(self.layers, of_blocks, strict=True):

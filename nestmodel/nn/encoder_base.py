@@ -1,6 +1,6 @@
-"""What an encoder has to offer, and the construction of one that settings name.
+"""The interface of encoders, and the construction of an encoder that settings name.
 
-FastConformer and every encoder of another author are an `Encoder`. One that was pretrained elsewhere brings its own
+FastConformer and every encoder of another author are an `Encoder`. An encoder that was pretrained elsewhere has its own
 features, and is a `FeatureEncoder`.
 """
 
@@ -22,7 +22,7 @@ _NORMS = nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm
 """Norms whose running statistics follow the microbatches of one rank."""
 
 _MAX_MORE = 4
-"""Frames by which numbers and lengths may differ from what the sizes of an encoder give: borders."""
+"""Frames by which numbers and lengths may differ from the sizes of an encoder, because of borders."""
 
 _MANY_FRAMES = 100
 
@@ -41,7 +41,7 @@ class HiddenStates(NamedTuple):
     """Encoder frames of a batch, at several depths of the encoder."""
 
     states: list[Float[Tensor, "batch enc_frames dim"]]
-    """`num_layers` + 1 of them: the input of the first layer, then the output of each layer."""
+    """The input of the first layer, then the output of each layer: `num_layers` + 1 tensors."""
 
     lens: Int[Tensor, " batch"]
     """Number of valid encoder frames of each utterance."""
@@ -51,8 +51,8 @@ class Encoder(nn.Module):
     """Encodes log-mel frames as encoder frames.
 
     A subclass sets `dim` and `subsampling_factor`, and defines `forward`. What it draws in training has to come from
-    torch's generators, which are seeded for every microbatch, so that a resume is exact. Its batch norm becomes that of
-    whole steps; other buffers that change in training are those of the first rank.
+    torch's generators, which are seeded for every microbatch, so that a resume is exact. Its batch norms are replaced
+    by `StepBatchNorm`; other buffers that change in training are taken from the first rank.
     """
 
     dim: int
@@ -65,18 +65,18 @@ class Encoder(nn.Module):
     """Layers whose outputs `hidden_states` returns besides their input; 0 if it returns the last output alone."""
 
     is_checked: bool = False
-    """Whether the lengths that it returns have been compared with its sizes."""
+    """Whether the lengths that the encoder returns have been compared with its sizes."""
 
     def forward(self, feats: Float[Tensor, "batch values frames"], feat_lens: Int[Tensor, " batch"]) -> EncoderOutput:
         """Encodes features, some of whose frames are masked in training.
 
         Args:
-            feats: Log-mel frames, or those of `FeatureEncoder.features`. Frames past the valid ones hold any values.
+            feats: Log-mel frames, or frames of `FeatureEncoder.features`. Frames past the valid ones hold any values.
             feat_lens: Number of valid frames of each utterance.
 
         Returns:
-            The encoder frames, frames / subsampling_factor of them up to rounding, and the number of valid ones of each
-            utterance; also as a plain tuple.
+            The encoder frames, whose number is frames / subsampling_factor up to rounding, and the number of valid ones
+            of each utterance. A plain tuple is accepted as well.
         """
         raise NotImplementedError
 
@@ -120,14 +120,14 @@ def build_encoder(config: ClassConfig) -> Encoder:
     """Returns an encoder of the class that settings name.
 
     Raises:
-        ConfigError: There is no such class, it is no `Encoder`, or it refuses its arguments.
+        ConfigError: There is no such class, it is not an `Encoder`, or it refuses its arguments.
     """
     if config.init_args is None:
         raise ConfigError(
             f"the encoder was given as an object of {config.class_path}, which is not stored. Give an equal one as the "
             "argument `encoder`, such as load_network(path, encoder=...), or name it by class_path and init_args."
         )
-    # Settings may come with a model file of anybody: no class but an encoder is called.
+    # Settings may come with a model file of any origin: only a class derived from `Encoder` is called.
     encoder: Encoder = build_object(vars(config), "model.config.encoder", Encoder)
     return encoder
 
@@ -135,10 +135,11 @@ def build_encoder(config: ClassConfig) -> Encoder:
 def adopt_encoder(encoder: object) -> None:
     """Prepares an encoder of another author for training, after a check of the sizes that it sets.
 
-    It is put into train mode, which pretrained ones are not in, and its batch norm becomes that of whole steps.
+    It is put into train mode, because pretrained encoders are in eval mode. Its batch norms become `StepBatchNorm`.
 
     Raises:
-        ConfigError: It is no `Encoder`, has no such sizes, or has norms whose statistics would be those of one rank.
+        ConfigError: It is not an `Encoder`, its sizes are missing or wrong, or it has norms with statistics of one
+            rank that cannot be replaced.
     """
     name = type(encoder).__name__
     if not isinstance(encoder, Encoder):
@@ -156,14 +157,14 @@ def adopt_encoder(encoder: object) -> None:
     halves = [path for path, parameter in encoder.named_parameters() if parameter.dtype != torch.float32]
     if halves:
         raise ConfigError(
-            f"{name}.{halves[0]} is not in float32: call `float()` of the encoder. trainer.precision says how."
+            f"{name}.{halves[0]} is not in float32: call `float()` of the encoder, and set trainer.precision instead."
         )
     if isinstance(encoder, FeatureEncoder):
         num_frames = int(encoder.feature_lens(torch.tensor([_MANY_FRAMES * encoder.hop_length])))
         if abs(num_frames - _MANY_FRAMES) > _MAX_MORE:
             raise ConfigError(
                 f"{name}.feature_lens gives {num_frames} frames for {_MANY_FRAMES} times its hop_length of "
-                f"{encoder.hop_length} samples. Set it to the samples from one frame to the next."
+                f"{encoder.hop_length} samples. Set hop_length to the number of samples from one frame to the next."
             )
     encoder.train()
     norms: dict[nn.Module, StepBatchNorm] = {}
@@ -176,12 +177,12 @@ def adopt_encoder(encoder: object) -> None:
 
 
 def _step_norm(module: nn.Module, path: str) -> StepBatchNorm:
-    """Returns the norm of whole steps with the state of torch's norm."""
+    """Returns a `StepBatchNorm` with the state of a norm of torch."""
     plain = nn.BatchNorm1d(1)
     settings = ("momentum", "affine", "track_running_stats")
     if type(module) is not nn.BatchNorm1d or any(getattr(module, each) != getattr(plain, each) for each in settings):
         raise ConfigError(
-            f"{path} is {module}: its statistics would be those of one rank. Use nn.BatchNorm1d with its defaults, or "
+            f"{path} is {module}, whose statistics would be of one rank only. Use nn.BatchNorm1d with its defaults, or "
             "another norm."
         )
     norm = StepBatchNorm(module.num_features)
@@ -194,7 +195,7 @@ def _step_norm(module: nn.Module, path: str) -> StepBatchNorm:
 
 @contextmanager
 def naming_encoder(encoder: Encoder, method: str, given: Tensor) -> Iterator[None]:
-    """Turns an error in a method of an encoder of another author into one that names it, its input and its line."""
+    """Turns an error in a method of another author's encoder into a ConfigError with its method, input and line."""
     try:
         yield
     except Exception as error:
@@ -223,17 +224,17 @@ def without_training(encoder: Encoder) -> Iterator[None]:
 def check_output(encoder: Encoder, output: object, feat_lens: Int[Tensor, " batch"], num_feats: int) -> EncoderOutput:
     """Returns the output of an encoder of another author, after a check.
 
-    The lengths are compared on a CPU and for the first batch: a GPU would have to be waited for.
+    The lengths are compared on a CPU and for the first batch only, because the CPU would have to wait for a GPU.
 
     Args:
         encoder: The encoder.
         output: What its `forward` returned.
-        feat_lens: What it was called with.
+        feat_lens: The lengths that it was called with.
         num_feats: Number of feature frames that it was called with.
 
     Raises:
-        ConfigError: It is no pair of (batch, enc_frames, dim) and lengths, or the numbers of frames and the lengths are
-            not those of its subsampling factor.
+        ConfigError: It is not a pair of (batch, enc_frames, dim) and lengths, or the numbers of frames or the lengths
+            do not fit its subsampling factor.
     """
     name, factor = type(encoder).__name__, encoder.subsampling_factor
     is_pair = isinstance(output, tuple) and len(output) == 2 and all(isinstance(each, Tensor) for each in output)

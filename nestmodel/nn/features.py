@@ -36,7 +36,7 @@ class AudioCache(NamedTuple):
     """Cached samples of a stream, and its length so far."""
 
     samples: Float[Tensor, "1 cached_samples"]
-    """Emphasised samples from the first one of the next frame on."""
+    """Emphasised samples, from the first sample of the next frame on."""
 
     last: Float[Tensor, "1 1"]
     """The last sample, before emphasis."""
@@ -105,7 +105,7 @@ class LogMelFeatures(nn.Module):
             return after(self.config, self.fb, spectrum, feat_lens), feat_lens
 
     def _mark_varying_sizes(self, *tensors: Tensor | None) -> None:
-        """Tells the compiler which sizes differ from batch to batch, so that the first code that it writes takes any.
+        """Tells the compiler which sizes differ from batch to batch, so that its first code accepts any size.
 
         Batches differ in utterances and in samples or frames, the first two sizes.
         """
@@ -145,7 +145,7 @@ class LogMelFeatures(nn.Module):
 
         Args:
             audio: The next samples, amplitude in [-1, 1].
-            cache: Of the samples before them; that of `start` at first.
+            cache: Cache of the samples before them; at first, the result of `start`.
             is_last: Whether the stream ends here, so that zeros follow.
 
         Returns:
@@ -184,13 +184,13 @@ def frame_signal(
     dither: Float[Tensor, "batch samples"] | None,
     audio_lens: Int[Tensor, " batch"],
 ) -> Float[Tensor, "batch frames window_and_padding"]:
-    """Computes what the Fourier transform reads: dithered, emphasised and windowed frames; the padding is silent.
+    """Computes the input of the Fourier transform: dithered, emphasised and windowed frames; the padding is silent.
 
     Args:
         config: Settings.
         window: Window, of `window_length` samples.
         audio: Amplitude in [-1, 1].
-        dither: Is added to the audio.
+        dither: Noise that is added to the audio.
         audio_lens: Number of valid samples of each utterance.
     """
     if dither is not None:

@@ -99,7 +99,7 @@ class LossStats:
     def metrics(self, counts: Float[Tensor, "2 codebooks classes"]) -> dict[str, Tensor]:
         """Returns the logged metrics by name, without the prefix `train_` or `val_`.
 
-        With several codebooks, use and token entropy are also there for each, such as `codebook_use_cb0`. A mean over
+        With several codebooks, use and token entropy are also given for each, such as `codebook_use_cb0`. A mean over
         nothing is nan, such as the loss without scored frames.
 
         Args:

@@ -43,7 +43,7 @@ class BlockMask(nn.Module):
     ) -> Bool[Tensor, "batch frames"]:
         """Draws the masks of a batch.
 
-        Each valid frame except the last `block_size` ones starts a masked block with probability `prob`; blocks may
+        Each valid frame except for the last `block_size` ones starts a masked block with probability `prob`; blocks may
         overlap. In a short utterance the first 8 feature frames are masked instead.
 
         Args:

@@ -67,14 +67,14 @@ class MultiSoftmaxDecoder(nn.Module):
     The caller selects the encoder frames. The loss needs the scored ones only, which avoids most of the largest matrix
     product of a small model.
 
-    Source: NEST, arXiv:2408.13106; the order of the channels is that of NeMo.
+    Source: NEST, arXiv:2408.13106; the channels are in NeMo's order.
     """
 
     def __init__(self, *, dim: int, num_classes: int, num_codebooks: int) -> None:
         super().__init__()
         self.num_classes = num_classes
         self.num_codebooks = num_codebooks
-        # A convolution of width 1 is a linear layer. It is used here so that the weight has the shape of NeMo's.
+        # A convolution of width 1 is a linear layer; it is used because NeMo's weight has this shape.
         layer = nn.Conv1d(dim, num_classes * num_codebooks, 1)
         nn.init.xavier_uniform_(layer.weight)
         self.decoder_layers = nn.Sequential(layer)
@@ -97,26 +97,26 @@ class FrameSizes(NamedTuple):
     """Which frames are masked and which are quantized, and how many of them belong to a token."""
 
     masked_dim: int
-    """Values of a masked frame."""
+    """Number of values of a frame that can be masked."""
 
     per_masked_frame: int
-    """Feature frames that a masked frame covers."""
+    """Number of feature frames that such a frame covers."""
 
     per_token: int
-    """Masked frames of a token."""
+    """Number of masked frames that belong to a token."""
 
     target_dim: int
-    """Values of a frame that tokens are computed from."""
+    """Number of values of a frame that tokens are computed from."""
 
     per_target: int
-    """Such frames of a token."""
+    """Number of such frames that belong to a token."""
 
     @classmethod
     def of(cls, config: NestConfig, encoder: Encoder | None) -> "FrameSizes":
-        """Returns those of a model, with an encoder of another author or with FastConformer.
+        """Returns the sizes for a model, with an encoder of another author or with FastConformer.
 
         Raises:
-            ConfigError: A token does not cover a whole number of log-mel frames, or a batch of whole tokens.
+            ConfigError: A token does not cover a whole number of log-mel frames, or a batch a whole number of tokens.
         """
         features, mels, source = config.features, config.features.num_mels, config.quantizer.source
         factor = (config.conformer if encoder is None else encoder).subsampling_factor
@@ -137,8 +137,8 @@ class FrameSizes(NamedTuple):
 class NestNetwork(nn.Module):
     """Reads noisy speech with blocks of frames masked, and predicts tokens of the clean speech.
 
-    The parts are plain modules: `features`, `quantizer`, `mask_processor`, `encoder`, `decoder`. Their names in the
-    state dict are those of NeMo's EncDecDenoiseMaskedTokenPredModel.
+    The parts are plain modules: `features`, `quantizer`, `mask_processor`, `encoder`, `decoder`. In the state dict,
+    they are named as in NeMo's EncDecDenoiseMaskedTokenPredModel.
 
     Args:
         config: All sizes and settings; initial weights are drawn from its seed.
@@ -168,7 +168,7 @@ class NestNetwork(nn.Module):
         self.source = None
         self.backend = KERNELS
         if isinstance(config.encoder, ClassConfig):
-            with torch.random.fork_rng(devices=[]):  # the other parts do not depend on what the class draws
+            with torch.random.fork_rng(devices=[]):  # so that numbers drawn by the class do not affect the other parts
                 torch.manual_seed(derive_key(config.seed, "encoder weights"))
                 encoder = build_encoder(config.encoder) if encoder is None else encoder
             adopt_encoder(encoder)
@@ -212,14 +212,14 @@ class NestNetwork(nn.Module):
 
     @property
     def frame_samples(self) -> int:
-        """Samples of audio from the start of an encoder frame to that of the next."""
+        """Samples of audio from the start of one encoder frame to the start of the next."""
         encoder = self.encoder
         hop = encoder.hop_length if isinstance(encoder, FeatureEncoder) else self.config.features.hop_length
         return encoder.subsampling_factor * hop
 
     @property
     def frame_s(self) -> float:
-        """Seconds of audio from the start of an encoder frame to that of the next."""
+        """Seconds of audio from the start of one encoder frame to the start of the next."""
         return self.frame_samples / self.config.features.sampling_rate
 
     def use_context(self, context: Context) -> None:
@@ -258,8 +258,8 @@ class NestNetwork(nn.Module):
         """Predicts the masked tokens of a microbatch.
 
         Masks and dropout are determined by `seed_for`; torch's global generator draws dither. If the batch is on a GPU,
-        the CPU waits for its lengths; `draw_masks` before `NetworkInput.of` copies it, and `forward_masked` after it,
-        do not.
+        the CPU waits for its lengths. To avoid that, call `draw_masks`, then `NetworkInput.of`, which copies the batch,
+        then `forward_masked`.
 
         Args:
             batch: Clean and noisy audio; its key selects the masks.
@@ -286,7 +286,7 @@ class NestNetwork(nn.Module):
         )
 
     def _masked_lens(self, audio_lens: Int[Tensor, " batch"], num_samples: int) -> tuple[Int[Tensor, " batch"], int]:
-        """Returns the numbers of valid frames of those that are masked, and the number of all, of whole tokens."""
+        """Returns the valid frames of each utterance, of the kind that is masked, and the padded number of frames."""
         encoder, features = self.encoder, self.config.features
         if isinstance(encoder, FeatureEncoder):
             num_frames = int(encoder.feature_lens(torch.tensor([num_samples])))
@@ -341,7 +341,7 @@ class NestNetwork(nn.Module):
 
     @torch.no_grad()
     def _own_tokens(self, encoder: FeatureEncoder, batch: NetworkInput) -> Int[Tensor, "scored codebooks"]:
-        """Returns the scored tokens for an encoder whose frames are not those of the log-mels."""
+        """Returns the scored tokens for an encoder with features of its own."""
         if self.config.quantizer.source == "log_mels":
             clean, lens = self.features(batch.audio, batch.audio_len)
         else:
@@ -383,8 +383,8 @@ class NestNetwork(nn.Module):
         """Predicts the scored tokens, which are the targets.
 
         With `causal_downsampling` and masks before the subsampling, there is one encoder frame more than tokens (800
-        feature frames give 101, and 100 tokens). It is cut off. NeMo 3.0.0 cannot index the one by the mask of the
-        other, and fails.
+        feature frames give 101, and 100 tokens). It is cut off. NeMo 3.0.0 fails there, because it indexes encoder
+        frames with a mask of tokens.
         """
         encoded, enc_lens = self.encode_masked(noisy, feat_lens, masks.is_masked, masks.dropout_keys, masks.att_context)
         num_tokens = masks.is_scored.shape[1]
@@ -402,7 +402,7 @@ class NestNetwork(nn.Module):
         """Returns the encoder frames that predict tokens; both are counted over all utterances.
 
         The last tokens of an utterance, after which there are fewer frames than `target_shift`, are predicted by the
-        last frame. So are those after the last frame of an encoder of another author.
+        last frame. So are tokens after the last frame of another author's encoder.
         """
         shift, is_conformer = self.config.masking.target_shift, isinstance(self.encoder, ConformerEncoder)
         if shift == 0 and num_tokens == num_frames and is_conformer:
@@ -481,7 +481,7 @@ class NestNetwork(nn.Module):
     def read_features(
         self, audio: Float[Tensor, "batch samples"], audio_lens: Int[Tensor, " batch"]
     ) -> tuple[Float[Tensor, "batch values frames"], Int[Tensor, " batch"]]:
-        """Returns what the encoder reads of audio: log-mels, or its own features; and their numbers of valid frames."""
+        """Returns the input of the encoder, log-mels or its own features, and the valid frames of each utterance."""
         if isinstance(self.encoder, FeatureEncoder):
             # Convolutions refuse audio that is shorter than their first frame.
             shortest = self.config.features.sampling_rate

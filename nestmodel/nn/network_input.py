@@ -18,7 +18,7 @@ from nestmodel.nn.encoder import DropoutKeys
 
 @dataclass(frozen=True, kw_only=True)
 class Masks:
-    """What is drawn for a microbatch: masked frames and scored tokens, keys of dropout, and the attention context."""
+    """Random choices for a microbatch: masked frames and scored tokens, keys of dropout, and the attention context."""
 
     is_masked: Bool[Tensor, "batch masked_frames"]
     """True where a frame is masked: an encoder frame if `masking.position` is post_conv, otherwise a feature frame."""
@@ -55,11 +55,12 @@ class NetworkInput(Microbatch, Masks):
     def of(cls, batch: AudioNoiseBatch, masks: Masks, device: torch.device | str) -> "NetworkInput":
         """Copies what the network reads to a device.
 
-        A GPU may still compute meanwhile: masks are copied from page-locked memory, and audio if it is in such memory.
+        The CPU does not wait for a GPU, because masks are copied from page-locked memory; audio must be in such memory
+        as well.
 
         Args:
             batch: The microbatch.
-            masks: Those of the microbatch, on the CPU.
+            masks: Masks of the microbatch, on the CPU.
             device: Device of the network.
         """
         drawn: dict[str, Any] = vars(masks)

@@ -1,4 +1,4 @@
-"""Types of matrix products: that of autocast, and one that TF32 does not round."""
+"""Types of matrix products: the type of autocast, and a type that TF32 does not round."""
 
 import torch
 from jaxtyping import Float
@@ -11,12 +11,12 @@ def is_autocast(x: Tensor) -> bool:
 
 
 def product_dtype(x: Tensor) -> torch.dtype:
-    """Returns the type of matrix products of `x`: that of autocast where it is on, otherwise that of `x`."""
+    """Returns the type of matrix products of `x`: the type of autocast where it is on, otherwise the type of `x`."""
     return torch.get_autocast_dtype(x.device.type) if is_autocast(x) else x.dtype
 
 
 def exact_dtype(x: Tensor) -> torch.dtype:
-    """Returns the type for products that TF32 must not round: float64 on a GPU, otherwise that of `x`.
+    """Returns the type for products that TF32 must not round: float64 on a GPU, otherwise the type of `x`.
 
     TF32 keeps 10 bits of each factor of a product of float32.
     """

@@ -26,8 +26,8 @@ class RandomProjectionQuantizer(nn.Module):
     ranks at each step.
 
     Source: NEST, arXiv:2408.13106, after BEST-RQ, arXiv:2202.01855. Differs from NeMo, which computes the distance to
-    every code in float64: one matrix product and an argmax give the same tokens. The norms of the input are those of
-    two states of NeMo's pull request 15589 (docs/from-nemo.md).
+    every code in float64: one matrix product and an argmax give the same tokens. The norms of the input are from two
+    states of NeMo's pull request 15589 (docs/from-nemo.md).
     """
 
     def __init__(self, config: QuantizerConfig, *, dim: int, num_stacked: int) -> None:
@@ -70,7 +70,7 @@ class RandomProjectionQuantizer(nn.Module):
     def _nearest(self, points: Float[Tensor, "points codebooks code_dim"]) -> Int[Tensor, "points codebooks"]:
         """Returns the nearest code: the largest x·c for cosine, the largest x·c - |c|²/2 for Euclidean distance."""
         codes = self.codebooks.to(exact_dtype(points))
-        # The norms of the codes are 1 except for rounding. They decide between codes where x is 0, in the padding.
+        # The norms of the codes are 1 up to rounding, which decides between codes where x is 0, in the padding.
         offsets = codes.square().sum(-1).unsqueeze(1) / -2 if self.distance == "l2" else codes.new_zeros(1, 1, 1)
         codes = codes.transpose(1, 2).contiguous()
         num_rows = max(1, (MAX_SCORES if points.is_cuda else MAX_SCORES_ON_CPU) // codes[:, 0].numel())

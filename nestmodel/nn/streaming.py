@@ -1,6 +1,6 @@
-"""Encoding of audio that arrives in parts, with the frames that the encoder returns for the whole.
+"""Encoding of audio that arrives in parts, to the same frames as for the whole audio.
 
-The parts of the network cache what later frames read of earlier samples and frames (`extend`). Nothing is encoded
+The modules of the network cache the earlier samples and frames that later ones read (`extend`). Nothing is encoded
 twice, and the caches do not grow.
 """
 
@@ -19,15 +19,14 @@ from nestmodel.nn.network import NestNetwork
 from nestmodel.nn.subsampling import SubsamplingCache
 
 _MAX_SECONDS = 10.0
-"""Longest part of the audio that is encoded at once. Longer ones are divided, so that memory has a limit."""
+"""Longest part of the audio that is encoded at once. Longer parts are divided, so that memory has a limit."""
 
 
 class StreamingEncoder:
     """Encodes one stream of audio part by part.
 
-    The frames of all parts together are those of the whole audio, up to rounding, however it is split. Frames are
-    returned once their chunk of right + 1 frames is complete. Each stream needs an object of its own; they share the
-    weights.
+    All frames together equal the frames of the whole audio, up to rounding, however it is split. Frames are returned
+    once their chunk of right + 1 frames is complete. Each stream needs an object of its own; they share the weights.
 
     Args:
         model: The network, in eval mode.
@@ -106,7 +105,7 @@ class StreamingEncoder:
             raise ExtractError(
                 f"The audio has {sampling_rate} Hz, and the model {expected_rate} Hz: resample it first."
             )
-        # An array of a sound card may be read-only or reversed, which torch does not take.
+        # An array from a sound card may be read-only or reversed, which torch rejects.
         samples = audio if isinstance(audio, Tensor) else torch.from_numpy(np.array(audio))
         if samples.dtype != torch.float32 or samples.ndim != 1:
             found = f"{str(samples.dtype).removeprefix('torch.')} with the shape {tuple(samples.shape)}"
@@ -127,7 +126,7 @@ def streaming_context(config: NestConfig, context: Context | None = None) -> Con
         context: One of `att_context_size`; by default the first of them that can be streamed.
 
     Raises:
-        ConfigError: There is none, or another setting needs audio that has not arrived.
+        ConfigError: No such context exists, or another setting needs audio that has not arrived.
     """
     encoder = config.conformer if context is None else config.conformer.with_context(context)
     if config.features.normalize != "NA":

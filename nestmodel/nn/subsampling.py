@@ -115,10 +115,10 @@ class ConvSubsampling(nn.Module):
         """Applies convolutions, and zeroes padded frames with each ReLU.
 
         Args:
-            layers: The last of `conv`, or all of them.
-            x: Their input.
-            lens: Its numbers of valid frames.
-            convolve: Applies a convolution to an input that is padded if it is causal.
+            layers: The last layers of `conv`, or all of them.
+            x: Input of the first layer.
+            lens: Number of valid frames of each utterance.
+            convolve: Applies a convolution; the input of a causal one is already padded.
             masked_relu_: Zeroes an output where its second argument is False, and applies a ReLU, in place.
         """
         for layer in layers:
@@ -149,11 +149,11 @@ class ConvSubsampling(nn.Module):
         is_last: bool = False,
         feat_lens: Int[Tensor, " batch"] | None = None,
     ) -> tuple[Float[Tensor, "batch enc_frames dim"], SubsamplingCache]:
-        """Returns the encoder frames that are complete, of features that arrive in parts; without gradients.
+        """Returns the encoder frames that the next features of a stream complete; without gradients.
 
         Args:
             feats: The next feature frames.
-            cache: Of the frames before them; None for the first ones.
+            cache: Cache of the frames before them; None for the first ones.
             is_last: Whether no frames follow, so that the zeros past the last one complete further encoder frames.
             feat_lens: Number of frames from here to the end of each stream, possibly negative; later ones are zeroed
                 between the stages. This needs causal convolutions, and a multiple of `factor` frames. By default, all
@@ -191,7 +191,7 @@ class ConvSubsampling(nn.Module):
 
     @property
     def num_in_front(self) -> int:
-        """Zeros in front of frames and bins."""
+        """Number of zeros in front of frames and of bins."""
         return 2 if self.is_causal else 1
 
     def out_lens(self, feat_lens: Int[Tensor, " batch"]) -> Int[Tensor, " batch"]:
@@ -204,7 +204,7 @@ class ConvSubsampling(nn.Module):
 
 
 class _MaskedRelu(torch.autograd.Function):
-    """Zeroes padded frames and applies a ReLU in place: convolutions need no outputs to compute gradients.
+    """Zeroes padded frames and applies a ReLU in place; convolutions do not need their outputs for gradients.
 
     The gradient is passed where the output is positive, so the mask need not be kept for the backward pass.
     """
@@ -231,7 +231,7 @@ def _convolve(layer: nn.Conv2d, x: Tensor) -> Tensor:
 
 
 def _pad_if_causal(layer: nn.Conv2d, x: Float[Tensor, "batch _ _ _"]) -> Float[Tensor, "batch _ _ _"]:
-    """Pads the input of a causal convolution with zeros, in front of and behind mel bins, then frames."""
+    """Pads frames and mel bins of a causal convolution's input with zeros, in front and behind."""
     return F.pad(x, (2, 1, 2, 1)) if layer.stride == (2, 2) and layer.padding == (0, 0) else x
 
 

@@ -1,7 +1,7 @@
 """The softmax of attention with relative positions as one kernel of a GPU for each direction.
 
-A program processes whole rows of scores. It reads the scores of positions where they are, by distance: those of key j
-for query i are in column frames - 1 - i + j. Masks are computed from lengths and limits.
+A program processes whole rows of scores. It reads the scores by position without moving them: the score of key j for
+query i is in column frames - 1 - i + j. Masks are computed from lengths and limits.
 """
 
 import math
@@ -24,16 +24,16 @@ _SIZES = ["num_utterances", "num_frames", "num_eights"]
 def launch_weights(
     scores: Tensor, by_distance: Tensor, lens: Tensor, limits: Tensor | None, key: Tensor | None, num_dropped: int
 ) -> tuple[Tensor, Tensor]:
-    """Computes the weights of attention before and after dropout. The former take the place of `scores`.
+    """Computes the weights of attention before and after dropout. The weights before it overwrite `scores`.
 
     Rows of padded queries, and columns past the valid keys, are zero.
 
     Args:
-        scores: By content: (batch, heads, enc_frames, keys). The number of keys is a multiple of 8.
-        by_distance: By position: (heads, batch * enc_frames, 2 * keys).
+        scores: Scores by content: (batch, heads, enc_frames, keys). The number of keys is a multiple of 8.
+        by_distance: Scores by position: (heads, batch * enc_frames, 2 * keys).
         lens: As in `GpuFrames`.
         limits: As in `GpuFrames`.
-        key: Of the dropout; None drops nothing.
+        key: Key of the dropout; None drops nothing.
         num_dropped: Probability with which a weight is dropped, times 65536.
     """
     kept = scores if key is None else torch.empty_like(scores)
@@ -53,8 +53,8 @@ def launch_gradients(
     """Computes the gradients of the scores by content and by distance; and the weights after dropout once more.
 
     Args:
-        weights: Before dropout.
-        grad: Of the weights after dropout; the gradients of the scores by content take its place.
+        weights: Weights before dropout.
+        grad: Gradient of the weights after dropout; overwritten with the gradient of the scores by content.
         key: As for `launch_weights`.
         num_dropped: As for `launch_weights`.
     """
@@ -108,7 +108,7 @@ def find_rows(num_utterances, num_heads, num_frames, rows: tl.constexpr):
 @triton.jit
 @no_type_check
 def keep(row, column, num_frames, key, num_dropped):
-    """Returns which weights dropout keeps. Positions do not count the columns that rows are filled with.
+    """Returns which weights dropout keeps. Positions are counted without the columns that fill up rows.
 
     Decisions repeat after 2^32 weights.
     """
@@ -180,7 +180,7 @@ def gradients_kernel(
     rows: tl.constexpr,
     columns: tl.constexpr,
 ):
-    """Computes the gradients of the scores of `rows` queries, by key and by distance, and what dropout left."""
+    """Computes the gradients of the scores of `rows` queries, by key and by distance, and the weights after dropout."""
     _, query, row, in_positions = find_rows(num_utterances, num_heads, num_frames, rows)
     column = tl.arange(0, columns)
     num_keys = num_eights * 8  # so the compiler knows that rows are multiples of 8, and reads 8 values at once
@@ -194,8 +194,8 @@ def gradients_kernel(
         tl.store(kept + offset, tl.where(is_left, weight * scale, 0.0).to(kept.dtype.element_ty), mask=is_read)
     of_score = (weight * (given - tl.sum(weight * given, 1)[:, None])).to(grad.dtype.element_ty)
     tl.store(grad + offset, of_score, mask=is_read)
-    # Distances that a query has no key at are zero. Aligned rows of zeros take a fraction of the instructions of zeros
-    # before and after the scores.
+    # Gradients at distances without a key are zero. Writing aligned rows of zeros takes a fraction of the instructions
+    # that zeros before and after the scores would take.
     pointer = by_distance + (in_positions * 2 * num_keys)[:, None] + column[None, :]
     zeros = tl.zeros((rows, columns), grad.dtype.element_ty)
     tl.store(pointer, zeros, mask=is_read)

@@ -1,6 +1,6 @@
 """A block of the encoder on a GPU: weights that are converted together, kernels in Triton, and compiled code.
 
-It reads the parameters of `ConformerBlock`, which says what a block computes.
+It reads the parameters of `ConformerBlock`, which defines what a block computes.
 """
 
 from collections.abc import Callable, Sequence
@@ -28,8 +28,8 @@ from nestmodel.nn.precision import product_dtype
 class AcceleratedConformerBlock(ConformerBlock):
     """`ConformerBlock` that calls `transform` if its frames are described for a GPU; both can be compiled.
 
-    `transform` calls the layer norms and the batch norm as modules, and only reads the parameters of the other parts,
-    so hooks on those do not run on a GPU.
+    `transform` calls the layer norms and the batch norm as modules, but only reads the parameters of the other modules,
+    so hooks on the latter do not run on a GPU.
     """
 
     compiles_for: Literal["fixed shapes", "varying shapes"] | None = None
@@ -73,7 +73,7 @@ def _compile(function: Callable[..., Tensor], dynamic: bool | None) -> Callable[
 
 
 def _mark_varying_sizes(x: Tensor, frames: GpuFrames) -> None:
-    """Tells the compiler which sizes differ from batch to batch, so that the first code that it writes takes any."""
+    """Tells the compiler which sizes differ from batch to batch, so that its first code accepts any size."""
     dynamo.maybe_mark_dynamic(x, [0, 1])
     dynamo.maybe_mark_dynamic(frames.lens, 0)
     dynamo.maybe_mark_dynamic(frames.positions, 0)
@@ -124,7 +124,7 @@ def _convolve(
 def _normalise(
     norm: nn.Module, mixed: Float[Tensor, "batch enc_frames dim"], parts: Float[Tensor, "batch parts 2 dim"]
 ) -> Float[Tensor, "batch enc_frames dim"]:
-    """Applies the norm of a convolution; batch norm in a training step takes the moments that are known."""
+    """Applies the norm of a convolution; in a training step, batch norm uses the moments in `parts`."""
     if not isinstance(norm, StepBatchNorm) or not norm.is_collecting:
         out: Tensor = norm(mixed.flatten(0, 1)).view_as(mixed)
         return out
@@ -133,11 +133,11 @@ def _normalise(
     norm.collect(torch.stack([mean, var * num_values / max(1, num_values - 1)]))
     inputs = mixed, norm.weight, norm.bias, mean, (var + norm.eps).rsqrt()
     normalised: Tensor = _BatchNorm.apply(*inputs)  # type: ignore[no-untyped-call]  # of torch
-    return normalised.to(mixed.dtype)  # not in the function, whose gradients the compiler loses if this casts nothing
+    return normalised.to(mixed.dtype)  # outside the function: a cast to the same type there makes gradients vanish
 
 
 class _BatchNorm(torch.autograd.Function):
-    """Normalises by moments of the input, whose share of the gradient is that of batch norm."""
+    """Normalises by given moments of the input; the gradient includes their share, as in batch norm."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, mean: Tensor, scale: Tensor) -> Tensor:

@@ -1,9 +1,8 @@
 """Weights of a block in the type of its matrix products, converted together.
 
-Autocast converts every weight by an operation of its own: 23 for a block, each with a gradient that is converted back
-by another one. Here, one operation converts all weights of a block, and one converts all of their gradients. Weights
-of one block only, because data-parallel training sends the gradients of a block while those of the blocks before it
-are computed.
+Autocast converts every weight by an operation of its own: 23 for a block, and as many for the gradients. Here, one
+operation converts all weights of a block, and one converts all of their gradients. Blocks are not joined, because
+data-parallel training sends the gradients of one block while it computes the gradients of the blocks before it.
 """
 
 import math
@@ -15,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 FusedParameters = tuple[tuple[Tensor, ...], tuple[Tensor, ...]]
-"""Weights of one or several layers, and their biases if there are any: to be joined along their first dimension."""
+"""Weights of one or several layers, and their biases if there are any. Both are joined along their first dimension."""
 
 Weights = list[tuple[Tensor, Tensor | None]]
 """Weight and bias of each `FusedParameters` of a module, in their order."""

@@ -20,10 +20,9 @@ from nestmodel.nn.precision import product_dtype
 
 
 def has_block_kernels(config: EncoderConfig, x: Tensor) -> bool:
-    """Returns whether the kernels of blocks take the encoder frames `x`, and work on their GPU; warns if they do not.
+    """Returns whether the kernels of blocks accept the encoder frames `x` and work on their GPU; warns if they fail.
 
-    A long kernel of the convolution, very long utterances and float64 take operations of torch instead, without a
-    warning.
+    A large convolution kernel, very long utterances and float64 are not accepted, which gives no warning.
     """
     dtype = product_dtype(x)
     if config.conv_kernel_size > MAX_TAPS or x.shape[1] > MAX_KEYS or dtype == torch.float64:
@@ -40,7 +39,7 @@ def is_right(device: torch.device, dtype: torch.dtype, config: EncoderConfig) ->
 
 
 def small_config(config: EncoderConfig) -> EncoderConfig:
-    """Returns the settings of the block that is tried, of which those that select code are unchanged."""
+    """Returns the settings of the small block for the check; settings that select code are unchanged."""
     return replace(config, d_model=136, num_heads=4, num_layers=1, ff_expansion=1, dropout=0.1, dropout_att=0.1)
 
 
@@ -56,11 +55,11 @@ def run_block(
     """Returns outputs, gradients and statistics of a block; see `devices.is_right`."""
     generator = torch.Generator().manual_seed(0)
     with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(0)  # not those of GPUs, which would not be restored
+        torch.default_generator.manual_seed(0)  # not the generators of GPUs, which would not be restored
         block = AcceleratedConformerBlock(config).train()
     torch.nn.init.normal_(block.self_attn.pos_bias_u, generator=generator)
     torch.nn.init.normal_(block.self_attn.pos_bias_v, generator=generator)
-    # Frames fill no row of scores and no part of the convolution.
+    # So few frames that rows of scores and parts of the convolution are not full.
     x, weights = torch.randn(2, 3, num_frames, config.d_model, generator=generator, device="cpu")
     wide = torch.float64 if dtype == torch.float64 else torch.float32
     block, x, lens = (

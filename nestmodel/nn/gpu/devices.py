@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 _SMALL_NORM = 0.01
-"""A gradient with a norm of a smaller share of the largest one may have the error of this share."""
+"""Allowed rounding is relative to the norm of a gradient, or to this share of the largest norm if that is more."""
 
 
 def is_on_gpu(x: Tensor) -> bool:
@@ -16,11 +16,11 @@ def is_on_gpu(x: Tensor) -> bool:
 
 
 def has_kernel(check: Callable[[], bool], otherwise: str) -> bool:
-    """Returns whether a kernel in Triton works on this machine. If it does not, warns what that means.
+    """Returns whether a kernel in Triton works on this machine. If it does not, warns about the consequence.
 
     Args:
         check: Runs the kernel, and returns whether it computes what torch computes.
-        otherwise: What is the case without the kernel.
+        otherwise: The consequence if the kernel does not work, as the beginning of the warning.
     """
     try:
         if check():

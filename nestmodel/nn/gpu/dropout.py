@@ -10,7 +10,7 @@ from nestmodel.nn.dropout import Dropout, Key, keep_scale
 
 
 def drop_on_gpu(module: Dropout, x: Float[Tensor, "*shape"], key: Key | None) -> Float[Tensor, "*shape"]:
-    """Drops values as `module` does, with one kernel; compiled code joins it with what surrounds it."""
+    """Drops values as `module` does, with one kernel; compiled code fuses it with the operations around it."""
     if key is None or not module.training or module.num_dropped == 0 or torch.compiler.is_compiling():
         dropped: Tensor = module(x, key)
         return dropped

@@ -11,7 +11,7 @@ from nestmodel.nn.dropout import FACTORS
 
 VALUES_PER_PROGRAM = 2048
 MAX_VALUES = 2**31 - 1
-"""Positions have 32 bits with a sign."""
+"""Positions are signed 32-bit numbers."""
 
 _FACTOR0, _FACTOR1, _FACTOR2 = (tl.constexpr(factor % 2**32) for factor in FACTORS)
 
@@ -43,13 +43,13 @@ def launch_drop(x: Tensor, key: Tensor, num_dropped: int, scale: float) -> Tenso
 @triton.jit
 @no_type_check
 def is_kept(position, key, num_dropped):
-    """Returns the decisions about positions, which are unsigned, as all numbers of the hash."""
+    """Returns which positions are kept. Positions and all numbers of the hash are unsigned."""
     mixed = (position >> 1) * _FACTOR0 + tl.load(key).to(tl.uint32)
     mixed = (mixed ^ (mixed >> 16)) * _FACTOR1 + tl.load(key + 1).to(tl.uint32)
     mixed = (mixed ^ (mixed >> 15)) * _FACTOR2
     mixed = mixed ^ (mixed >> 16)
     half = (mixed >> (16 * (position & 1))) & 0xFFFF
-    # Values are kept from `num_dropped` on if halves are signed; the sign bit turns them into unsigned ones.
+    # `num_dropped` is a threshold for signed halves; flipping the sign bit maps them to unsigned numbers in order.
     return (half ^ 0x8000) >= num_dropped
 
 

@@ -1,7 +1,7 @@
 """The first two stages of the subsampling as one operation of a GPU, without their largest tensor.
 
-The first stage has a value for each channel and for each second frame and bin: more than any other tensor of a step.
-The second stage reads it once. Here, neither pass stores it. Features get no gradient.
+The output of the first stage has a value for each channel and for each second frame and bin, more than any other tensor
+of a step, and only the second stage reads it. Here, neither pass stores it. Features get no gradient.
 """
 
 from typing import Any, NamedTuple

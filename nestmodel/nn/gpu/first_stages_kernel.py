@@ -1,4 +1,4 @@
-"""`nestmodel.nn.gpu.first_stages` as one kernel of a GPU for each direction, which store nothing of the first stage.
+"""`nestmodel.nn.gpu.first_stages` as one kernel of a GPU for each direction; neither stores the first stage.
 
 Values of the first stage are computed where the second stage needs them, 2.25 times on average. A program processes
 some outputs of the second stage at a time, counted over utterances, frames and bins, of some channels. The nine values
@@ -85,7 +85,7 @@ def launch_gradients(inputs: Inputs, grad: Tensor, padding: int, num_programs: i
 
 
 def _sizes(feats: Tensor, values: Tensor, num_each: int) -> tuple[int | str, ...]:
-    """Returns strides and sizes, and the precision of products: for half precision, the 11 bits that float16 has."""
+    """Returns strides, sizes, and the precision of products; for 16-bit types, products have float16's 11 bits."""
     precision = "ieee" if values.dtype == torch.float32 else "tf32"
     sizes = feats.shape[1], *values.shape[1:3], values.shape[:3].numel(), num_each, values.shape[3]
     return *feats.stride(), *sizes, precision
@@ -94,7 +94,7 @@ def _sizes(feats: Tensor, values: Tensor, num_each: int) -> tuple[int | str, ...
 @triton.jit
 @no_type_check
 def rounded(x, precision: tl.constexpr):
-    """Rounds to the bits that a product in TF32 reads; a GPU would cut the other ones off."""
+    """Rounds to the bits that a product in TF32 reads; without this, a GPU would truncate."""
     if precision == "tf32":
         bits = (x.to(tl.int32, bitcast=True) + 0x1000) & -0x2000
         x = tl.where(x == x, bits.to(tl.float32, bitcast=True), x)  # not NaN, which would become a number
@@ -105,7 +105,7 @@ def rounded(x, precision: tl.constexpr):
 @no_type_check
 def is_within(index, size):
     """Returns whether 0 <= index < size, in one comparison."""
-    return tl.cast(index, tl.uint32) < tl.cast(size, tl.uint32)  # a size of 1 is no tensor
+    return tl.cast(index, tl.uint32) < tl.cast(size, tl.uint32)  # `cast`, because a size of 1 is not a tensor
 
 
 @triton.jit
@@ -125,7 +125,7 @@ def load_inputs(places, stride_mel, stride_frame, num_mels, precision: tl.conste
 @triton.jit
 @no_type_check
 def places_of(position, feats, lens, stride_utterance, num_frames2, num_bins2, is_position):
-    """Returns pointers to the utterances of positions, their numbers of valid frames, and frames and bins."""
+    """Returns for each position: pointer to its utterance, valid frames of the utterance, its frame, and its bin."""
     position, num_frames2, num_bins2 = position.to(tl.uint32), num_frames2.to(tl.uint32), tl.cast(num_bins2, tl.uint32)
     row = position // num_bins2
     utterance = row // num_frames2
@@ -213,7 +213,7 @@ def gradient_kernel(
     positions: tl.constexpr,
     channels: tl.constexpr,
 ):
-    """Sums products of gradients and inputs of positive values over `num_each` positions, for a row of three taps.
+    """Sums gradients times inputs over the positive values of `num_each` positions, for a row of three taps.
 
     The sum of the gradients alone, which is the gradient of the bias, is in row 10 of the first sum.
     """

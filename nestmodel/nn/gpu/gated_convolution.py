@@ -10,7 +10,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 FRAMES_PER_PART = 32
-"""Frames whose moments and gradients the kernels sum."""
+"""Number of frames over which a program of the kernels sums moments and gradients."""
 
 MAX_TAPS = 15
 """Largest kernel size whose window fits into the registers of a thread."""
@@ -20,12 +20,12 @@ class ConvWeights(NamedTuple):
     """Parameters of the convolution and the bias of its gates, in the type of matrix products."""
 
     gate_bias: Float[Tensor, " two_dim"] | None
-    """Of the layer before: first that of the values, then that of the logits of their gates."""
+    """Bias of the layer before: first the bias of the values, then of the logits of their gates."""
 
     weight: Float[Tensor, "dim taps"]
 
     bias: Float[Tensor, " dim"] | None
-    """None if `gate_bias` is."""
+    """None if `gate_bias` is None."""
 
 
 def gated_convolution(
@@ -36,8 +36,8 @@ def gated_convolution(
     Args:
         gates: Values, and after them the logits of their gates, without their bias.
         lens: Number of valid frames of each utterance.
-        weights: Of the convolution.
-        left: Frames before its own that an output reads; the other ones are after it.
+        weights: Weights of the convolution.
+        left: Number of earlier frames that an output reads; the other frames are its own and later ones.
 
     Returns:
         The outputs; and for each `FRAMES_PER_PART` frames of an utterance, the mean of the outputs, and the sum of
@@ -81,9 +81,9 @@ def _gated_convolution(
 def _gradients(
     gates: Tensor, lens: Tensor, gate_bias: Tensor | None, weight: Tensor, grad: Tensor, left: int
 ) -> tuple[Tensor, Tensor]:
-    """Returns the gradients of the gates; and in float32, of shape (taps + 3, dim), of weights and three biases.
+    """Returns the gradients of `gates`; and in float32, of shape (taps + 3, dim), of weights and three biases.
 
-    The biases are those of the convolution, of the values and of the logits; without them, these rows are zero.
+    The biases belong to the convolution, to the values and to the logits; without them, these rows are zero.
     """
     from nestmodel.nn.gpu.gated_convolution_kernel import launch_gradients
 

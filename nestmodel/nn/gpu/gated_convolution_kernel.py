@@ -39,7 +39,7 @@ def launch_forward(
 def launch_gradients(
     gates: Tensor, lens: Tensor, gate_bias: Tensor | None, weight: Tensor, grad: Tensor, left: int, part: int
 ) -> tuple[Tensor, Tensor]:
-    """Computes the gradients of the gates, and those of weights and biases, which are (taps + 3, dim)."""
+    """Computes the gradients of the gates, and the gradients of weights and biases, shape (taps + 3, dim)."""
     batch, num_frames, dim = grad.shape
     taps, num_parts = weight.shape[1], triton.cdiv(num_frames, part)
     of_gates = torch.empty_like(gates)
@@ -79,7 +79,7 @@ def _grid(batch: int, num_parts: int, dim: int, sizes: dict[str, int | bool]) ->
 @triton.jit
 @no_type_check
 def read_gated(gates, frame, num_valid, value_bias, gate_bias, channel, is_channel, dim):
-    """Returns values and gate gates of a frame, both without a gradient if the frame is not valid."""
+    """Returns values and gates of a frame, both without a gradient if the frame is not valid."""
     is_valid = (frame >= 0) & (frame < num_valid)
     place = gates + frame * 2 * dim + channel
     value = tl.load(place, mask=is_channel & is_valid, other=0.0).to(tl.float32) + value_bias
@@ -199,13 +199,13 @@ def convolution_gradient_kernel(
     frames: tl.constexpr,
     channels: tl.constexpr,
 ):
-    """Computes the gradients of the gates of a part, and its share of those of weights and biases."""
+    """Computes the gradients of the gates of a part, and its share of the gradients of weights and biases."""
     part, utterance, num_valid, channel, is_channel = find_part(lens, num_parts, dim, channels)
     gates += utterance * num_frames * 2 * dim
     of_gates += utterance * num_frames * 2 * dim
     grad += utterance * num_frames * dim
     value_bias, logit_bias = read_biases(gate_bias, channel, is_channel, dim, has_bias)
-    # Frames after those of the part count as not valid, so that their sums are zero.
+    # Frames after the part count as not valid, so that their sums are zero.
     num_read = tl.minimum(num_valid, (part + 1) * frames)
     zero = tl.zeros((channels,), tl.float32)
     of_values, of_logits, of_bias = zero, zero, zero

@@ -18,7 +18,7 @@ _SIZES = ["num_frames", "num_keys"]
 
 Heads = tuple[Tensor, Tensor, Tensor, Tensor]
 """Queries for the scores by content (batch, heads, enc_frames, width) and by position (heads, batch * enc_frames,
-width), keys and values (batch, heads, keys, width). Keys past the frames, and what is past the values of a head, are
+width), keys and values (batch, heads, keys, width). Keys past the frames, and columns past the values of a head, are
 zero."""
 
 
@@ -28,7 +28,7 @@ def launch_split(qkv: Tensor, in_bias: Tensor | None, biases: Tensor, num_keys: 
     Args:
         qkv: Queries, keys and values without their bias: (batch, enc_frames, 3, heads, head_dim), contiguous.
         in_bias: Bias of queries, keys and values: (3 * heads * head_dim,).
-        biases: Of queries for content and for position: (2, heads, head_dim).
+        biases: Biases of queries for content and for position: (2, heads, head_dim).
         num_keys: Rows of keys and values, at least `enc_frames`.
         width: Values of a row, at least `head_dim`.
     """
@@ -54,15 +54,15 @@ def launch_split(qkv: Tensor, in_bias: Tensor | None, biases: Tensor, num_keys: 
 
 
 def launch_join(grads: Heads, num_frames: int, head_dim: int) -> tuple[Tensor, Tensor]:
-    """Returns the gradients of queries, keys and values, and those of biases.
+    """Returns the gradients of queries, keys and values, and of biases.
 
     Args:
-        grads: Of the matrices of heads.
+        grads: Gradients of the matrices of heads.
         num_frames: Number of frames of each utterance.
         head_dim: Values of a head.
 
     Returns:
-        Gradients of `qkv`; and in float32, of shape (5, heads * head_dim), those of the biases of queries, keys and
+        Gradients of `qkv`; and in float32, of shape (5, heads * head_dim), gradients of the biases of queries, keys and
         values, and of the queries for content and for position.
     """
     batch, num_heads, num_keys, width = grads[2].shape

@@ -1,7 +1,7 @@
 """Attention with relative positions on a GPU: products of matrices, and one kernel for the softmax between them.
 
 This module also holds positions and lengths of the frames of a batch as the code for GPUs reads them. Sizes are padded
-to what products are fast for, with zeros that change no result.
+to multiples for which products are fast, with zeros that change no result.
 """
 
 import math
@@ -20,7 +20,7 @@ from nestmodel.nn.gpu.cast_weights import FusedParameters, Weights, fused_parame
 from nestmodel.nn.precision import product_dtype
 
 _MULTIPLE = 8
-"""Products on a GPU want sizes that are multiples of this, in 16-bit types."""
+"""Products of 16-bit types are fast on a GPU if sizes are multiples of this."""
 
 MAX_KEYS = 2**14
 """Longest row of scores that fits into the registers of a program."""
@@ -94,8 +94,8 @@ def attend(
         module: The attention.
         x: Encoder frames.
         frames: Their positions, lengths and limits.
-        weights: Of `attention_parameters`, converted by `cast_weights`.
-        key: Of the dropout in training; without it, the generator of the GPU draws one.
+        weights: Parameters of `attention_parameters`, converted by `cast_weights`.
+        key: Key of the dropout in training; without it, the generator of the GPU draws one.
     """
     (in_weight, in_bias), (pos_weight, _), (biases, _), (out_weight, out_bias) = weights
     num_dropped = module.dropout.num_dropped if module.training else 0
@@ -126,21 +126,21 @@ def _attention(
     key: Tensor | None,
     num_dropped: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Returns what valid frames attend to within the limits: (batch, heads, enc_frames, width), 0 for padded frames.
+    """Returns the attended values within the limits, (batch, heads, enc_frames, width); zero for padded frames.
 
     Args:
         qkv: Queries, keys and values without their bias: (batch, enc_frames, 3, heads, head_dim).
         in_bias: Their bias: (3 * heads * head_dim,).
         positions: Projected encodings of the distances enc_frames - 1 and below: (heads, 2 * keys, width).
-        biases: Of the queries for the scores by content and by position: (2, heads, head_dim).
+        biases: Biases of the queries for the scores by content and by position: (2, heads, head_dim).
         lens: As in `GpuFrames`.
         limits: As in `GpuFrames`.
-        key: Of the dropout of weights; None drops nothing.
+        key: Key of the dropout of weights; None drops nothing.
         num_dropped: Probability with which a weight is dropped, times 65536.
 
     Returns:
-        This; and for the backward pass, the weights before dropout: (batch, heads, enc_frames, keys), and
-        `heads_kernel.Heads`.
+        The attended values; and for the backward pass, the weights before dropout, (batch, heads, enc_frames, keys),
+        and `heads_kernel.Heads`.
     """
     from nestmodel.nn.gpu.attention_weights_kernel import launch_weights
     from nestmodel.nn.gpu.heads_kernel import launch_split
@@ -170,7 +170,7 @@ def _gradients(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Returns the gradients of `qkv`, `positions` and, in float32, of all biases, as `launch_join` does.
 
-    `grad` is the gradient of the first output of `_attention`, and the tensors after it are the other ones.
+    `grad` is the gradient of the first output of `_attention`; the tensors after it are the other outputs.
     """
     from nestmodel.nn.gpu.attention_weights_kernel import launch_gradients
     from nestmodel.nn.gpu.heads_kernel import launch_join
@@ -193,7 +193,7 @@ def _keep_inputs(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) 
     ctx.head_dim, ctx.has_bias, ctx.dtype = qkv.shape[4], in_bias is not None, biases.dtype
     ctx.save_for_backward(*output[1:], positions, key)
     ctx.mark_non_differentiable(*output[1:])
-    ctx.set_materialize_grads(False)  # or zeros would be written for all that has no gradient
+    ctx.set_materialize_grads(False)  # otherwise, zeros would be written for outputs without a gradient
 
 
 def _backward(ctx: Any, grad: Tensor, *_: Any) -> tuple[Tensor | None, ...]:

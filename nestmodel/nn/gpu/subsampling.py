@@ -33,7 +33,7 @@ class AcceleratedConvSubsampling(ConvSubsampling):
         """Returns the number of utterances that are processed at once; see `ConvSubsampling.num_at_once`."""
         if not devices.is_on_gpu(feats):
             return super().num_at_once(feats)
-        factor = 4 if self._joins_stages(feats) else 2  # of the first stage whose values are stored
+        factor = 4 if self._joins_stages(feats) else 2  # subsampling factor of the first stage whose values are stored
         return max(1, MAX_VALUES_ON_GPU // max(1, self.channels * feats.shape[1] * feats.shape[2] // factor**2))
 
     def convolve(
@@ -81,7 +81,7 @@ def _has_kernels(device: torch.device, dtype: torch.dtype, is_causal: bool) -> b
 def run_subsampling(is_causal: bool, device: torch.device, dtype: torch.dtype, with_kernels: bool) -> list[Tensor]:
     """Returns valid outputs and gradients of a small subsampling; see `devices.is_right`."""
     generator = torch.Generator().manual_seed(0)
-    # More channels than a program computes; neither frames nor bins fill one.
+    # More channels than a program computes, and a number of frames and bins that does not fill the last program.
     with torch.random.fork_rng(devices=[]):
         module = AcceleratedConvSubsampling(num_mels=10, channels=144, factor=4, dim=8, is_causal=is_causal)
     for parameter in module.parameters():
