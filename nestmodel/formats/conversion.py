@@ -74,7 +74,7 @@ def save_network(
         The path of the checkpoint. It holds weights and configuration, and no optimizer state.
 
     Raises:
-        ConfigError: The name is that of another format.
+        ConfigError: The name belongs to another format.
         WeightsError: The checkpoint cannot be written.
         OutputError: The target exists already or is one of the sources, or another run is writing it.
     """
@@ -111,7 +111,7 @@ def average_models(sources: Sequence[str | Path], output: str | Path, *, overwri
         The path of the checkpoint.
 
     Raises:
-        ConfigError: There is no file, or their settings differ.
+        ConfigError: No file is given, or the settings of the files differ.
         WeightsError: A file cannot be read or does not hold a whole model, or the checkpoint cannot be written.
         OutputError: The target exists already, or another run is writing it.
     """
@@ -123,7 +123,7 @@ def average_models(sources: Sequence[str | Path], output: str | Path, *, overwri
     for source in sources[1:]:
         other = load_network(source)
         if other.config != network.config:
-            raise ConfigError(f"{source}: its settings are not those of {sources[0]}. Average models of one run.")
+            raise ConfigError(f"{source}: its settings differ from {sources[0]}. Average models of one run.")
         if (digest := digest_of(other)) in counted:
             _log.warning("%s has the weights of %s, and is counted once", source, counted[digest])
             continue
@@ -152,7 +152,7 @@ def import_model(source: str | Path, output: str | Path | None = None, *, overwr
     Raises:
         WeightsError: The source cannot be read or does not hold a whole model, or the checkpoint cannot be written.
         OutputError: The target exists already, or another run is writing it.
-        ConfigError: The name of the output is that of another format, or the extra `hub` is not installed.
+        ConfigError: The name of the output belongs to another format, or the extra `hub` is not installed.
     """
     output = output or _stem(source) + ".ckpt"
     return save_network(load_network(source), output, overwrite=overwrite, sources=[source])
@@ -170,8 +170,8 @@ def export_model(
     """Exports a model to NeMo, Hugging Face, safetensors or ONNX, with a model card.
 
     The card is `README.md` in a directory for Hugging Face, and `NAME.md` beside a file `NAME`. It names the training
-    data, steps, settings and metrics that a checkpoint of `nestmodel fit` holds; the training of other files and of a
-    network, which may have changed since it was loaded, is unknown. Its licence is to be filled in.
+    data, steps, settings and metrics that a checkpoint of `nestmodel fit` holds. For other files, and for a network,
+    which may have changed since it was loaded, they are unknown. The licence has to be filled in.
 
     Args:
         source: A network, which is not changed, or any file that `load_network` reads.
@@ -180,8 +180,8 @@ def export_model(
             the source. A network has no name, so an output is required.
         parts: The parts to write; None writes all for NeMo, and the encoder for the other formats. Only safetensors
             can hold either.
-        context: The only attention context of the result, one of those of the encoder; by default, `onnx` has
-            the first, `onnx-streaming` the first that can be streamed, and the other formats keep all.
+        context: The only attention context of the result, one of the encoder's contexts; by default, `onnx` has the
+            first, `onnx-streaming` the first that can be streamed, and the other formats keep all.
         overwrite: Whether to replace an existing result.
 
     Returns:
@@ -265,7 +265,7 @@ def _write_directory(output: Path, network: NestNetwork, card: str, overwrite: b
 
 
 def _stem(source: str | Path) -> str:
-    """Returns the name of a result without its suffix: that of the source."""
+    """Returns the name of a result without its suffix, which is the name of the source."""
     return parse_hub_name(source).name if is_on_hub(source) else Path(source).stem
 
 
@@ -280,7 +280,7 @@ def _name(source: str | None) -> str | None:
 
 
 def _warn_of_lost_targets(config: NestConfig) -> None:
-    """Warns of settings that decide what is learned and that NeMo, or its releases, do not have."""
+    """Warns of settings that decide what is learned, and that NeMo or its releases lack."""
     plain = QuantizerConfig.normalize, MaskConfig.target_shift
     if (config.quantizer.normalize, config.masking.target_shift) != plain:
         warnings.warn(

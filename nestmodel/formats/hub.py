@@ -57,7 +57,7 @@ def parse_hub_name(path: str | Path) -> HubModel:
     """Parses `hf://owner/name`, with `@revision` and `/file` if they are given.
 
     Raises:
-        WeightsError: The name is of another form.
+        WeightsError: The name has another form.
     """
     text = _SCHEME.sub("", str(path), count=1)
     match = _NAME.fullmatch(text)
@@ -90,7 +90,7 @@ def fetch_from_hub(model: HubModel) -> tuple[Path, HubModel]:
         try:
             found = hub.HfApi().model_info(**where, timeout=20)
             names, commit = [sibling.rfilename for sibling in found.siblings or ()], found.sha or model.revision
-        except Exception:  # of the client, or of its transport, which depends on the release
+        except Exception:  # raised by the client or by its transport, depending on the release
             folder = Path(hub.snapshot_download(**where, local_files_only=True))
             names = [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
             commit = model.revision

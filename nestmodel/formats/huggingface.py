@@ -93,7 +93,7 @@ def _kind_for(config: NestConfig) -> _Kind:
     """Returns the classes that compute the same values as a model.
 
     Raises:
-        ConfigError: There are none. The message has the first mismatch of those with the fewest.
+        ConfigError: No such classes exist. The message names the first mismatch of the classes with the fewest.
     """
     mismatches = {kind: list(kind.mismatches(config)) for kind in _KINDS}
     kind = min(_KINDS, key=lambda kind: len(mismatches[kind]))
@@ -111,7 +111,7 @@ def _parakeet_mismatches(config: NestConfig) -> Iterator[Mismatch]:
         yield "encoder.conv_norm", encoder.conv_norm, "its convolution module has batch norm only"
     factor = encoder.subsampling_factor
     if features.num_mels % factor != 0:
-        why = f"it rounds the number of subsampled bins down, so it needs a multiple of {factor}"
+        why = f"it rounds the number of subsampled bins down, so that a multiple of {factor} is needed"
         yield "features.num_mels", features.num_mels, why
     yield from _extractor_mismatches(config)
     unlimited = EncoderConfig.att_context_size

@@ -70,7 +70,7 @@ _MARKUP = re.compile(r"([\\`*_{}\[\]()#!|~:@$^=])|(?<=www)(\.)", re.IGNORECASE)
 
 @dataclass(frozen=True, kw_only=True)
 class Training:
-    """What a file says about the training of its weights. It is empty unless the file is a checkpoint of a run."""
+    """What a file records about the training of its weights; empty unless the file is a checkpoint of a run."""
 
     facts: Mapping[str, str] = field(default_factory=dict)
     settings: Mapping[str, str] = field(default_factory=dict)
@@ -162,12 +162,12 @@ def _use(name: str, config: NestConfig, to: ExportFormat, parts: WeightParts) ->
 
 
 def _recognition(config: NestConfig) -> str:
-    """Returns how a model for speech recognition is made of the encoder, or why transformers cannot make one."""
+    """Returns how to make a model for speech recognition from the encoder, or why transformers cannot."""
     if config.conformer.causal_downsampling:
         return (
             "## Speech recognition\n\ntransformers has no CTC model with an encoder for live speech, and "
-            "`ParakeetForCTC.from_pretrained` of this folder is an error. `examples/finetune_ctc` of "
-            f"{_DISTRIBUTION} makes one from the checkpoint of this encoder."
+            "`ParakeetForCTC.from_pretrained` of this folder raises an error. `examples/finetune_ctc` of "
+            f"{_DISTRIBUTION} makes such a model from the checkpoint of this encoder."
         )
     return (
         "## Speech recognition\n\nThese lines make a CTC model with this encoder and a new head, which transformers "

@@ -57,7 +57,7 @@ class ModelFile:
     _entries: Mapping[str, Any]
 
     def entry(self, key: str) -> Any:
-        """Returns what a checkpoint holds under a key besides configuration and weights; None if it holds nothing.
+        """Returns the value of a key of a checkpoint other than configuration and weights; None without such a key.
 
         The value is plain and of bounded size, but may have any type: the file is not trusted.
 
@@ -103,7 +103,7 @@ def open_model_file(path: str | Path) -> Iterator[ModelFile]:
 
     Raises:
         ConfigError: The package that downloads models is not installed.
-        WeightsError: The file does not exist, is of no known kind, is damaged, or cannot be downloaded.
+        WeightsError: The file does not exist, is of an unknown kind, is damaged, or cannot be downloaded.
     """
     source = str(path)
     if is_on_hub(path):
@@ -150,7 +150,7 @@ def _open(path: Path, stack: ExitStack) -> tuple[BinaryIO, ModelFileKind]:
         start = _rewound(file).read(9)
         if start.endswith(b"{") and int.from_bytes(start[:8], "little") <= path.stat().st_size:
             return file, "safetensors"
-        with suppress(zipfile.BadZipFile):  # some damage raises it
+        with suppress(zipfile.BadZipFile):  # raised for some damaged files
             if zipfile.is_zipfile(file):
                 return file, "checkpoint"
     except (FileNotFoundError, IsADirectoryError) as error:
@@ -184,7 +184,7 @@ def _as_weights_error(path: Path) -> Iterator[None]:
     except pickle.UnpicklingError as error:
         raise WeightsError(
             f"{path}: damaged, or holds other objects than tensors and plain values, which are not loaded because they "
-            "could run code. Give a file of `nestmodel`; of a checkpoint of NeMo, write a .nemo file in NeMo with "
+            "could run code. Give a file of `nestmodel`; convert a checkpoint of NeMo to a .nemo file, in NeMo with "
             "`Model.load_from_checkpoint(FILE).save_to('model.nemo')`."
         ) from error
     except _READ_ERRORS as error:
@@ -193,7 +193,7 @@ def _as_weights_error(path: Path) -> Iterator[None]:
 
 
 def _config_of(checkpoint: Mapping[str, Any], section: Mapping[str, Any] | None, path: Path) -> NestConfig:
-    """Returns the configuration; `section` is that of a checkpoint of NeMo."""
+    """Returns the configuration; `section` is given for a checkpoint of NeMo."""
     return NestConfig.from_dict(checkpoint[CONFIG_KEY]) if section is None else config_of_section(section, path)
 
 

@@ -67,10 +67,11 @@ def config_of_section(section: Mapping[str, Any], path: Path) -> NestConfig:
 
     In models that mask encoder frames, NeMo divides the block size by the subsampling factor, stores the result, and
     divides it again whenever it opens the file. Here the stored value is multiplied by the factor once; the remainder
-    that the division lost has no effect. What NeMo has no counterpart of gets its default; `config_to_nemo` lists it.
-    An optimizer or schedule that is not implemented here is replaced by the default with a warning, because it does not
-    change what the model computes. Nor does `quantizer.input_norm`, which decides what is learned: if the section does
-    not tell whether there is a norm, there is none, and if it does not tell which, it is `frames`, with a warning.
+    that the division lost has no effect. Settings without a counterpart in NeMo get their defaults; `config_to_nemo`
+    lists them. An optimizer or schedule that is not implemented here is replaced by the default with a warning, because
+    it does not change what the model computes. The same holds for `quantizer.input_norm`, which only decides what is
+    learned. If the section does not say whether it has a norm, `input_norm` is null; if it does not say which norm,
+    `input_norm` is `frames`; both with a warning.
 
     Args:
         section: The `model` section.
@@ -90,7 +91,8 @@ def config_of_section(section: Mapping[str, Any], path: Path) -> NestConfig:
             path,
             section["nemo_version"],
         )
-    # Files of this package have no version. Encoder frames are quantized one by one, so that both norms are the same.
+    # Files of this package have no version. If encoder frames are masked, each is quantized by itself, and both norms
+    # are the same.
     elif is_v2 and "nemo_version" in section and config.masking.position == "pre_conv":
         _logger.warning(
             "%s: the model is NEST v2, of which NeMo had two states: one normalises each frame, the other the stacked "
@@ -162,7 +164,7 @@ def write_nemo(path: Path, config: NestConfig, state: Mapping[str, Tensor]) -> N
 def _member(tar: tarfile.TarFile, name: str, path: Path) -> tarfile.TarInfo:
     limit = _MAX_COMPRESSION * path.stat().st_size + _MAX_CONFIG_BYTES
     for member in tar:
-        # A small archive could otherwise fill the disk, or take hours to be read.
+        # Otherwise, a small archive could fill the disk, or take hours to read.
         is_config = member.name.removeprefix("./") == CONFIG_MEMBER
         if member.offset_data + member.size > limit or (is_config and member.size > _MAX_CONFIG_BYTES):
             raise WeightsError(

@@ -1,8 +1,8 @@
 """Training checkpoints that Lightning writes for NeMo, read without NeMo and without OmegaConf.
 
 Their weights have the names of a NeMo archive. Their hyperparameters hold the configuration of the model as objects of
-OmegaConf. The reader of torch, which creates no objects of a file, gets classes of this module in their place, which
-hold the values and have no methods. So a file cannot run code.
+OmegaConf. torch's reader creates only objects of known classes. Classes of this module, which hold the values and have
+no methods, take the place of OmegaConf's. So a file cannot run code.
 
 Source: NeMo 3.0.0, core/classes/modelPT.py (`hparams`); Lightning 2.6, trainer/connectors/checkpoint_connector.py
 (`dump_checkpoint`); OmegaConf 2.3 and 2.4, base.py, nodes.py.
@@ -20,7 +20,7 @@ from torch.serialization import safe_globals
 
 from nestmodel.errors import WeightsError
 
-# A configuration has a few hundred values. One whose parts contain each other would have any number.
+# A configuration has a few hundred values; if its parts contain each other, it would have any number.
 _MAX_VALUES = 100_000
 
 
@@ -29,7 +29,7 @@ _checked: set[tuple[int, int, int, int]] = set()
 
 
 class _Object:
-    """Stands for an object of OmegaConf, and for the types of values, which are not used."""
+    """Replaces an object of OmegaConf, or the type of a value, which is not used."""
 
 
 def _empty_dict(*_: object) -> dict[str, Any]:
@@ -70,7 +70,7 @@ def load_checkpoint(path: Path) -> Any:
 
 
 def check_zip(file: io.BufferedIOBase | IO[bytes], path: Path) -> None:
-    """Checks all bytes of a file that torch has written against the checksums in it, of which torch checks none.
+    """Checks all bytes of a file of torch against the checksums in it, which torch itself does not check.
 
     Args:
         file: The open file.

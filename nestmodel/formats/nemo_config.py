@@ -31,7 +31,7 @@ def config_from_nemo(section: Mapping[str, Any]) -> NestConfig:
     Args:
         section: The section from which NeMo builds its EncDecDenoiseMaskedTokenPredModel. A missing field has NeMo's
             own default; a missing `optim` section gives the default optimizer. `quantizer.input_norm` is `frames` if
-            the section is known to be of NEST v2: no field tells its states with the other norm apart.
+            the section is known to be of NEST v2, because no field tells which of its two norms was used.
 
     Raises:
         ConfigError: A field is missing, unknown, or has a value that is not implemented here; the message names it.
@@ -64,8 +64,9 @@ def config_from_nemo(section: Mapping[str, Any]) -> NestConfig:
 def is_nest_v2(section: Mapping[str, Any]) -> bool | None:
     """Returns whether the quantizer of a `model` section normalises its input; None if the section does not tell.
 
-    With pull request 15589, NeMo always normalises it and has no field for that. What tells is a field that came with
-    the pull request, or the version that saved the section. A section without a version was not saved by NeMo.
+    With pull request 15589, NeMo always normalises the input and has no field for that. It can be told from a field
+    that came with the pull request, or from the version that saved the section. A section without a version was not
+    saved by NeMo.
     """
     quantizer = section.get("quantizer")
     fields = {*section, *(quantizer if isinstance(quantizer, Mapping) else ())}
@@ -238,7 +239,7 @@ def _nemo_masking(section: _NemoSection, loss: _NemoSection, position: Literal["
 def _check_nemo_targets(
     decoder: _NemoSection, loss: _NemoSection, books: QuantizerConfig, steps_combined: set[int]
 ) -> None:
-    """Rejects a decoder or loss whose sizes differ from those of the quantizer."""
+    """Rejects a decoder or loss whose sizes differ from the quantizer's."""
     decoder.choose("num_classes", books.num_classes, default=None)
     decoder.choose("num_decoders", books.num_codebooks, default=1)
     decoder.choose("use_bias", True, default=False)
@@ -275,8 +276,8 @@ def config_to_nemo(config: NestConfig) -> dict[str, Any]:
     `seed`, `encoder.checkpoint_activations`, `quantizer.normalize` and `masking.target_shift`, and no schedule `wsd`,
     so they are lost. If encoder frames are masked, the section has the values of NeMo's own YAML files: NeMo divides
     the block size, and overwrites other fields, when it builds the model. With `quantizer.input_norm`, a field of NEST
-    v2 keeps NeMo 3.0.0, which has no norm there, from building another model; the norm is that of the NeMo that opens
-    the file.
+    v2 makes NeMo 3.0.0, which has no such norm, reject the file instead of building another model. A NeMo that opens
+    the file applies its own norm.
 
     Source: NeMo 3.0.0.
     """
@@ -363,7 +364,7 @@ def _seconds(num_samples: int, rate: int) -> float:
 
 
 def _exact_probs(probs: Sequence[float] | None) -> list[float] | None:
-    """Returns probabilities with a sum of exactly 1, which NeMo wants: if rounding is in the way, the last one changes.
+    """Returns probabilities with a sum of exactly 1, as NeMo requires; changes the last one if rounding prevents that.
 
     The sum of numbers s and 1 - s is rounded to 1 for every s in [0, 1].
     """

@@ -1,8 +1,8 @@
 """Export as ONNX graphs from audio to encoder frames: of whole utterances, and of one chunk of a stream.
 
-The graphs compute features and encoder frames of eval mode, for any batch size. That of whole utterances takes any
-number of samples, and nothing in it depends on the size of the traced example. That of a chunk takes what it needs of
-earlier chunks as inputs, and returns it for the next one.
+The graphs compute features and encoder frames of eval mode, for any batch size. The graph for whole utterances takes
+any number of samples, and nothing in it depends on the size of the traced example. The graph for a chunk takes caches
+of earlier chunks as inputs, and returns the caches for the next one.
 """
 
 import json
@@ -33,15 +33,15 @@ OUTPUTS = ("encoded", "enc_lens")
 
 
 def samples_in_front(config: FeatureConfig) -> int:
-    """Returns how many samples a graph reads before the first one of a frame: half a window, and one for emphasis."""
+    """Returns how many samples a graph reads before the first one of a frame: half a window, plus one for emphasis."""
     return config.n_fft // 2 - (config.n_fft - config.window_length) // 2 + 1
 
 
 class _TracedFeatures(nn.Module):
     """Log-mel features by a convolution with the windowed sine and cosine waves of the Fourier transform.
 
-    Every runtime has convolutions. Measured with real speech, the result is as close to that of float64 as that of
-    `LogMelFeatures`.
+    Every runtime has convolutions. Measured with real speech, the features are as close to features in float64 as
+    `LogMelFeatures` are.
     """
 
     def __init__(self, features: LogMelFeatures) -> None:
@@ -90,7 +90,7 @@ class _TracedEncoder(nn.Module):
 
 
 class _TracedChunk(nn.Module):
-    """One chunk of a stream. The caches have fixed sizes, so frames from before the stream began are empty."""
+    """One chunk of a stream. The caches have fixed sizes, so frames before the start of the stream are empty."""
 
     def __init__(self, network: NestNetwork, context: Context) -> None:
         super().__init__()

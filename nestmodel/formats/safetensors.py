@@ -16,7 +16,7 @@ CONFIG_KEY = "nest_config"
 """Key of our configuration in a checkpoint and in the metadata of a safetensors file, where it is JSON."""
 
 RECORD_KEY = "nest_training"
-"""Key of what a checkpoint says about its training, for the model card: texts by name."""
+"""Key of the training record of a checkpoint, for the model card: texts by name."""
 
 SETTINGS_KEY = "nest_settings"
 """Key of the settings of the run in a checkpoint: texts by dotted name."""
@@ -37,7 +37,7 @@ def read_metadata(path: Path) -> dict[str, str]:
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
-    """Returns all tensors of a file, on the CPU; errors are those of `read_metadata`."""
+    """Returns all tensors of a file, on the CPU; raises the same errors as `read_metadata`."""
     with _as_os_errors():
         from safetensors.torch import load_file
 

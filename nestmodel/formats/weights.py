@@ -99,7 +99,7 @@ def load_network(path: str | Path, context: Context | None = None, *, encoder: E
 
 
 def _check_shapes(config: NestConfig, state: Mapping[str, Tensor], path: Path) -> None:
-    """Raises WeightsError unless a state fits a network; sizes may be claimed for which there is no memory."""
+    """Raises WeightsError unless a state fits a network; takes no memory, even if the file claims huge sizes."""
     try:
         with torch.device("meta"):
             shapes = NestNetwork(config).state_dict()
@@ -109,10 +109,10 @@ def _check_shapes(config: NestConfig, state: Mapping[str, Tensor], path: Path) -
 
 
 def _check_own(config: NestConfig, state: Mapping[str, Tensor], path: Path, encoder: Encoder | None) -> None:
-    """Checks what a file says of a model with an encoder of another author, before it is built.
+    """Checks the file of a model with an encoder of another author, before the model is built.
 
     Raises:
-        ConfigError: The encoder that is given is of another class than that of the file.
+        ConfigError: The given encoder is of another class than the encoder of the file.
         WeightsError: The file claims other sizes than its weights have.
     """
     if encoder is not None and ClassConfig.of(encoder).class_path != getattr(config.encoder, "class_path", None):
@@ -130,7 +130,7 @@ def load_weights(network: NestNetwork, path: str | Path, parts: WeightParts = "a
     Args:
         network: The network to modify.
         path: Any file that `load_network` reads, or a folder that `nestmodel export --to huggingface` has written.
-        parts: Whether to load all weights or only those of the encoder.
+        parts: Whether to load all weights or only the encoder's.
 
     Raises:
         WeightsError: The file cannot be read, or none of its parameters fits.
@@ -162,7 +162,7 @@ def differing_settings(config: NestConfig, file_config: NestConfig, parts: Weigh
     Args:
         config: Configuration of the network.
         file_config: Configuration of the file.
-        parts: The weights that are loaded. Those of the encoder do not depend on the quantizer.
+        parts: The weights that are loaded. The encoder's weights do not depend on the quantizer.
     """
     settings, file_settings = asdict(config), asdict(file_config)
     return tuple(
@@ -180,7 +180,7 @@ def abbreviate_names(names: Sequence[str]) -> str:
 
 
 def _copy_weights(network: NestNetwork, state: Mapping[str, Tensor], path: Path, parts: WeightParts) -> WeightReport:
-    """Copies weights where names and shapes match, or raises if nothing but the front end does."""
+    """Copies weights where names and shapes match; raises if they match in the front end only."""
     selected = {
         name: value for name, value in network.state_dict().items() if parts == "all" or name.startswith(ENCODER_PREFIX)
     }
@@ -195,7 +195,7 @@ def _copy_weights(network: NestNetwork, state: Mapping[str, Tensor], path: Path,
 
 
 def compare_weights(selected: Mapping[str, Tensor], state: Mapping[str, Tensor], path: Path) -> WeightReport:
-    """Compares names and shapes of the selected weights of a network with those of a file."""
+    """Compares the selected weights of a network with the weights of a file, by name and shape."""
     common = [name for name in selected if name in state]
     return WeightReport(
         path=path,
