@@ -1,8 +1,8 @@
 """Attention contexts: which neighbours a frame attends to, and the draw of one of several for a microbatch.
 
 A context is a pair (left, right) in encoder frames; `UNLIMITED` on a side sets no limit. `EncoderConfig` holds one or
-more. This module checks them and draws one; `nestmodel.nn.attention.visible_keys` makes a mask of it. It imports no
-torch.
+more. This module checks them and draws one; `nestmodel.nn.attention.visible_keys` makes a mask from it. This module
+does not import torch.
 
 Source: `att_context_size`, `att_context_style` and `att_context_probs` of the ConformerEncoder of NeMo 3.0.0.
 """
@@ -30,8 +30,8 @@ def check_contexts(contexts: Sequence[Context], probs: Sequence[float] | None, s
     """Checks the attention contexts of an encoder.
 
     Raises:
-        ConfigError: There is none; a context is not two numbers of frames; with `chunked_limited`, the right side is
-            unlimited, or the left one is not a multiple of the chunk; or the probabilities do not fit the contexts.
+        ConfigError: No context is given. A context is not two numbers of frames. With `chunked_limited`, the right side
+            is unlimited, or the left side is not a multiple of the chunk. The probabilities do not fit the contexts.
     """
     field = "encoder.att_context_size"
     are_pairs = isinstance(contexts, tuple) and len(contexts) > 0
@@ -78,7 +78,7 @@ def context_name(context: Context) -> str:
 
 
 def look_ahead(context: Context, style: Style, *, num_layers: int, conv_right: int) -> int | None:
-    """Returns how many encoder frames after itself a frame of the last block depends on, at most; None without limit.
+    """Returns the largest number of later encoder frames that a frame of the last block depends on; None if unlimited.
 
     Args:
         context: Numbers of encoder frames to the left and to the right.
@@ -97,7 +97,7 @@ def look_ahead(context: Context, style: Style, *, num_layers: int, conv_right: i
 
 
 def is_streamable(context: Context, style: Style) -> bool:
-    """Returns whether a limited number of cached frames, and of later ones of the chunk, suffices for each frame."""
+    """Returns whether each frame needs only a limited number of earlier frames, and later frames of its chunk only."""
     left, right = context
     return left != UNLIMITED and (right == 0 or (right > 0 and style == "chunked_limited"))
 

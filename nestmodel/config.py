@@ -47,10 +47,10 @@ _PRESETS = Path(__file__).parent / "presets"
 
 
 LIVE_PRESETS = ("streaming", "unified")
-"""Presets that make an encoder of any size one for live speech."""
+"""Presets for live speech, given after the preset of a size."""
 
 PARTIAL_PRESETS = (*LIVE_PRESETS, "v2")
-"""Presets that are no whole model; given after the preset of a size."""
+"""Presets that are not a whole model; given after the preset of a size."""
 
 
 def preset_names() -> list[str]:
@@ -149,8 +149,8 @@ class QuantizerConfig:
     """Distance by which the nearest code is selected. Codes have norm 1, so the two differ only by rounding."""
 
     normalize: Literal["as_features", "per_feature"] = "as_features"
-    """Normalisation of the feature frames that tokens are computed from: that of the features, as in NeMo; or
-    `per_feature`, so that an encoder whose features are not normalised learns the tokens of one whose features are."""
+    """Normalisation of the feature frames that tokens are computed from: the same as for the features, as in NeMo; or
+    `per_feature`, so that an encoder without normalised features learns the tokens of an encoder with them."""
 
     source: Literal["log_mels", "encoder"] = "log_mels"
     """Frames that tokens are computed from: log-mels, or the features of an encoder that brings its own."""
@@ -184,7 +184,7 @@ class MaskConfig:
 
     target_shift: int = 0
     """Number of encoder frames after a token at which it is predicted. With `causal_downsampling`, an encoder frame
-    reads the first of the feature frames of its own token only, and all of the one before it."""
+    reads only the first feature frame of its own token, and all feature frames of the token before."""
 
     def __post_init__(self) -> None:
         require_at_least(1, "masking", self, "block_size")
@@ -323,8 +323,8 @@ class OptimizerConfig:
     With `noam`, the rate also depends on the width of the encoder: see `nestmodel.training.schedule.learning_rate`."""
 
     schedule: Literal["noam", "cosine", "wsd"] = "noam"
-    """How the rate changes after the warm-up: as in NeMo; or to `min_lr` at the last step, by a cosine or, after it was
-    constant, by a line (`wsd`)."""
+    """How the rate changes after the warm-up: `noam` as in NeMo; `cosine` down to `min_lr` at the last step; `wsd`
+    constant, and then linearly down to `min_lr` at the last step."""
 
     decay_share: float = 0.2
     """With `wsd`: share of `trainer.max_steps` in which the rate falls, in (0, 1]."""
@@ -339,7 +339,7 @@ class OptimizerConfig:
     """Optimizer steps in which the rate rises."""
 
     min_lr: float = 1e-6
-    """Lower bound of the learning rate after the warm-up; with `cosine` and `wsd`, that of the last step."""
+    """Lower bound of the learning rate after the warm-up; with `cosine` and `wsd`, the rate of the last step."""
 
     max_skipped_steps: int = 10
     """Maximum number of consecutive steps skipped for a non-finite loss or gradient; one more ends the run."""
@@ -438,7 +438,7 @@ class NestConfig:
 
     @property
     def frame_s(self) -> float:
-        """Seconds of audio from the start of an encoder frame of FastConformer to that of the next."""
+        """Seconds of audio from the start of one encoder frame of FastConformer to the start of the next."""
         return self.conformer.subsampling_factor * self.features.hop_length / self.features.sampling_rate
 
     def look_ahead_s(self, context: Context | None = None) -> float | None:
@@ -463,11 +463,11 @@ class NestConfig:
         return (num_feature_frames * features.hop_length + features.window_length / 2) / features.sampling_rate
 
     def delay_s(self, context: Context | None = None) -> float | None:
-        """Returns the time from the start of a chunk until `StreamingEncoder` returns it, without that of computing.
+        """Returns the time from the start of a chunk until `StreamingEncoder` returns it, without computing time.
 
-        A chunk is complete with the last feature frame that its last encoder frame reads. That takes a half of the
-        Fourier transform past the frame's centre, of which the look-ahead contains what the window covers. The delay is
-        None if the encoder cannot be streamed in this context.
+        A chunk is complete with the last feature frame that its last encoder frame reads. This feature frame needs half
+        a Fourier transform of audio after its centre; the look-ahead counts only half a window. The delay is None if
+        the encoder cannot be streamed in this context.
 
         Args:
             context: Attention context; by default the first of `att_context_size`.
@@ -502,8 +502,8 @@ class NestConfig:
         """Reads the section `model.config` of presets of the package.
 
         Args:
-            *names: File names without suffix, such as "demo" or "large"; with a second one, such as "streaming", whose
-                values replace those of the first.
+            *names: File names without suffix, such as "demo" or "large". The values of a second preset, such as
+                "streaming", replace values of the first.
 
         Raises:
             ConfigError: No preset has that name, or the first one is not a whole model.
@@ -517,7 +517,7 @@ class NestConfig:
 
     @classmethod
     def from_dict(cls, mapping: Mapping[str, Any]) -> "NestConfig":
-        """Builds a configuration from plain nested values, such as those of `dataclasses.asdict` and YAML.
+        """Builds a configuration from plain nested values, such as the result of `dataclasses.asdict` or of YAML.
 
         Raises:
             ConfigError: A key is unknown or missing, or a value has the wrong type or is out of range.
@@ -527,7 +527,7 @@ class NestConfig:
 
 
 def not_conformer(class_path: str) -> ConfigError:
-    """Returns the error for what only FastConformer can do, given the class of another encoder."""
+    """Returns the error for a function that only FastConformer has, given the class of another encoder."""
     return ConfigError(
         f"model.config.encoder is of the class {class_path}, and this is for the FastConformer encoder of this package "
         "only: attention contexts, streaming, windows of long audio, and the formats nemo, huggingface and onnx. "

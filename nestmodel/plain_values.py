@@ -1,6 +1,6 @@
-"""Configurations from plain values, such as those of YAML, whose types and keys are checked.
+"""Configurations from plain values, such as the content of YAML files; types and keys are checked.
 
-The values may come from anybody. YAML is read without aliases, and a value has a bounded number of parts, so that a
+The values are not trusted. YAML is read without aliases, and a value has a bounded number of parts, so that a
 small file cannot describe a large value by naming its parts again and again.
 """
 
@@ -22,7 +22,7 @@ ConfigT = TypeVar("ConfigT")
 
 
 _MAX_PARTS = 100_000
-"""Most parts of a value. A configuration has a few hundred."""
+"""Largest number of parts of a value. A configuration has a few hundred."""
 
 
 class _WithoutAliases(yaml.SafeLoader):
@@ -50,10 +50,10 @@ def read_yaml(text: str | bytes) -> Any:
 
 
 def check_size(value: object, where: str) -> None:
-    """Checks that a value of any origin has a bounded number of parts, each counted as often as it is named.
+    """Checks the number of parts of a value that is not trusted; each counts as often as it occurs.
 
     Raises:
-        ConfigError: It has not.
+        ConfigError: There are too many.
     """
     left, parts = _MAX_PARTS, [value]
     while parts:
@@ -72,8 +72,8 @@ def build(cls: type[ConfigT], mapping: object, where: str, root: type | None = N
     Args:
         cls: The dataclass.
         mapping: Its values, by field.
-        where: Place of the mapping in all settings, for messages.
-        root: Class of all settings, in which the place of an unknown key is looked for; `cls` by default.
+        where: Path of the mapping in all settings, for messages.
+        root: Class of all settings, in which an unknown key is searched for; `cls` by default.
 
     Raises:
         ConfigError: It cannot be built.
@@ -91,7 +91,7 @@ def build(cls: type[ConfigT], mapping: object, where: str, root: type | None = N
 
 
 def check_keys(mapping: Mapping[Any, Any], known: Iterable[str], where: str, root: type) -> None:
-    """Raises ConfigError for a key that is unknown, with its name here, or its place in a class of settings."""
+    """Raises ConfigError for an unknown key; the message suggests a similar name here, or the path in all settings."""
     for key in mapping:
         if key not in known:
             name, fields_of_it = _below(where, key), f" The fields are {', '.join(known)}."
@@ -105,7 +105,7 @@ def check_keys(mapping: Mapping[Any, Any], known: Iterable[str], where: str, roo
 
 
 def to_plain(value: object) -> Any:
-    """Returns a dataclass as nested mappings, lists, texts and numbers, which YAML holds and `build` takes back."""
+    """Returns a dataclass as nested mappings, lists, texts and numbers, which YAML can hold and `build` reads."""
     if is_dataclass(value) and not callable(value):  # neither a class nor an object that YAML cannot hold
         return {part.name: to_plain(getattr(value, part.name)) for part in fields(value)}
     if isinstance(value, Mapping):
