@@ -2,7 +2,7 @@
 
 python -m benchmarks list
 python -m benchmarks run NAME [OPTION ...]     # `run NAME --help` shows the options
-python -m benchmarks all --quick               # tries those for which the demo corpus is enough
+python -m benchmarks all --quick               # tries all that need only the demo corpus
 """
 
 import argparse
@@ -31,7 +31,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     run = commands.add_parser("run", help="one benchmark, with its own options", add_help=False)
     run.add_argument("name")
     run.add_argument("arguments", nargs=argparse.REMAINDER)
-    every = commands.add_parser("all", help="tries all for which the demo corpus is enough")
+    every = commands.add_parser("all", help="tries all that need only the demo corpus")
     every.add_argument("--quick", action="store_true", required=True, help="there is no other way to run all of them")
     arguments = parser.parse_args(argv)
     found = catalogue()
@@ -63,7 +63,7 @@ def try_all(found: dict[str, Benchmark]) -> int:
         places = demo_manifests(Path(directory))
         for name, benchmark in found.items():
             if benchmark.quick is None:
-                print(f"{name}: not tried, the demo corpus is not enough")
+                print(f"{name}: not tried, because it needs more than the demo corpus")
                 continue
             started = time.perf_counter()
             command = benchmark.command([argument.format(**places) for argument in benchmark.quick])
@@ -78,7 +78,7 @@ def try_all(found: dict[str, Benchmark]) -> int:
 
 
 def demo_manifests(directory: Path) -> dict[str, Path]:
-    """Writes manifests of the demo corpus; returns what stands for the names in `QUICK`."""
+    """Writes manifests of the demo corpus; returns their paths by the names in `QUICK`."""
     places = {name: directory / f"{name}.json" for name in ("speech", "noise")}
     for name, path in places.items():
         rows = [json.loads(line) for line in (DEMO / f"{name}.json").read_text(encoding="utf-8").splitlines()]

@@ -1,10 +1,10 @@
-"""Writes transcribed speech in the layout of LibriSpeech, on which the recipe for it is tried.
+"""Writes transcribed speech in the layout of LibriSpeech, to try the recipe for LibriSpeech.
 
     python benchmarks/librispeech_layout.py train.json dev.json DATA --group-by scene
     python recipes/librispeech/run.py DATA OUTPUT --stages manifests corpora pretrain export finetune score ...
 
-The manifests are NeMo's. Groups of `train.json` become the speakers of the three parts for training, those of
-`dev.json` the speakers of the other four, in turn, so that no group is in two parts.
+The manifests are NeMo's. Groups of `train.json` become, in turn, the speakers of the three parts for training, and
+groups of `dev.json` the speakers of the other four, so that no group is in two parts.
 """
 
 import argparse

@@ -1,11 +1,11 @@
-"""Measures how much noisy audio one core delivers from FLAC, PCM and Opus, with ours, Lhotse and NeMo.
+"""Measures how much noisy audio one core delivers from FLAC, PCM and Opus, with this project, Lhotse and NeMo.
 
     python -m benchmarks run feeding SPEECH.json NOISE.json [--nemo-python PATH] [--window-s 30] [--quick]
 
 Prints audio-seconds in a second of one core, which README.md cites. Every contestant is measured in every round,
 in one process with one thread and no workers, by CPU time, and files are in the page cache; the cost of handing batches
 over from workers is not included. NeMo needs an environment of its own with `nemo_toolkit[asr]==3.0.0`. Both of its
-loaders are measured: that of Lhotse, with buckets, and AudioNoiseDataset.
+loaders are measured: the one with Lhotse's buckets, and AudioNoiseDataset.
 
 All contestants load the same utterances of 1 to 60 s in batches of as much audio; `--window-s` joins the utterances and
 cuts them into windows of one length. PCM is the sample bank of `nestdata prepare --pcm` for ours, and WAV files for the
@@ -65,7 +65,7 @@ QUICK = ["{speech}", "{noise}", "--quick"]
 
 
 class Case(NamedTuple):
-    """In which formats speech and noise are read."""
+    """The formats in which speech and noise are read."""
 
     speech: str
     noise: str
@@ -233,7 +233,7 @@ def _nemo_rates(arguments: argparse.Namespace, files: Files) -> Rates:
 
 
 def _section(files: Files, case: Case) -> dict[str, Any]:
-    """Returns what both loaders need of the section `train_ds` of NEST's YAML file."""
+    """Returns the fields of the section `train_ds` of NEST's YAML file that both loaders need."""
     return {
         "manifest_filepath": str(files.speech[case.speech]),
         "noise_manifest": str(files.noise[case.noise]),

@@ -3,7 +3,7 @@
     python -m benchmarks run levels REAL_SPEECH OUTPUT --nemo-python PATH [--batches 150] [--results FILE]
 
 REAL_SPEECH contains speech.json and noise.json (NeMo lines). NeMo's own code mixes the clean audio of our batches. On
-both sides, every cut gets interference, in one segment of it. Prints Markdown.
+both sides, every cut gets interference, in one segment of the cut. Prints Markdown.
 """
 
 import json
@@ -90,7 +90,7 @@ def nemo_mixes(output: Path, python: str, batches: list[AudioNoiseBatch], config
 
 
 def energy_ratios(batches: Iterable[AudioNoiseBatch], noisy: Iterable[torch.Tensor]) -> NDArray[np.float64]:
-    """Returns the energy of the interference over that of the clean utterance, for each cut with interference."""
+    """Returns the ratio of energies, interference over clean utterance, for each cut with interference."""
     ratios = [
         (mixed.double() - batch.audio.double()).square().sum(dim=1) / batch.audio.double().square().sum(dim=1)
         for batch, mixed in zip(batches, noisy, strict=True)

@@ -143,7 +143,7 @@ def _against_lhotse(report: Report, path: Path, small: Path) -> None:
     report.section(f"Against Lhotse {lhotse.__version__}, {len(corpus):,} cuts")
     report.text(f"""Lhotse's `DynamicBucketingSampler` is shuffled, with {BUFFER:,} cuts of buffer, its defaults of
         `drop_last` and `sync_buckets`, and bins estimated from 10,000 cuts. Both sides read the same `cuts.jsonl`, in
-        one process of one thread. Padding and balance of Lhotse are those of the first {num_steps} steps of
+        one process of one thread. Padding and balance of Lhotse are measured in the first {num_steps} steps of
         {WORLD_SIZE} ranks.""")
     report.table(["what", *columns], zip(names, *columns.values(), strict=True))
 

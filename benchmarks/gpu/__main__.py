@@ -3,7 +3,7 @@
     python -m benchmarks.gpu [-o FOLDER] [--limit 480] [--parts check steps] [--presets large] [--backends compiled]
 
 Each part is a process with a limit of its own; each number is in FOLDER/results.jsonl as soon as it is known, so that a
-part that fails or hangs loses only itself. A second call with the same folder does what is missing. `--device cpu`
+part that fails or hangs loses only its later numbers. A second call with the same folder does the rest. `--device cpu`
 tries the program with a tiny model. docs/gpu.md says how to read the results.
 """
 
@@ -26,7 +26,7 @@ from benchmarks.gpu.wheels import NEMO, OURS, install_wheels
 from benchmarks.harness.repository import REPOSITORY
 
 PRESETS = ("large", "xlarge", "medium", "small")
-"""Those first that decide most."""
+"""The presets, the most important ones first."""
 
 COMPARED = ("large", "xlarge")
 """Presets that are measured beside NeMo."""
@@ -43,7 +43,7 @@ class Part(NamedTuple):
     name: str
     limit_s: float
     arguments: list[str]
-    """Those of Python."""
+    """Arguments of Python."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -51,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     started_s = time.monotonic()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("-o", "--output", type=Path, default=Path("gpu_results"), help="folder [%(default)s]")
-    parser.add_argument("--limit", type=float, default=480.0, help="seconds after which it ends itself [%(default)g]")
+    parser.add_argument("--limit", type=float, default=480.0, help="seconds after which the program ends [%(default)g]")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
     parser.add_argument("--presets", nargs="+", choices=PRESETS, default=list(PRESETS))
     parser.add_argument("--backends", nargs="+", help="names of benchmarks/gpu/trial.py; by default all")
@@ -76,19 +76,19 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def failed_tests(folder: Path) -> list[str]:
-    """Returns the lines of pytest's summary that name tests which failed."""
+    """Returns the lines of pytest's summary that name failed tests."""
     log = folder / "log-tests.txt"
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines() if log.exists() else []
     return [line for line in lines if line.startswith(("FAILED", "ERROR"))]
 
 
 def plan(arguments: argparse.Namespace) -> list[list[Part]]:
-    """Returns the parts in the order in which they run; those of an inner list run beside each other."""
+    """Returns the parts in the order in which they run; the parts of an inner list run at the same time."""
     given = ["--device", arguments.device, "--output", str(arguments.output.resolve())]
     of_backends = ["--backends", *arguments.backends] if arguments.backends else []
 
     def part(name: str, limit_s: float, *more: str) -> Part:
-        # The limits are those of a GPU.
+        # The limits are chosen for a GPU.
         limit_s = limit_s if arguments.device == "cuda" else arguments.limit
         return Part(name, limit_s, ["-m", "benchmarks.gpu.part", name.split()[0], *given, *more])
 
@@ -120,7 +120,7 @@ def _test_files() -> list[str]:
 
 
 def run_beside(results: Results, parts: list[Part], end_s: float, packages: str) -> None:
-    """Runs parts at the same time, each until its limit or the end of all time; a row says how each ended."""
+    """Runs parts at the same time, each until its limit or the end of the program's time; a row says how each ended."""
     threads = str(max(1, (os.cpu_count() or 1) // max(2, len(parts))))
     path = os.pathsep.join([packages, str(REPOSITORY), *filter(None, [os.environ.get("PYTHONPATH")])])
     limits = {"OMP_NUM_THREADS": threads, "TORCHINDUCTOR_COMPILE_THREADS": threads}

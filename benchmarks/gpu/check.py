@@ -1,7 +1,7 @@
 """Part `check`: loss and gradients of each backend in bf16, at the real shape, against float32 without TF32.
 
-A network of two blocks. A gradient is right if its error is at most twice that of torch's operations in bf16, and four
-units in the last place.
+A network of two blocks. A gradient is right if its error is at most twice the error of torch's operations in bf16, plus
+four units in the last place.
 """
 
 import math
@@ -20,7 +20,7 @@ LAST_PLACE = 2.0**-7
 """Relative distance of neighbouring numbers in bf16."""
 
 SMALL_NORM = 0.01
-"""A gradient whose norm is a smaller share of that of all gradients is measured by this share."""
+"""Errors are relative to the norm of a gradient, or to this share of the norm of all gradients if that is more."""
 
 Found = Mapping[str, Tensor]
 """The loss, and the gradients by the names of their parameters."""
@@ -29,7 +29,7 @@ Found = Mapping[str, Tensor]
 def check_backends(results: Results, device: torch.device, preset: str, backends: list[str]) -> None:
     """Adds a row for each backend of a preset."""
     config = config_of(preset, device)
-    # Without what a GPU's generator draws: dropout of attention, and dither.
+    # Without dropout of attention and dither, which a GPU's generator draws.
     encoder = replace(config.conformer, num_layers=2, dropout_att=0.0)
     config = replace(config, encoder=encoder, features=replace(config.features, dither=0.0))
     num_cuts = cuts_of(preset, device)
@@ -50,7 +50,7 @@ def check_backends(results: Results, device: torch.device, preset: str, backends
 
 
 def passes(trial: Trial, name: str, num_cuts: int) -> Found:
-    """Returns loss and gradients of a microbatch; code for varying shapes has seen another one before."""
+    """Returns loss and gradients of a microbatch; code for varying shapes has run another shape before."""
     trial.use(name, shorter=batch_of(num_cuts, trial.device, share=0.8))
     loss = trial.microbatch(batch_of(num_cuts, trial.device))
     gradients = {name: p.grad.detach().clone() for name, p in trial.model.named_parameters() if p.grad is not None}
@@ -60,7 +60,7 @@ def passes(trial: Trial, name: str, num_cuts: int) -> Found:
 
 
 def errors(found: Found, exact: Found) -> dict[str, float]:
-    """Returns the relative error of each value; that of one that is missing is infinite."""
+    """Returns the relative error of each value; infinity for a missing value."""
     floor = SMALL_NORM * math.hypot(*(_norm(x) for name, x in exact.items() if name != "loss"))
     return {
         name: _norm(found[name] - x) / max(_norm(x), 0.0 if name == "loss" else floor) if name in found else math.inf

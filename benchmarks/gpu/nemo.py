@@ -48,7 +48,7 @@ def fastest_backend(results: Results, preset: str) -> str:
 
 @contextmanager
 def _nemo(device: torch.device, packages: Path) -> Iterator[Callable[..., dict[str, Any]]]:
-    """Starts NeMo's process with a folder of packages before those of this machine, and yields what asks it."""
+    """Starts NeMo's process, with a folder of packages first in its path, and yields a function that sends requests."""
     path = os.pathsep.join([str(packages), *filter(None, [os.environ.get("PYTHONPATH")])])
     command, environment = [sys.executable, str(PEER), device.type], {**os.environ, "PYTHONPATH": path}
     process = subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)

@@ -1,6 +1,6 @@
 """Part `restart`: seconds from SIGKILL of `nestmodel fit` to its next step, with and without code compiled before.
 
-On a CPU, for which nothing is compiled by default, this module as a program is `nestmodel` with compiled code.
+By default, nothing is compiled for a CPU. There, this module runs as a program: `nestmodel` with compiled code.
 """
 
 import os
@@ -20,7 +20,7 @@ from nestmodel.nn.backend import Backend
 from nestmodel.training import module
 
 NUM_STEPS = 5
-"""Steps of the first start, which writes its code after 1, 2 and 4 of them, and a checkpoint after 4."""
+"""Steps of the first start, which writes compiled code after steps 1, 2 and 4, and a checkpoint after step 4."""
 
 
 def measure_restart(results: Results, device: torch.device, preset: str) -> None:

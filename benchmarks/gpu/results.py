@@ -26,7 +26,7 @@ class Results:
             file.write(line + "\n")
 
     def rows(self) -> list[Row]:
-        """Returns all rows; a line that a killed process has not finished is none."""
+        """Returns all rows, without an unfinished line of a killed process."""
         found: list[Row] = []
         for line in self._path.read_text(encoding="utf-8").splitlines() if self._path.exists() else []:
             with suppress(json.JSONDecodeError):
@@ -34,7 +34,7 @@ class Results:
         return found
 
     def has(self, **where: Any) -> bool:
-        """Returns whether something was measured: a row with these values that is no error and no warning."""
+        """Returns whether something was measured: whether a row has these values and is not an error or warning."""
         return any(
             all(row.get(name) == value for name, value in where.items())
             for row in self.rows()

@@ -50,7 +50,7 @@ def _tflop(trial: Trial, batch: Any) -> float:
 
 
 def _times(trial: Trial, backend: str, batch: Any, shorter: Any) -> dict[str, Any]:
-    """Returns the milliseconds of a microbatch, in steps without a wait, and those until the host has launched it."""
+    """Returns the milliseconds of a microbatch in steps without a wait, and the time until the host has launched it."""
     started = time.perf_counter()
     trial.use(backend, shorter)
     trial.step(batch)  # compiles

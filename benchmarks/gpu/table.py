@@ -42,7 +42,7 @@ def report(rows: Sequence[Row], parts: Iterable[str], failed_tests: Sequence[str
     Args:
         rows: All rows of the results.
         parts: Names of the planned parts.
-        failed_tests: A line for each.
+        failed_tests: A line for each failed test.
     """
     ends = {row["ended"]: row["code"] for row in rows if "ended" in row}
     failed = [f"!! {part}: {_ending(ends.get(part))}" for part in parts if ends.get(part) != 0]
@@ -66,7 +66,7 @@ def report(rows: Sequence[Row], parts: Iterable[str], failed_tests: Sequence[str
 
 def _ending(code: int | str | None) -> str:
     if code is None:
-        return "not measured, because the time was over"
+        return "not measured, because no time was left"
     return "ended at its limit" if code == "limit" else f"ended with exit code {code}"
 
 

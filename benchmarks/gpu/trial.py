@@ -25,7 +25,7 @@ BACKENDS = {
     "compiled-fixed": Backend(kernels=True, keeps_subsampling=True, compiled=True, num_shapes=1),
     REFERENCE: Backend(kernels=False, compiled=False),
 }
-"""The backends that are compared, those first that decide most; all compute the same, up to rounding. The code of
+"""The backends that are compared, the most important ones first; all compute the same, up to rounding. The code of
 `compiled-fixed` is compiled for the one shape that is measured."""
 
 CUT_S = 15
@@ -58,7 +58,7 @@ def batch_of(num_cuts: int, device: torch.device, share: float = 1.0) -> Any:
 
     Args:
         num_cuts: Number of cuts.
-        device: Where it will be used.
+        device: Device on which it will be used.
         share: Length of the cuts relative to `CUT_S`; a CPU gets cuts of 2 s.
     """
     seconds = CUT_S if device.type == "cuda" else 2
@@ -70,7 +70,7 @@ def batch_of(num_cuts: int, device: torch.device, share: float = 1.0) -> Any:
 
 
 class _Model(NestModel):
-    """A model whose metrics are computed and not logged, because there is no loop that collects them."""
+    """A model whose metrics are computed but not logged, because no training loop collects them."""
 
     def log(self, *_: Any, **__: Any) -> None:
         """Does nothing."""
@@ -85,7 +85,7 @@ class Trial:
     Args:
         config: Sizes and settings.
         device: GPU or CPU.
-        precision: That of the trainer.
+        precision: Precision of the trainer.
         per_step: Number of microbatches in an optimizer step.
     """
 

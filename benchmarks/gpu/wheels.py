@@ -2,9 +2,9 @@
 
     python -m benchmarks.gpu.wheels [--python 3.12]
 
-That machine has torch, pytorch-lightning, jaxtyping, pytest, transformers, pandas, onnx and what comes with them. The
-folders, which git ignores, get the rest: `.gpu/wheels` what this project and its tests import, `.gpu/wheels-nemo` what
-NeMo 3.0.0 imports for NEST. Needs pip and a network; 26 MB.
+That machine has torch, pytorch-lightning, jaxtyping, pytest, transformers, pandas, onnx and their dependencies. The
+other packages get into folders which git ignores: `.gpu/wheels` for this project and its tests, `.gpu/wheels-nemo` for
+NeMo 3.0.0 with NEST. Needs pip and a network; 26 MB.
 """
 
 import argparse
@@ -22,7 +22,7 @@ audiomentations audioread beartype cffi cytoolz decorator docstring-parser inter
 lilcom==1.8.2 miniaudio numpy-minmax numpy-rms orjson platformdirs pooch pycparser pyte python-stretch soundfile soxr
 typeguard tyro wcwidth
 """.split()
-"""Their versions are those of constraints.txt, if they are there."""
+"""Packages with the versions of constraints.txt, if it lists them."""
 
 NEMO_WHEELS = """
 nemo-toolkit==3.0.0 lhotse==1.33.0 lightning==2.4.0 cytoolz==1.2.0 datasets==5.2.0 dill==0.4.1 multiprocess==0.70.19

@@ -54,7 +54,7 @@ CONNECT_S, MEASURED_S = 6.0, 6.0
 """Time for the monitors to connect, and time during which the load is measured. Then one rank is stuck."""
 
 MAX_VERDICT_S = 15.0
-"""How long after the limit a verdict is waited for."""
+"""Largest time to wait for a verdict, after the limit."""
 
 PHASES = (Phase.LOADING, Phase.FORWARD, Phase.BACKWARD, Phase.COLLECTIVE, Phase.OPTIMIZER)
 
@@ -75,7 +75,7 @@ def main() -> int:
 
 
 class Part(NamedTuple):
-    """What one process of the simulation does. Times are those of CLOCK_MONOTONIC, which processes share."""
+    """What one process of the simulation does. Times are from CLOCK_MONOTONIC, which processes share."""
 
     directory: str
     port: int
@@ -83,16 +83,16 @@ class Part(NamedTuple):
     first_node: int
     end_node: int
     begins_at: float
-    """When the monitors connect and steps begin."""
+    """Time at which the monitors connect and steps begin."""
 
     @property
     def stuck_at(self) -> float:
-        """When a rank of the last node is stuck."""
+        """Time at which a rank of the last node gets stuck."""
         return self.begins_at + CONNECT_S + MEASURED_S
 
     @property
     def ends_at(self) -> float:
-        """When the simulation ends, at the latest."""
+        """Latest time at which the simulation ends."""
         return self.stuck_at + LIMITS.step_s + MAX_VERDICT_S
 
 
@@ -278,7 +278,7 @@ def _readings(part: Part, node: int, now: float, num_workers: int = NUM_WORKERS)
 
 
 def _progress(now: float, part: Part, node: int) -> tuple[int, Phase, float]:
-    """Returns the step, its phase and when the phase began. A step takes a second; nodes differ by a tenth of one."""
+    """Returns the step, its phase and when the phase began. A step takes 1 s; nodes differ by 0.1 s."""
     seconds = max(0.0, now - part.begins_at + node % 8 / 80)
     number = int(len(PHASES) * seconds)
     begun_at = now - (seconds - number / len(PHASES))

@@ -1,8 +1,8 @@
-"""Finds the benchmarks: the modules of each room that say how they are tried quickly.
+"""Finds the benchmarks: the modules of each folder that define `QUICK`.
 
-A room is a folder of benchmarks that measure the same part. A module there is a benchmark if it defines `QUICK`: the
-arguments with which it is tried on the demo corpus, where `{speech}` and `{noise}` stand for its manifests; None if it
-needs more than that, such as real speech or NeMo.
+A folder holds benchmarks that measure the same part. `QUICK` is the arguments with which a benchmark is tried on the
+demo corpus, where `{speech}` and `{noise}` stand for its manifests; None if it needs more than that, such as real
+speech or NeMo.
 """
 
 import ast
@@ -16,7 +16,7 @@ BENCHMARKS = REPOSITORY / "benchmarks"
 ROOMS = ("batches", "guard", "learning", "model", "prepare", "remote")
 
 GPU = BENCHMARKS / "gpu" / "__main__.py"
-"""The benchmark that is in no room. It is not tried on the demo corpus."""
+"""A benchmark that is not found by `QUICK`. It is not tried on the demo corpus."""
 
 
 class Benchmark(NamedTuple):
@@ -36,7 +36,7 @@ class Benchmark(NamedTuple):
 
 
 def catalogue() -> dict[str, Benchmark]:
-    """Returns all benchmarks by name, those of a room together."""
+    """Returns all benchmarks by name, grouped by folder."""
     found: dict[str, Benchmark] = {}
     for room in ROOMS:
         for path in sorted((BENCHMARKS / room).glob("*.py")):

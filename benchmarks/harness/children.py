@@ -32,8 +32,8 @@ def run_peer(
 
     Args:
         command: The program and its arguments.
-        cwd: Working directory; by default that of this process.
-        env: Environment; by default that of this process.
+        cwd: Working directory; by default the one of this process.
+        env: Environment; by default the one of this process.
         echo: Whether the command's output and errors are passed on while it runs. Without it, both are captured.
 
     Returns:
@@ -73,11 +73,11 @@ def _read_errors(stream: IO[str], last_lines: list[str], echo: bool) -> None:
 
 
 def run_command(command: str, cwd: Path | None = None, *, echo: bool = False, **variables: str) -> None:
-    """Prints a command of the project, which may be one that a user types, and runs it with one thread a process.
+    """Prints a command of the project, as a user could type it, and runs it with one thread a process.
 
     Args:
         command: The program and its arguments.
-        cwd: Working directory; by default that of this process.
+        cwd: Working directory; by default the one of this process.
         echo: Whether its output is passed on.
         variables: Further environment variables.
     """
@@ -110,6 +110,6 @@ def json_of(command: Sequence[str | Path], **variables: str) -> Any:
 
     Args:
         command: The program and its arguments.
-        variables: Environment variables beside those of this process.
+        variables: Further environment variables.
     """
     return json.loads(run_peer(command, env={**os.environ, **variables}).splitlines()[-1])

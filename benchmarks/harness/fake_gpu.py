@@ -36,10 +36,10 @@ WITHOUT_KERNEL = {
     "new_empty_strided",
     "transpose_",
 }
-"""Operations that launch nothing, besides those whose result is a view by their schema."""
+"""Operations that launch nothing, besides operations whose schema says that the result is a view."""
 
 ALIGNMENT = 8
-"""Values of 16 bits to which torch's memory-efficient attention wants heads and masks aligned."""
+"""Multiple of 16-bit values to which heads and masks must be aligned for torch's memory-efficient attention."""
 
 
 READ_TWICE = {"native_layer_norm_backward": (0, 1)}
@@ -75,7 +75,7 @@ class OperationLog(TorchDispatchMode):
 
     Attributes:
         operations: The operations in their order.
-        kept_bytes: Bytes of results that were alive when the recording ended: after a forward pass, what is kept for
+        kept_bytes: Bytes of results that were alive when the recording ended; after a forward pass, these are kept for
             the backward pass.
     """
 
@@ -224,7 +224,7 @@ _WRAPPED = {operation: shape_wrapper(formula) for operation, formula in FORMULAS
 def fake_gpu(autocast: torch.dtype | None = None) -> Iterator[None]:
     """Lets tensors be made on a GPU that does not exist, under autocast if a type is given.
 
-    To make them there by default, enter `torch.device("cuda")` as well; the compiler does not see through it.
+    To make them there by default, enter `torch.device("cuda")` as well; torch's compiler does not trace through it.
     """
     with (
         FakeTensorMode(),
@@ -246,7 +246,7 @@ class _Backward:
 
 
 def backward(loss: Tensor) -> None:
-    """Adds the gradients of a scalar to those of its parameters, as torch's engine does."""
+    """Computes the gradients of a scalar and adds them to its parameters' gradients, as torch's engine does."""
     received = {loss.grad_fn: {loss.output_nr: torch.ones_like(loss)}}
     with torch.autocast("cuda", enabled=False), torch.no_grad():
         for node, grads in _gradients_at_ends(received):
@@ -274,8 +274,8 @@ def _gradients_at_ends(
 ) -> Iterator[tuple[Any, dict[int, Tensor]]]:
     """Yields each leaf, and each other node at which the pass ends, with the gradients that it receives.
 
-    Torch's engine asks the driver for streams, which a machine without a GPU cannot answer. This one calls the nodes of
-    the graph in the same order: of those whose gradients are complete, the one that was created last.
+    Torch's engine asks the driver for streams, which fails on a machine without a GPU. This one calls the nodes of the
+    graph in the same order: among the nodes with complete gradients, the one that was created last.
 
     Args:
         received: Gradients of the outputs of the first nodes, by the numbers of the outputs.
@@ -284,7 +284,7 @@ def _gradients_at_ends(
     uses = _count_uses(list(received))
     ready = [node for node in received if node not in uses]
     number_of_pass = next(_PASSES)
-    # Checkpointed parts are recomputed once in a backward pass, whose number they ask torch's engine for.
+    # Checkpointed parts are recomputed once in a backward pass; they ask torch's engine for its number.
     with patch.object(torch._C, "_current_graph_task_id", lambda: number_of_pass):
         while ready:
             node: Any = max(ready, key=lambda each: each._sequence_nr())
@@ -303,7 +303,7 @@ def _gradients_at_ends(
 def _pass_on(
     node: Any, grads: dict[int, Tensor], received: dict[Any, dict[int, Tensor]], uses: Counter[Any], ready: list[Any]
 ) -> None:
-    """Calls a node, and adds the gradients of its inputs to those that the nodes before it have received."""
+    """Calls a node, and adds the gradients of its inputs to the gradients that earlier nodes have received."""
     for (following, number), grad in zip(node.next_functions, _call(node, grads), strict=True):
         if following is None:
             continue
@@ -364,10 +364,10 @@ def _memory_efficient_attention(
     is_causal: bool = False,
     scale: float | None = None,
 ) -> Tensor:
-    """Calls the kernel that torch selects on a GPU for a mask with gradients, as torch prepares its arguments.
+    """Calls the kernel that torch selects on a GPU for a mask with gradients, with the arguments that torch prepares.
 
-    Torch asks the GPU for the selection, so without one it would take the fallback of several operations, which a GPU
-    takes for heads that are not aligned.
+    Torch asks the GPU for the selection. Without a GPU, it would use the fallback of several operations, which a GPU
+    only uses for heads that are not aligned.
     """
     assert attn_mask is not None
     if torch.is_autocast_enabled("cuda"):

@@ -1,8 +1,8 @@
 """Compiles code for an H100 that does not exist, and counts what it would launch and the instructions of its kernels.
 
-`pretended_h100` answers what torch's compiler asks the GPU, and Triton its driver. Compiled code then runs on fake
-tensors: its library calls as operations of torch, and each kernel in Triton, the compiler's or our own, as an operation
-with the bytes of its operands and the instructions that its warps issue. Uses private parts of torch 2.11.
+`pretended_h100` answers the questions of torch's compiler to the GPU, and of Triton to its driver. Compiled code then
+runs on fake tensors: its library calls as operations of torch, and each kernel in Triton, the compiler's or our own, as
+an operation with the bytes of its operands and the instructions that its warps issue. Uses private parts of torch 2.11.
 """
 
 import math
@@ -52,7 +52,7 @@ H100 = SimpleNamespace(
     L2_cache_size=50 << 20,
     gcnArchName="",
 )
-"""What torch's compiler reads of a GPU. Source: NVIDIA's documentation of the H100 with SXM."""
+"""The properties of a GPU that torch's compiler reads. Source: NVIDIA's documentation of the H100 with SXM."""
 
 _TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 _MEMORY = re.compile(r"\b(LDG|STG|LDS|STS|LDGSTS|HMMA|HGMMA|WGMMA|ATOM|RED)\b")
@@ -73,20 +73,20 @@ class MachineCode:
 
     num_instructions: int
     loops: tuple[Loop, ...]
-    """Those that read, write or multiply, in the order of their first instruction, so outer ones first."""
+    """Loops that read, write or multiply, in the order of their first instruction, so outer ones first."""
 
     num_registers: int
-    """Of a thread."""
+    """Registers of a thread."""
 
     stack_bytes: int
-    """Of a thread, for values that do not fit into registers."""
+    """Stack of a thread, for values that do not fit into registers."""
 
     def issued(self, trips: Sequence[tuple[int, int]]) -> float:
         """Returns the instructions that a warp issues.
 
         Args:
-            trips: Range and step of each loop of the source. If the compiler has made more loops of them, such as one
-                for the rest of an unrolled loop, those with the fewest instructions run once.
+            trips: Range and step of each loop of the source. If the compiler has made more loops, such as one for the
+                rest of an unrolled loop, the loops with the fewest instructions run once.
         """
         largest = sorted(self.loops, key=lambda loop: loop.first - loop.last)[: len(trips)]
         factors = {}
@@ -162,7 +162,7 @@ class LaunchLog(OperationLog):
         self.namespace, self._trips = namespace, trips
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Runs an operation and records it, or what it is made of."""
+        """Runs an operation and records it, or the operations that it consists of."""
         definition = OPDEFS.get(func.name().split(".")[0])
         if definition is None or definition._namespace != self.namespace:
             return super().__torch_dispatch__(func, types, args, kwargs)
@@ -194,7 +194,7 @@ def configurations(tuner: Any, arguments: Sequence[Any]) -> list[tuple[Any, floa
 
     Args:
         tuner: A generated kernel.
-        arguments: Of a launch, without constants.
+        arguments: Arguments of a launch, without constants.
     """
     names = [name for name in tuner.fn.arg_names if not tuner.fn.params[tuner.fn.arg_names.index(name)].is_constexpr]
     sizes = {name: int(value) for name, value in zip(names, arguments, strict=False) if isinstance(value, int)}
@@ -242,7 +242,7 @@ def _launch_own(function: Any, *args: Any, grid: Any, **kwargs: Any) -> Any:
 
 
 class _Driver:
-    """What Triton reads of its driver."""
+    """The functions of its driver that Triton calls."""
 
     def get_current_target(self) -> GPUTarget:
         return GPUTarget("cuda", 90, 32)
@@ -281,13 +281,13 @@ def _empty(size: Any, stride: Any, dtype: torch.dtype) -> Tensor:
 
 @contextmanager
 def pretended_h100() -> Iterator[None]:
-    """Answers for an H100 what torch's compiler asks the GPU and its driver, and launches nothing."""
+    """Answers questions of torch's compiler to the GPU and its driver as an H100 would, and launches nothing."""
     nothing = lambda *_, **__: None  # noqa: E731
     properties = lambda *_, **__: H100  # noqa: E731
     answers: list[tuple[Any, str, Any]] = [
         (torch.cuda, "get_device_properties", properties),
         (torch.cuda, "get_device_capability", lambda *_, **__: (9, 0)),
-        (torch.cuda, "is_available", lambda: False),  # or patterns of attention would be traced on it
+        (torch.cuda, "is_available", lambda: False),  # otherwise, patterns of attention would be traced on the GPU
         (torch.cuda, "current_device", lambda: 0),
         (torch.cuda, "device_count", lambda: 1),
         (torch.cuda, "synchronize", nothing),

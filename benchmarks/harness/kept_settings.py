@@ -1,4 +1,4 @@
-"""Settings and order of a benchmark that goes on where an earlier call ended.
+"""Settings and order of a benchmark that continues where an earlier call ended.
 
 Results of both calls become one report, so both must have had the same settings.
 """
@@ -11,7 +11,7 @@ from typing import Any
 
 
 def keep_settings(output: Path, settings: Mapping[str, str | int | bool]) -> None:
-    """Writes settings to `settings.json` in the folder of a benchmark, or compares them with those of the first call.
+    """Writes settings to `settings.json` in the folder of a benchmark, or compares them with the first call's.
 
     Raises:
         SystemExit: The first call had other settings.
@@ -28,7 +28,7 @@ def keep_settings(output: Path, settings: Mapping[str, str | int | bool]) -> Non
 
 
 def draw_once(path: Path, items: Sequence[Any]) -> list[Any]:
-    """Returns items, JSON values, in a drawn order. It is kept in a file: a run that goes on gets the same order."""
+    """Returns items, JSON values, in a drawn order, which is kept in a file for a run that continues."""
     if not path.exists():
         drawn = list(items)
         random.SystemRandom().shuffle(drawn)

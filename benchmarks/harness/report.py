@@ -54,7 +54,7 @@ class Report:
         self.markdown("")
 
     def markdown(self, text: str) -> None:
-        """Prints what is Markdown already."""
+        """Prints text that is already Markdown."""
         print(text, flush=True)
         if self.results:
             with self.results.open("a", encoding="utf-8") as file:

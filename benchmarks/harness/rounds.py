@@ -1,4 +1,4 @@
-"""Rounds, in which every contestant is measured once, so that the load of the machine meets all of them."""
+"""Rounds, in which every contestant is measured once, so that the load of the machine affects all of them."""
 
 import statistics
 import sys
@@ -27,7 +27,7 @@ def run_rounds(
 
 
 def ratios(rounds: Sequence[Mapping[Name, float]], name: Name, other: Name) -> list[float]:
-    """Returns how many times a contestant's figure is another's, within each round."""
+    """Returns the ratio of a contestant's figure to another's, within each round."""
     return [measured[name] / measured[other] for measured in rounds]
 
 

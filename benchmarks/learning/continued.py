@@ -4,12 +4,12 @@
         --noise noise.corpus --language "old=old_train.json,old_test.json" --language "new=new_train.json,new_test.json"
         --group-by scene
 
-Every combination of a share of replayed old audio (`--replay`; 1 is the control, which hears nothing new) and a factor
-of the learning rate (`--lr`) is one run of `nestmodel fit --init-from` for each start, an encoder of another seed of
-pretraining, whose place in the list is also the seed of the continuation. A head then reads characters of each language
-from the frozen encoders and from the one that they started from. Runs have numbers in a drawn order instead of names
-until all are scored. A call that was interrupted goes on after the last complete run; remove the folder of an
-incomplete one. `--quick` checks that everything runs.
+Each start is an encoder that was pretrained with another seed; its index in the list is also the seed of the
+continuation. For each start, there is one run of `nestmodel fit --init-from` for every combination of a share of
+replayed old audio (`--replay`; 1 is the control, without new audio) and a factor of the learning rate (`--lr`). A head
+then reads characters of each language from the frozen encoders, before and after. Runs have numbers in a drawn order
+instead of names until all are scored. A call that was interrupted continues after the last complete run; remove the
+folder of an incomplete one. `--quick` checks that everything runs.
 """
 
 import argparse

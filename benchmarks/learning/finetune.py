@@ -155,8 +155,8 @@ names until all were scored. Training utterances:
 Test utterances: {num_test}.
 Intervals are 95 % bootstrap intervals that draw whole groups of `{arguments.group_by}`; the reduction is
 1 - {first} / other start, with pairs of the same groups. A pretrained encoder is frozen for the
-first steps (`--freeze-steps`), a new one is not. A rate near 100 % of which nearly all are deletions is that of a
-recogniser that writes next to nothing yet.
+first steps (`--freeze-steps`), a new one is not. A rate near 100 % with nearly only deletions means that the recogniser
+does not yet write much.
 
 {sections}
 """

@@ -4,12 +4,12 @@
         [--minutes-nemo 30] [--seeds 1] [--levels 0.05 0.10 0.15] [--quick] [--results benchmarks/results/NAME]
 
 REAL_SPEECH contains speech.json and noise.json (NeMo lines with `speaker`). Both sides train the demo preset on the
-same manifests, from the same weights, with the same schedule of fused AdamW, masks, numbers in the settings of the
-noise and seconds of audio per step, each with its own loader and trainer on the same cores, one after the other. For
-NeMo, a short calibration chooses the fastest of its loaders, ranks and threads. Both sides save their weights at fixed
-intervals. One evaluator, ours, then scores all of them on the same held-out speech with the same masks: with our noise,
-with NeMo's noise, which NeMo's own code mixes, and clean. What is finished is kept, so the same command continues. The
-script prints Markdown, and writes it and a plot to --results.
+same manifests, from the same weights, with the same schedule of fused AdamW, the same masks, the same numbers in the
+settings of the noise, and the same seconds of audio per step. Each has its own loader and trainer on the same cores,
+one after the other. For NeMo, a short calibration chooses the fastest of its loaders, ranks and threads. Both sides
+save their weights at fixed intervals. Our evaluator then scores all of them on the same held-out speech with the same
+masks: with our noise, with NeMo's noise, which NeMo's own code mixes, and clean. Finished parts are kept, so the same
+command continues. The script prints Markdown, and writes it and a plot to --results.
 """
 
 import argparse
@@ -178,8 +178,8 @@ def prepare(real: Path, output: Path) -> dict[str, Any]:
 def suits_nemo(noise: NDArray[np.int16]) -> bool:
     """Returns whether NeMo seldom reads crops of this noise again, whose samples are 16-bit integers.
 
-    NeMo takes a crop for empty, and reads another one, up to 100 times, unless the sum of its samples is positive. This
-    is so for half of the crops of most noise, but never for a recording with a negative offset.
+    Unless the sum of the samples is positive, NeMo takes a crop for empty, and reads another one, up to 100 times. The
+    sum is positive for half of the crops of most noise, but never for a recording with a negative offset.
     """
     length = 4 * SAMPLING_RATE
     sums = noise[: len(noise) // length * length].reshape(-1, length).sum(axis=1, dtype=np.int64)
@@ -327,7 +327,7 @@ def score(output: Path, run: Path, seed: int) -> dict[str, Any]:
         network.load_state_dict(state)
         metrics = {name: held_out_metrics(network, batches) for name, batches in sets.items()}
         losses = {name: found["loss"] for name, found in metrics.items()}
-        # Tokens are those of the clean audio, and masks are equal, so the entropy is that of all sets.
+        # Tokens are computed from the clean audio, and masks are equal, so all sets have the same entropy.
         points.append(line | {"losses": losses, "token_entropy": metrics[SETS[-1]]["token_entropy"]})
         print(f"{run.name}: step {line['step']}, {losses}", file=sys.stderr, flush=True)
     targets = b"".join(value.numpy().tobytes() for value in network.quantizer.state_dict().values())

@@ -2,8 +2,8 @@
 
     python -m benchmarks run count_step [--presets small large] [--before TREE]
 
-Forward and backward pass of a microbatch of each preset, cuts of 15 s up to its budget, in the form that a GPU takes by
-default, and the share of the optimizer step that a microbatch has. It runs on tensors without values, on any machine:
+Counts the forward and backward pass of a microbatch of each preset, with cuts of 15 s up to its budget, in the default
+form of a GPU, and the microbatch's share of the optimizer step. It runs on tensors without values, on any machine:
 torch's compiler writes its code for an H100, and each kernel in Triton is compiled for it and disassembled. `--before`
 counts another checkout as well, in a process of its own. A preset takes a few minutes, less with warm caches of Triton.
 """
@@ -55,8 +55,8 @@ WARP_INSTRUCTIONS_PER_S = 132 * 4 * 1.755e9 * ISSUE_SHARE
 """Multiprocessors, schedulers of each, clock, and the share of these slots in which good kernels issue."""
 
 MEASURED_BYTES_PER_S = {"_scaled_dot_product_efficient_attention": 0.75e12, "convolution": 0.27e12}
-"""Bytes a second of torch's kernels in the blocks, whose instructions cannot be counted: those of `large`, 9.1 and 2.6
-GB, over the 12.1 and 9.7 ms that they took there. Source: the same result."""
+"""Bytes a second of torch's kernels in the blocks, whose instructions cannot be counted: the 9.1 and 2.6 GB of `large`
+over the 12.1 and 9.7 ms that they took there. Source: the same result."""
 
 MEASURED_OVER_COUNTED = 1.33
 """How much longer other kernels take than their bytes, FLOP or instructions: with `large`, compiled for one shape at
@@ -79,7 +79,7 @@ IN_BLOCKS = {
     "attention": r"bmm|attention|(weights|gradients|split|join)_kernel|scores|distance|unbind|stack|unsqueeze|"
     r"^new_zeros|^copy_|^add$",
 }
-"""Parts of the blocks by names of operations, of which the first match counts; the rest belongs to `NORMS`."""
+"""Parts of the blocks by names of operations; the first match counts, and other operations belong to `NORMS`."""
 
 NOTES = f"""\
 A microbatch is a forward and a backward pass of cuts of {CUT_S} s, up to the budget of the preset, and its share of the
@@ -111,14 +111,14 @@ class Count:
 
 
 Counts = dict[str, Count]
-"""By part of the microbatch."""
+"""Costs by part of the microbatch."""
 
 
 def main() -> int:
     """Counts and prints the tables."""
     parser = benchmark_parser(__doc__)
     parser.add_argument("--presets", nargs="+", choices=PRESETS, default=list(PRESETS))
-    parser.add_argument("--cuts", type=int, help="number of cuts; by default those of the budget")
+    parser.add_argument("--cuts", type=int, help="number of cuts; by default as many as the budget allows")
     parser.add_argument("--before", type=Path, help="root of another checkout")
     parser.add_argument("--kernels", choices=PRESETS, help="lists all kernels of a preset instead")
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
@@ -150,9 +150,9 @@ def main() -> int:
 
 
 def _of_tree(tree: Path, preset: str, cuts: int | None) -> Counts:
-    """Returns what a process counts that finds the packages in a checkout, and this program here.
+    """Returns the counts of a process that imports the packages of a checkout, but this program from here.
 
-    A process for each preset: the compiler writes other code for sizes that it has seen differ.
+    Each preset gets a process, because the compiler writes other code for sizes that it has seen differ.
     """
     _, _, module, *options = own_command(__file__, "--child", "--presets", preset)
     options += ["--cuts", str(cuts)] if cuts else []
@@ -192,7 +192,7 @@ def _part_of(one: Operation) -> str:
 
 
 def microbatch(preset: str, cuts: int | None = None) -> list[Operation]:
-    """Returns the operations of a microbatch, and those of the optimizer step after it.
+    """Returns the operations of a microbatch, and of the optimizer step after it.
 
     Args:
         preset: Name of the preset.
@@ -319,7 +319,7 @@ def _cells(one: Count) -> list[str]:
 
 
 def kernels_table(operations: Sequence[Operation]) -> str:
-    """Returns the kernels of a microbatch, those first that take longest, as Markdown."""
+    """Returns the kernels of a microbatch as Markdown, the longest first."""
     found: dict[tuple[str, str, str], Count] = {}
     for one in operations:
         key = _part_of(one), "backward" if one.is_backward else "forward", one.name

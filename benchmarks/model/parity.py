@@ -118,9 +118,10 @@ def main() -> int:
         f"on a CPU with {versions('torch')}; each variant is compared once, on one noisy batch.",
         results=arguments.results,
     )
-    report.text("""Differences are relative to the largest magnitude of each array, over valid frames; those of features
-        are absolute. All later stages read the features of NeMo. Gradients are compared for every parameter, except
-        those whose gradient is zero in exact arithmetic: the bias of the keys, and a bias in front of batch norm.""")
+    report.text("""Differences are relative to the largest magnitude of each array, over valid frames; differences of
+        features are absolute. All later stages read the features of NeMo. Gradients are compared for every parameter,
+        except where the gradient is zero in exact arithmetic: the bias of the keys, and a bias in front of batch
+        norm.""")
     report.text("""In single precision, the input of a ReLU in the subsampling can be rounded to a positive number on
         one side and not on the other; gradients then differ by up to 0.002. Training mode is therefore also compared in
         double precision. Limits: features 1e-4, loss and outputs 1e-5, all tokens equal, and gradients in double

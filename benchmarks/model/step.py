@@ -66,7 +66,7 @@ def main() -> int:
 
 
 def write_requests(folder: Path, preset: str, num_cuts: int, seconds: int, num_steps: int) -> Path:
-    """Writes what both sides are asked to do, and the audio: clean, noisy and lengths."""
+    """Writes the requests for both sides, and the audio: clean, noisy and lengths."""
     generator = torch.Generator().manual_seed(0)
     audio = 0.1 * torch.randn(num_cuts, 16000 * seconds, generator=generator)
     noisy = audio + 0.05 * torch.randn(audio.shape, generator=generator)

@@ -2,10 +2,10 @@
 
     python -m benchmarks run streaming speech.json --nemo-python PATH [--rounds 5] [--quick] [--results FILE.md]
 
-speech.json are NeMo lines, whose first audio is joined to a minute. Both sides have the same random weights, in a
+speech.json contains NeMo lines; the first minute of their audio is used. Both sides have the same random weights, in a
 `.nemo` file and a checkpoint, and one thread. They alternate; ratios are computed within a round, and medians are
-reported. Ours is given samples and computes features; NeMo is given the features of the whole minute, whose time does
-not count.
+reported. Ours is given samples and computes features; NeMo is given the features of the whole minute, and the time for
+these does not count.
 """
 
 import argparse

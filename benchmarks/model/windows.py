@@ -1,9 +1,9 @@
-"""Difference of encoder states in windows from those of one pass over the whole recording, by length of the window.
+"""Difference between encoder states in windows and in one pass over the whole recording, by length of the window.
 
     python -m benchmarks run windows CHECKPOINT MANIFEST [--seconds 320] [--windows 64 128 256] [--results FILE]
 
 The utterances of MANIFEST (NeMo lines) are joined to one recording of --seconds, which has to fit into memory as a
-whole. The states are those of the last layer. Prints Markdown.
+whole. The states are from the last layer. Prints Markdown.
 """
 
 import time

@@ -7,8 +7,9 @@ Reads requests from a file or from standard input, and answers on standard outpu
     {"do": "build", "section": ARGUMENTS, "encoder": SETTINGS, "audio": FILE}    {"parameters": NUMBER}
     {"do": "steps", "warm_up": NUMBER, "number": NUMBER}                         times, memory, loss
 
-The model has NeMo's own settings except for those of the request. On a GPU, autocast is bf16, the optimizer is fused as
-on our side, and audio comes from page-locked memory. Memory that no tensor uses goes back to the GPU after each turn.
+The model has NeMo's own settings, except where the request sets them. On a GPU, autocast is bf16, the optimizer is
+fused as on our side, and audio comes from page-locked memory. Memory that no tensor uses goes back to the GPU after
+each turn.
 Needs nemo_toolkit[asr] 3.0.0, but not this package.
 """
 

@@ -2,7 +2,7 @@
 
     python benchmarks/peers/our_steps.py REQUESTS
 
-The requests are those of `nemo_steps.py`. Prints the milliseconds of the steps and the peak memory, as JSON.
+The requests are the same as for `nemo_steps.py`. Prints the milliseconds of the steps and the peak memory, as JSON.
 """
 
 import json

@@ -4,8 +4,8 @@ import time
 from collections.abc import Iterable
 
 NUM_UNCOUNTED = 16
-"""Batches at the beginning and at the end, during which more or less is read ahead than used. At the end, they include
-partial batches, and the wait for the last ones."""
+"""Number of batches at the beginning and at the end, during which more or less is read ahead than used. At the end,
+these include partial batches, and the wait for the last ones."""
 
 
 def utterances_per_s(num_utterances: Iterable[int], num_batches: int) -> float:

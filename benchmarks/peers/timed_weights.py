@@ -20,8 +20,9 @@ class TimedWeights(Callback):  # type: ignore[misc]  # one of two classes
     """Writes `step_N.pt` with the weights every `interval_s` seconds, and one line per file to `saved.jsonl`.
 
     A line contains the number of optimizer steps, the Unix time when the step ended, the seconds of audio that rank 0
-    has trained on and those that it has encoded, the seconds that all files so far took to write, and the CPU time of
-    rank 0 without its loader processes, which is of use on a busy machine. The first line is for the first step.
+    has trained on, the seconds of audio that it has encoded, the seconds that all files so far took to write, and the
+    CPU time of rank 0 without its loader processes, which helps on a busy machine. The first line is for the first
+    step.
 
     Args:
         directory: Where files are written.

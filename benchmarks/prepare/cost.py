@@ -1,9 +1,9 @@
-"""CPU time of `nestdata prepare` in this checkout, beside that of another one, such as the commit before.
+"""CPU time of `nestdata prepare` in this checkout and in another one, such as the commit before.
 
     python -m benchmarks run cost --other ../old --results FILE
 
-Prepares four inputs by both, one after the other in each round: a manifest of 100,000 lines with durations, folders of
-WAV, FLAC and MP3, of which headers are read, and a WebDataset of tars. The two corpora of a round have to be equal.
+Both prepare the inputs one after the other in each round: a manifest of 100,000 lines with durations, folders of WAV,
+FLAC and MP3, whose headers are read, and a WebDataset of tars. The two corpora of a round have to be equal.
 """
 
 import os
@@ -30,7 +30,7 @@ _COMMAND = "import sys; sys.path.insert(0, sys.argv.pop(1)); from nestcli.nestda
 
 
 def write_lines(folder: Path, num_lines: int) -> tuple[Path, list[str]]:
-    """Writes a manifest of files that are not there, and returns it with the options that leave them unread."""
+    """Writes a manifest of files that do not exist, and returns it with the options that leave them unread."""
     rng = np.random.default_rng(1)
     manifest = folder / "lines.jsonl"
     with manifest.open("wb") as file:

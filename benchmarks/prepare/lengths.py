@@ -1,4 +1,4 @@
-"""Lengths that `prepare` gives to audio of all encodings, and that decoding gives, beside those of FFmpeg.
+"""Lengths that `prepare` gives to audio of all encodings, that decoding gives, and that FFmpeg gives.
 
     python -m benchmarks run lengths --results FILE
 
@@ -87,7 +87,7 @@ JOINED = {
     "FLAC": ("FLAC",),
     "WAV": ("WAV",),
 }
-"""Kinds of files that are joined, with those of the same kind, and cut off."""
+"""Kinds of files that are cut off, and joined with files of the same kind."""
 
 
 class Made(NamedTuple):
@@ -96,7 +96,7 @@ class Made(NamedTuple):
     kind: str
     path: Path
     parts: tuple[Path, ...] = ()
-    """The files that it is joined of."""
+    """The files that were joined to it."""
 
 
 def main() -> int:
@@ -168,7 +168,7 @@ def cut_off(made: list[Made]) -> Iterator[Made]:
 
 
 def damaged(made: list[Made]) -> Iterator[Made]:
-    """Writes bytes that are no audio into the middle of files."""
+    """Writes bytes that are not audio into the middle of files."""
     id3 = b"ID3\x04\0\0\0\0\x07\x76" + bytes(1014)
     for kind, source, name, between in (
         ("Ogg, damaged", "Ogg Vorbis", "damaged", b"junk" * 700),
@@ -216,9 +216,9 @@ def compare(report: Report, folder: Path, made: list[Made]) -> list[str]:
         if num_decoded != corpus[index].num_samples:
             wrong.append(f"{one.path.name} decodes to {num_decoded} samples, its cut has {corpus[index].num_samples}")
     report.section(f"{len(made)} files")
-    report.text("""Length of the cut less that of FFmpeg's audio, in ms; for joined files, less the sum of its lengths
-        of the files. All cuts decode to exactly their number of samples, apart from FLAC that was cut off, which
-        loading refuses, and `--probe decode` rejects.""")
+    report.text("""Length of the cut minus length of FFmpeg's audio, in ms; for joined files, minus the sum of FFmpeg's
+        lengths of the files. All cuts decode to exactly their number of samples, apart from FLAC that was cut off,
+        which loading refuses, and `--probe decode` rejects.""")
     rows = []
     for kind, values in found.items():
         span = [f"{1000 * value:+.1f}" for value in (min(values), max(values))] if values else ["-", "-"]

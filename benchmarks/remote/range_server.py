@@ -100,7 +100,7 @@ class _Server(socketserver.ThreadingTCPServer):
 
 @lru_cache(maxsize=4096)
 def _open(folder: Path, path: str) -> tuple[int, int, str] | None:
-    """Returns descriptor, size and ETag of a file; None if there is none."""
+    """Returns descriptor, size and ETag of a file; None if it does not exist."""
     target = folder / path.lstrip("/")
     if ".." in target.parts or not target.is_file():
         return None

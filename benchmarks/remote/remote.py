@@ -92,9 +92,9 @@ def main() -> int:
     )
     report.text(f"""Each contestant has one loader worker, and one thread of torch, OpenMP and OpenBLAS in each process;
         ours and MosaicML fetch in further threads. Utterances of {UTTERANCE_S:g} s and more; batches of
-        {BATCH_SECONDS:g} s, of MosaicML 16 utterances. Local data are in the page cache. Speeds are those of two epochs
-        that follow on each other (one in MosaicML's first), without the first and last {NUM_UNCOUNTED} batches, for
-        each contestant.""")
+        {BATCH_SECONDS:g} s, of MosaicML 16 utterances. Local data are in the page cache. Speeds are measured over two
+        consecutive epochs (one in MosaicML's first), without the first and last {NUM_UNCOUNTED} batches, for each
+        contestant.""")
     figures = ("median", "minimum", "maximum")
     rows = (
         [

@@ -1,4 +1,4 @@
-"""The loss of networks on held-out speech: the same batches and masks for all that are compared."""
+"""The loss of networks on held-out speech: the same batches and masks for all networks that are compared."""
 
 from collections.abc import Iterable
 from functools import reduce

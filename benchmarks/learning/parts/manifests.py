@@ -33,7 +33,7 @@ def read_manifest(path: Path, limit: int = 0) -> list[Line]:
 
 
 def by_speaker(real_speech: Path) -> dict[str, list[Line]]:
-    """Returns the lines of `speech.json` of a folder, those of `HELD_OUT` apart, and those of `noise.json`."""
+    """Returns the lines of a folder's `speech.json`, with speakers of `HELD_OUT` apart, and of its `noise.json`."""
     lines = read_manifest(real_speech / "speech.json")
     return {
         "train": [line for line in lines if line.get("speaker") not in HELD_OUT],
