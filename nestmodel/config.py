@@ -156,8 +156,8 @@ class QuantizerConfig:
     """Frames that tokens are computed from: log-mels, or the features of an encoder that brings its own."""
 
     input_norm: Literal["frames", "stacked"] | None = None
-    """What gets zero mean and unit deviation before it is projected, as in NEST v2: each of the `frames`, before they
-    are stacked; the `stacked` frames of a token together; or nothing. The norm has no weights."""
+    """What is normalised to zero mean and unit deviation before the projection, as in NEST v2: `frames` normalises each
+    frame before stacking; `stacked` the stacked frames of a token together; null nothing. The norm has no weights."""
 
     def __post_init__(self) -> None:
         require_at_least(2, "quantizer", self, "num_classes")

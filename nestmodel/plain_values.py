@@ -138,7 +138,7 @@ def convert(value: object, hint: Any, where: str, root: type | None = None) -> A
     if get_origin(hint) in (Union, UnionType):
         classes = [part for part in get_args(hint) if is_dataclass(part) and isinstance(part, type)]
         if isinstance(value, Mapping) and classes:
-            # With sizes of FastConformer as the alternative, a class is what has a `class_path`.
+            # Sizes of FastConformer are the alternative; a mapping with `class_path` is a class.
             others = [part for part in classes if part is not ClassConfig]
             return build(ClassConfig if "class_path" in value or not others else others[0], value, where, root)
         for part in get_args(hint):

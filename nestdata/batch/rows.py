@@ -59,7 +59,7 @@ class SpeechRows:
         """Loads a cut into the next row, or a substitute from the same bucket if it cannot be used.
 
         Raises:
-            AudioError: None of the substitutes can be used either.
+            AudioError: The cut and all its substitutes cannot be used.
         """
         row = len(self.speech)
         for attempt in range(_MAX_SUBSTITUTES + 1):

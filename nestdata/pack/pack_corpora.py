@@ -101,13 +101,13 @@ def pack_corpora(
     """Writes the audio of corpora as Lhotse Shar, in the order of their inputs, to a folder or an object store.
 
     Every cut becomes a member of its own: one channel, at the rate of the corpora. If a run ends early, the next one
-    with the same corpora and settings goes on.
+    with the same corpora and settings continues it.
 
     Args:
         corpora: Corpus directories.
         output: Folder to write to, a path or a URL.
         config: Form and size of the shards; the defaults if None.
-        overwrite: Whether what an earlier run with other corpora or settings has packed to `output` is deleted.
+        overwrite: Whether to delete the output of an earlier run with other corpora or settings.
         jobs: Number of processes, each of which writes one shard at a time.
         on_progress: Called with the number of shards that are complete, and their total.
 

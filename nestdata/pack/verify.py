@@ -273,7 +273,7 @@ def _why_unusable(path: str) -> VerifyProblem | None:
 
 
 def _accepted_version(line: dict[str, Any]) -> FileVersion:
-    """Returns the version of the file of a cut as it is now, if its header says what the corpus says.
+    """Returns the version of the file of a cut as it is now, if its header agrees with the corpus.
 
     Raises:
         AudioError: "changed": it has another length, sampling rate or number of channels, or no audio.

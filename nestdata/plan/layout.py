@@ -78,7 +78,7 @@ def _take(corpora: Sequence[Positions], budget: Budget, runs: Sequence[Run]) -> 
 
 
 def _with_shapes(corpora: Sequence[Positions], budget: Budget, num_shapes: int) -> list[Bucket]:
-    """Returns buckets of whole steps of full microbatches, each of which has one of `num_shapes` lengths."""
+    """Returns buckets of full microbatches in whole steps; each microbatch has one of `num_shapes` lengths."""
     edges = _shape_edges(corpora, budget, num_shapes)
     buckets: list[Bucket] = []
     while remaining := num_remaining(corpora):

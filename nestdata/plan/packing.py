@@ -96,7 +96,7 @@ class Packing:
         """Number of steps that the microbatches need."""
 
     def least_padded(self, num_steps: int, endings: Sequence[Ending], enough: int) -> list[Run] | None:
-        """Returns the runs of an epoch of whole steps, of which the last ones have similar work.
+        """Returns the runs of an epoch of whole steps; the last steps have similar work.
 
         The first ending is taken, or another one that saves padding if no step becomes small.
 
@@ -130,7 +130,7 @@ class Packing:
         return bool(mean.min() >= _LEAST_WORK * mean.mean() and is_odd.sum() <= 1)
 
     def _evened(self, num_steps: int, ending: Ending) -> list[Run] | None:
-        """Returns the runs of an epoch of whole steps, of which the last ones have similar work.
+        """Returns the runs of an epoch of whole steps; the last steps have similar work.
 
         Args:
             num_steps: Number of steps of the epoch.

@@ -22,7 +22,7 @@ class Storage:
     forked after its parent had used an object store, every request to a store raises `StorageError`, because the
     client's threads do not survive a fork; local files work there.
 
-    All methods raise `StorageError`, see its `kind`; those with URLs raise `ConfigError` if the extra `remote` is not
+    All methods raise `StorageError`, see its `kind`; with a URL, they raise `ConfigError` if the extra `remote` is not
     installed.
     """
 

@@ -88,7 +88,7 @@ def make_store(address: ObjectAddress, config: StorageConfig, *, patience_s: flo
         address: Address of any object in the bucket.
         config: The time limits.
         patience_s: Seconds for which a request is repeated.
-        is_upload: Whether the client is for uploads, of which a part may take longer than the limit for a stall.
+        is_upload: Whether the client is for uploads, whose parts may take longer than the limit for a stall.
 
     Raises:
         ConfigError: The extra `remote` is not installed.

@@ -65,6 +65,6 @@ def _make_call(call: _Call | None) -> bool:
     if future.set_running_or_notify_cancel():
         try:
             future.set_result(function(*arguments))
-        except BaseException as error:  # such as a panic of obstore, after which the caller would wait for ever
+        except BaseException as error:  # such as a panic of obstore, after which the caller would wait forever
             future.set_exception(error)
     return True

@@ -1,10 +1,10 @@
 """Export of the encoder as a Hugging Face model: a directory for an encoder and a feature extractor of transformers.
 
-ParakeetEncoder holds encoders for whole utterances, and NemotronAsrStreamingEncoder those for live speech. This module
-chooses the class, translates names of weights and settings, and rejects models that neither class can hold. The three
-files are JSON and safetensors, so transformers is not needed to write them. The exported encoder computes the same
-frames in eval mode; in training, transformers applies dropout at slightly different points. The weights are read back
-under our names. Their names begin as in a model with a head, so that ParakeetForCTC opens them as well as AutoModel.
+ParakeetEncoder is for whole utterances, and NemotronAsrStreamingEncoder for live speech. This module chooses the class,
+translates names of weights and settings, and rejects models that neither class can hold. The three files are JSON and
+safetensors, so transformers is not needed to write them. The exported encoder computes the same frames in eval mode; in
+training, transformers applies dropout at slightly different points. The weights are read back under our names. Names in
+the files begin as in a model with a head, so that both ParakeetForCTC and AutoModel open them.
 
 Source: transformers 5.24, models/parakeet and models/nemotron_asr_streaming.
 """

@@ -77,7 +77,7 @@ class Training:
 
     @classmethod
     def of(cls, entry: Callable[[str], Any]) -> "Training":
-        """Reads what a checkpoint holds under a key, which may have any type, since files come from anywhere."""
+        """Reads the record from a checkpoint, whose values may have any type, because files are not trusted."""
         facts, settings = _texts(entry(RECORD_KEY)), _texts(entry(SETTINGS_KEY))
         return cls(facts={"optimizer steps": str(entry("global_step")), **facts} if settings else {}, settings=settings)
 

@@ -5,8 +5,8 @@ noise other than dither and applies no masks. The valid frames of an utterance d
 other utterances of its batch, except for rounding, so clean and noisy audio may be concatenated and processed in one
 call.
 
-Operation by operation is the definition. A backend with compiled code has torch's compiler fuse what is before the
-Fourier transform, and what is after it, which agrees except for rounding.
+`LogMelFeatures` defines the features, operation by operation. With compiled code, torch's compiler fuses the operations
+before the Fourier transform, and the operations after it; the results agree except for rounding.
 """
 
 from collections.abc import Callable

@@ -328,7 +328,7 @@ class NestNetwork(nn.Module):
     def _own_features(
         self, encoder: FeatureEncoder, audio: Float[Tensor, "batch samples"], audio_lens: Int[Tensor, " batch"]
     ) -> tuple[Float[Tensor, "batch values frames"], Int[Tensor, " batch"]]:
-        """Returns the features of an encoder, in float32 for every precision mode of a run, as log-mels are."""
+        """Returns the features of an encoder; like log-mels, they are in float32 in every precision mode of a run."""
         with torch.autocast(audio.device.type, enabled=False), naming_encoder(encoder, "features", audio):
             feats, lens = encoder.features(audio, audio_lens)
             num_frames = int(encoder.feature_lens(torch.tensor([audio.shape[1]])))

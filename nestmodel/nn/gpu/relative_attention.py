@@ -48,7 +48,7 @@ def describe_gpu_frames(
     context: Context | None = None,
     style: Style = "regular",
 ) -> GpuFrames:
-    """Returns what `describe_frames` returns, in the form that kernels of a GPU read."""
+    """Does the same as `describe_frames`, in the form that kernels of a GPU read."""
     num_frames, dim = x.shape[1:]
     # More distances than needed, so that products with the encodings have a multiple of 8 columns.
     positions = relative_positions(num_frames, dim, x.device, num_distances=2 * _round_up(num_frames))
