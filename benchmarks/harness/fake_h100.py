@@ -1,4 +1,4 @@
-"""Compiles code for an H100 that does not exist, and counts what it would launch and the instructions of its kernels.
+"""Compiles code for an H100 that does not exist, and counts its launches and the instructions of its kernels.
 
 `pretended_h100` answers the questions of torch's compiler to the GPU, and of Triton to its driver. Compiled code then
 runs on fake tensors: its library calls as operations of torch, and each kernel in Triton, the compiler's or our own, as

@@ -13,7 +13,7 @@ def commit() -> str:
 
 
 def commit_line() -> str:
-    """Returns the sentence of a result on what was measured, and when."""
+    """Returns the sentence of a result that names the measured commit and its date."""
     return f"Measured at commit {commit()}, {_git('show', '-s', '--format=%cs')}."
 
 

@@ -4,7 +4,7 @@
 
 REAL_SPEECH contains speech.json and noise.json (NeMo lines with `speaker`). The lines of the held-out speakers become
 the validation corpus, all other lines the training corpus. The script prepares both and the noise, previews a batch,
-trains the demo preset, and writes the result as Markdown. The commands are those that a user types. If OUTPUT already
+trains the demo preset, and writes the result as Markdown. The commands are as a user types them. If OUTPUT already
 contains a run, only the report is written.
 """
 

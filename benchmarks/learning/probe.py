@@ -4,7 +4,7 @@
 
 REAL_SPEECH contains speech.json and noise.json (NeMo lines with `lang` and `speaker`). A hash of the audio path selects
 one utterance in five for the held-out side. Encoder and probe are trained on the other utterances, and scored on the
-held-out side. The commands are those that a user types. If OUTPUT already contains a run, the script probes it without
+held-out side. The commands are as a user types them. If OUTPUT already contains a run, the script probes it without
 training again.
 """
 
@@ -122,7 +122,7 @@ def _print(results: Path | None, real: Path, output: Path, minutes: int, found: 
     report.markdown("".join(f"    {command}\n" for command in _commands(Path(real.name), minutes)))
     columns = ("probe", "classes, chance", "training, held out", "trained", "untrained", "log mel")
     report.table(columns, (_row(name, probe) for name, probe in found.items()))
-    report.text("""Of encoders, all layers are taken together. The log-mel statistics contain the level and the
+    report.text("""For encoders, all layers are used together. The log-mel statistics contain the level and the
         frequency response of a recording, which are normalised away before the encoder, and most speakers and languages
         here were recorded in a place of their own. With a random level (within 10 dB) and a random, smooth frequency
         response (4 dB) for each utterance, the recording conditions carry no information about the label.""")

@@ -83,8 +83,8 @@ IN_BLOCKS = {
 
 NOTES = f"""\
 A microbatch is a forward and a backward pass of cuts of {CUT_S} s, up to the budget of the preset, and its share of the
-norm of the gradients and of AdamW. Bytes count each operand of a kernel once. Instructions are those that warps issue
-in kernels in Triton, the compiler's and our own, without slow paths of divisions; of the configurations among which the
+norm of the gradients and of AdamW. Bytes count each operand of a kernel once. Instructions are counted for all warps of
+kernels in Triton, the compiler's and our own, without slow paths of divisions; among the configurations from which the
 compiler chooses by time, the one with the fewest counts. `roof` adds up, over all kernels, the longer of the times of
 bytes at {BYTES_PER_S / 1e12:g} TB/s and of FLOP at {FLOP_PER_S / 1e12:g} TFLOP/s. In `expected`, the time
 of instructions counts as well, of which an H100 issues {WARP_INSTRUCTIONS_PER_S / 1e12:.2f} 10^12 a second if good
@@ -217,7 +217,7 @@ def microbatch(preset: str, cuts: int | None = None) -> list[Operation]:
 
 
 def _step(network: NestNetwork, log: LaunchLog) -> Callable[[NetworkInput], None]:
-    """Returns a function that makes a step of one microbatch, as `NestModel` does; `log` gets to know its parts."""
+    """Returns a function that makes a step of one microbatch, as `NestModel` does; its parts are tracked by `log`."""
     encoder, config = network.conformer, network.config
     log.track(network.features, "features")
     log.track(network.quantizer, "quantizer")

@@ -38,7 +38,7 @@ class Speech(torch.utils.data.Dataset[Any]):
 
 
 def main() -> int:
-    """Does one thing and prints what it measured."""
+    """Runs the given task and prints its measurement."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("what", choices=["write", "speed", "resume"])
     parser.add_argument("directory", type=Path)

@@ -46,7 +46,7 @@ def collate(rows: list[tuple[str, Any]]) -> tuple[list[str], torch.Tensor]:
 
 
 def main() -> int:
-    """Does one thing and prints what it measured."""
+    """Runs the given task and prints its measurement."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("what", choices=["write", "speed", "resume"])
     parser.add_argument("directory", type=Path)

@@ -2,8 +2,8 @@
 
     NEMO_PYTHON benchmarks/peers/nemo_golden.py tests/golden/nemo_tiny.npz [-o NEW.npz]
 
-Prints how far each array moves. Needs nemo_toolkit[asr], but not this package. The weights are those that NeMo 2.7.3
-initialised. NeMo 3.0.0 gives the same arrays, bit for bit, except tokens of padding: there, features are zero and all
+Prints how far each array moves. Needs nemo_toolkit[asr], but not this package. The weights were initialised by NeMo
+2.7.3. NeMo 3.0.0 gives the same arrays, bit for bit, except tokens of padding: there, features are zero and all
 codes equally near, and no test compares them.
 """
 

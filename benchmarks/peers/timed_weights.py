@@ -42,7 +42,7 @@ class TimedWeights(Callback):  # type: ignore[misc]  # one of two classes
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:  # noqa: ARG002
         """Writes the weights if a step has ended and the interval has passed."""
         self._audio_s += float(batch.audio_len.sum()) / 16000
-        # NeMo's noisy audio may be shorter; it is what is encoded.
+        # NeMo's noisy audio, which is encoded, may be shorter.
         self._encoded_s += float(getattr(batch, "noisy_audio_len", batch.audio_len).sum()) / 16000
         is_new = trainer.global_step > self._saved_step
         if trainer.global_rank == 0 and is_new and time.time() - self._saved_at >= self.interval_s:

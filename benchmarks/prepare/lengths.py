@@ -79,7 +79,7 @@ ENCODERS = [
     ("AIFF, AU, CAF, W64", "ff.au", f"{FFMPEG} -f au -"),
     ("Speex", "ff.spx", f"{FFMPEG} -c:a libspeex OUT"),
 ]
-"""Kind, end of the file's name, and command; without OUT, the file is what it prints."""
+"""Kind, end of the file's name, and command; without OUT, the output of the command is the file."""
 
 JOINED = {
     "MP3": ("MP3 with a tag", "MP3 without a tag", "MP2"),
