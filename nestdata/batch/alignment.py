@@ -108,7 +108,7 @@ def _response_delays(transform: Any, sampling_rate: int) -> Callable[[], int]:
 
 
 def _take_out(transform: Any, delay: Callable[[], int]) -> None:
-    """Moves the output of a transform forward by its delay in samples, which may be negative."""
+    """Makes the output of a transform earlier by its delay in samples, or later if the delay is negative."""
     apply = transform.apply
 
     def aligned(samples: NDArray[np.float32], sample_rate: int) -> NDArray[np.float32]:

@@ -57,7 +57,7 @@ class StartWorker:
 
 
 def end_workers(workers: Iterable[BaseProcess]) -> None:
-    """Ends workers at once, whose batches are not needed any more; after SIGTERM, they would run for up to a minute."""
+    """Immediately ends workers whose batches are not needed; after SIGTERM, they would run for up to a minute."""
     for worker in workers:
         if worker.is_alive() and worker.pid is not None:
             os.kill(worker.pid, END_SIGNAL)
