@@ -65,9 +65,9 @@ from .plan.summary import summarise_plan as summarise_plan
 from .prepare.config import PrepareConfig as PrepareConfig
 from .prepare.config import ProbeMode as ProbeMode
 from .prepare.config import SegmentConfig as SegmentConfig
-from .prepare.inputs.format import AudioInput as AudioInput
-from .prepare.inputs.format import AudioInputs as AudioInputs
-from .prepare.inputs.format import audio_inputs as audio_inputs
+from .prepare.inputs.given import AudioInput as AudioInput
+from .prepare.inputs.given import AudioInputs as AudioInputs
+from .prepare.inputs.given import audio_inputs as audio_inputs
 from .prepare.inputs.patterns import default_output as default_output
 from .prepare.load_audio import load_audio as load_audio
 from .prepare.progress import PrepareProgress as PrepareProgress

@@ -15,7 +15,7 @@ REPOSITORY = Path(__file__).parents[1]
 # Modules of nestdata that the other packages may import from, in addition to the public names.
 SHARED_MODULES = {
     *("nestdata.class_path", "nestdata.config_checks", "nestdata.field_docs", "nestdata.filters", "nestdata.output"),
-    *("nestdata.plan.summary", "nestdata.stateless_rng", "nestdata.wrong_path"),
+    *("nestdata.input_format", "nestdata.plan.summary", "nestdata.stateless_rng", "nestdata.wrong_path"),
 }
 
 

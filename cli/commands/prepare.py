@@ -6,6 +6,7 @@ from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from nestdata import ConfigError, PrepareConfig, SegmentConfig
+from nestdata.input_format import FORMATS
 
 from ..options import AsJson, Overwrite
 from ..output import console, print_json, rejected_text
@@ -26,9 +27,8 @@ def prepare_command(
         Positionals,
         option(
             metavar="INPUT",
-            help="Audio files, folders of audio, CSV tables, lists of paths, NeMo, Lhotse or fairseq manifests, Lhotse "
-            "Shar, WebDataset tars, Kaldi directories, Hugging Face data sets on disk, or Parquet files. All but Kaldi "
-            "directories and data sets on disk may be URLs, such as s3://bucket/speech.",
+            help=f"Any of these, in any combination: {', '.join(form.title for form in reversed(FORMATS.values()))}. "
+            "All that are not local may be URLs, such as s3://bucket/speech.",
         ),
     ],
     *,

@@ -8,7 +8,7 @@ from nestdata.columns import parse_columns
 from nestdata.config_checks import require, require_at_least, require_share
 from nestdata.errors import ConfigError
 from nestdata.field_docs import with_field_docs
-from nestdata.input_format import InputFormat
+from nestdata.input_format import FORMATS, InputFormat
 
 ProbeMode = Literal["missing", "all", "decode"]
 _MAX_SAMPLES = 100
@@ -129,6 +129,7 @@ class PrepareConfig:
         channel, names = self.channel, (None, "mix", *NAMED_CHANNELS)
         is_valid = channel >= 0 if isinstance(channel, int) else channel in names
         require(is_valid, "channel", self.channel, "a channel counted from 0, or mix for the average of all")
+        require(self.format in (None, *FORMATS), "format", self.format, f"one of {', '.join(FORMATS)}")
         parse_columns(self.columns)
         require_at_least(0, "", self, "min_seconds", "min_rate")
         require(0 <= self.report_samples <= _MAX_SAMPLES, "report_samples", self.report_samples, f"0 to {_MAX_SAMPLES}")

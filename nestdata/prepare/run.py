@@ -29,9 +29,8 @@ from nestdata.prepare.finish import finish_corpus
 from nestdata.prepare.found import Collector, Cut, Found, Outcome, Reject
 from nestdata.prepare.inputs.audio import ADVICE, Unusable
 from nestdata.prepare.inputs.entry import Entry, ReadsFiles, Source
-from nestdata.prepare.inputs.format import AudioInputs, InputOptions, audio_inputs, is_corpus
-from nestdata.prepare.inputs.formats.detect import open_sources
-from nestdata.prepare.inputs.formats.lhotse import CorpusCuts, LhotseManifest, LhotseObjects
+from nestdata.prepare.inputs.format import InputOptions, open_sources
+from nestdata.prepare.inputs.given import AudioInputs, audio_inputs, is_corpus
 from nestdata.prepare.inputs.remote import located_entries
 from nestdata.prepare.judge import content_digest, judge, notes_of
 from nestdata.prepare.keep import KEPT_RESULTS, KeptResult, Task
@@ -321,11 +320,10 @@ def _worker_modules(sources: list[Source], config: PrepareConfig) -> list[str]:
     Files are opened with soundfile, decoding resamples with torchaudio, and Lhotse applies transforms and parses its
     own manifests.
     """
-    modules = ["nestdata.prepare.run"]
+    modules = ["nestdata.prepare.run", *dict.fromkeys(type(source).__module__ for source in sources)]
     if config.probe != "missing" or config.pcm:
         return [*modules, "soundfile", "lhotse", "nestdata.filters"]
-    parses_lhotse = any(isinstance(source, (CorpusCuts, LhotseManifest, LhotseObjects)) for source in sources)
-    return [*modules, "lhotse"] if parses_lhotse else modules
+    return [*modules, "lhotse"] if any(source.format == "lhotse" for source in sources) else modules
 
 
 @contextmanager

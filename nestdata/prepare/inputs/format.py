@@ -1,106 +1,40 @@
-"""What callers may give as audio, and what a format of inputs is: how it recognises an input, and how it opens one.
+"""Finds the format of each input of a corpus, and opens the inputs as sources.
 
-All functions and commands that read audio accept the same inputs, by `audio_inputs`. Local inputs are `Path`, and those
-at URLs are `str`.
+The readers are in `formats`, one module each; `nestdata.input_format` lists them. Each is imported when it is asked.
 """
 
 import codecs
 import os
-import re
-import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, reduce
+from importlib import import_module
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from nestdata.audio.channels import Channel
 from nestdata.columns import Column
-from nestdata.errors import ManifestError, StorageError
-from nestdata.input_format import InputFormat
+from nestdata.errors import ConfigError, ManifestError, StorageError
+from nestdata.input_format import FORMATS, InputFormat
 from nestdata.prepare.inputs.entry import AUDIO_SUFFIXES, Source
-from nestdata.prepare.inputs.lines import LineReader, is_spread, open_lines, parse_object, spread_objects
-from nestdata.prepare.inputs.patterns import TAR, cannot_be_listed, expand, is_pattern, objects_below
-from nestdata.redaction import redacted_url
-from nestdata.storage import has_scheme, is_url, join, parent, storage
-from nestdata.storage.location import parse_url
-from nestdata.wrong_path import wrong_path
-
-AudioInput = str | os.PathLike[str] | Any
-"""Audio: the path or URL of whatever `nestdata prepare` reads, such as `talk.wav`, `speech.csv`, a folder or a corpus
-directory; a `Corpus`; or Lhotse's `CutSet` or `RecordingSet`."""
+from nestdata.prepare.inputs.given import is_corpus, is_lhotse
+from nestdata.prepare.inputs.lines import FirstLines, Manifest, parse_object
+from nestdata.prepare.inputs.patterns import (
+    TAR,
+    cannot_be_listed,
+    expand,
+    forget_answers,
+    is_pattern,
+    objects_below,
+)
+from nestdata.storage import common_folder, is_url, join, parent, storage
+from nestdata.wrong_path import kind_of, wrong_path
 
 # First bytes of a file that are looked at.
 _HEAD_BYTES = 1024
 _UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
-# Commas between inputs, without those in braces of a pattern.
-_SEVERAL = re.compile(r",(?![^{}]*\})")
-
-AudioInputs = AudioInput | Sequence[AudioInput]
-"""One `AudioInput`, or a sequence of them, in any combination."""
-
-
-def audio_inputs(given: AudioInputs) -> list[Any]:
-    """Returns inputs as a list, with local paths as `Path` and URLs as `str`.
-
-    Raises:
-        ManifestError: There is no input, one has a wrong type, or a URL is given as a `Path`.
-        StorageError: A URL holds credentials.
-    """
-    is_one = _is_input(given) or isinstance(given, (bytes, Mapping)) or hasattr(given, "__array__")
-    inputs: list[Any] = [given] if is_one or not isinstance(given, Iterable) else [*given]
-    inputs = [part for value in inputs for part in (_listed(value) if isinstance(value, str) else [value])]
-    if not inputs:
-        raise ManifestError("no input was given: name a file, a folder or a manifest.")
-    return [_checked(value) for value in inputs]
-
-
-def _listed(text: str) -> list[str]:
-    """Returns the inputs in a text: itself, or several as NeMo's configurations list them: `[[a.json],[b.json]]`.
-
-    Source: NVIDIA NeMo 3.0, `manifest_filepath` of its data loaders.
-    """
-    if os.path.exists(text) or not (text.startswith("[") or _SEVERAL.search(text)):
-        return [text]
-    parts = [part.strip(" []'\"") for part in _SEVERAL.split(text)]
-    is_listed = text.startswith("[") and text.endswith("]") and len(parts) > 1
-    is_there = is_listed or all(has_scheme(part) or os.path.exists(part) for part in parts)
-    return parts if all(parts) and is_there else [text]
-
-
-def is_lhotse(given: object) -> bool:
-    """Returns whether an object is a set of cuts or recordings of Lhotse, without importing Lhotse."""
-    lhotse = sys.modules.get("lhotse")
-    return lhotse is not None and isinstance(given, (lhotse.CutSet, lhotse.RecordingSet))
-
-
-def is_corpus(given: object) -> bool:
-    """Returns whether an object is a `Corpus`, without importing numpy."""
-    module = sys.modules.get("nestdata.corpus.corpus")
-    return module is not None and isinstance(given, module.Corpus)
-
-
-def _is_input(given: object) -> bool:
-    return isinstance(given, (str, os.PathLike)) or is_lhotse(given) or is_corpus(given)
-
-
-def _checked(given: Any) -> Any:
-    if not _is_input(given):
-        raise ManifestError(
-            f"{type(given).__name__} where audio was expected ({given!r:.80}). Give a path or URL, a Corpus, a CutSet "
-            "or RecordingSet of Lhotse, or a list of these."
-        )
-    if not str(given):
-        raise ManifestError("an empty path was given as input. Check the variable that holds it.")
-    if isinstance(given, str) and has_scheme(given):
-        parse_url(given)  # refuses credentials before anything is named after the URL
-        return given
-    if not isinstance(given, (str, os.PathLike)):
-        return given
-    path = Path(given)
-    if has_scheme(str(path).replace(":/", "://", 1)) and not isinstance(given, str) and not path.exists():
-        raise ManifestError(f"{redacted_url(str(path))}: give URLs as str; a Path loses one of the two slashes.")
-    return path
+# Manifests that stay open until they are read; others are opened again then.
+_MAX_OPEN = 100
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -137,7 +71,6 @@ folder of audio, tars and Parquet files is a sequence of sources."""
 class Format:
     """A format of inputs."""
 
-    name: InputFormat
     detect: Callable[["GivenInput"], bool]
     """Returns whether an input is of this format; only asked if the caller does not know it."""
 
@@ -145,23 +78,9 @@ class Format:
     """Opens an input of this format; raises ManifestError if it cannot be of this format."""
 
 
-class FirstLines(NamedTuple):
-    """The lines of a manifest that tell its format."""
-
-    first: bytes
-    text: bytes
-    """The first line that is not blank; empty if there is none."""
-
-    number: int
-    """The number of `text`, counted from 1."""
-
-    second: bytes
-    """The line behind `text`; empty if this is the start of a JSON array."""
-
-
 @dataclass(frozen=True)
 class GivenInput:
-    """One input, and what its detection reads of it, each at most once."""
+    """One input, and what its detection reads of it, each once."""
 
     path: Path | str
     options: InputOptions
@@ -228,8 +147,7 @@ class GivenInput:
         """Whether a local file is no text, and thus no manifest: the decoders say what it is."""
         if isinstance(self.path, str) or str(self.path).lower().endswith(".gz") or not self.path.is_file():
             return False
-        with self.path.open("rb") as file:
-            head = file.read(_HEAD_BYTES)
+        head = self.manifest.head(_HEAD_BYTES)
         # Text in another encoding than UTF-8 has no NUL characters, apart from UTF-16.
         is_text = head.startswith(_UTF16) or b"\0" not in head
         return not is_text and "\ufffd" in head[: _HEAD_BYTES - 3].decode(errors="replace")
@@ -265,39 +183,25 @@ class GivenInput:
         return path in self.children and (is_url(path) or os.path.isfile(path))
 
     @cached_property
+    def manifest(self) -> Manifest:
+        """The input as a manifest, which the source goes on reading."""
+        return Manifest(self.path)
+
+    @cached_property
     def lines(self) -> FirstLines:
         """The first lines of a manifest.
 
         Raises:
             ManifestError: The format is not known, and the manifest is empty or not in UTF-8; or it cannot be read.
         """
-        with open_lines(self.path) as lines:
-            first = text = _first_part(lines)
-            number = 1
-            while text and not text.strip():
-                text, number = _first_part(lines), number + 1
-            found = FirstLines(first, text, number, b"" if text.startswith(b"[") else lines.readline())
-        if self.format is None and not text:
+        found = self.manifest.first_lines
+        if self.format is None and not found.text:
             raise ManifestError(f"{self.path}: the manifest is empty. Check the command that wrote it.")
-        if self.format is None and text.startswith(_UTF16):
+        if self.format is None and found.text.startswith(_UTF16):
             raise ManifestError(
                 f"{self.path}: text in UTF-16. Save it as UTF-8, for instance with `iconv -f UTF-16 -t UTF-8`."
             )
         return found
-
-    @property
-    def is_spread(self) -> bool:
-        """Whether the manifest is JSON, and its objects are not one per line."""
-        return is_spread(self.lines.text)
-
-    @cached_property
-    def first_object(self) -> bytes:
-        """The text of the first JSON object, which is a line in most manifests; empty if there is none.
-
-        Raises:
-            ManifestError: The objects are not one per line, and the first is not a JSON object.
-        """
-        return next(spread_objects(self.path), b"") if self.is_spread else self.lines.text
 
     @cached_property
     def row(self) -> dict[str, Any]:
@@ -307,7 +211,9 @@ class GivenInput:
             ManifestError: It is not one.
         """
         try:
-            return parse_object(self.first_object, f"{self.path}:{self.lines.number}") or {}
+            lines = self.lines
+            first = next(self.manifest.objects(), b"") if self.manifest.is_spread else lines.text
+            return parse_object(first, f"{self.path}:{lines.number}") or {}
         except ManifestError as error:
             raise ManifestError(
                 f"{error} Other kinds of input: an audio file, a folder of audio, a CSV with a column audio_filepath, "
@@ -315,10 +221,99 @@ class GivenInput:
             ) from error
 
 
-def _first_part(lines: LineReader) -> bytes:
-    """Reads a line; of a JSON array that has no end in the buffer, returns that part: it may be longer than lines."""
-    start = lines.file.peek()
-    return start if start.startswith(b"[") and b"\n" not in start else lines.readline()
+def detect_format(given: GivenInput) -> InputFormat:
+    """Returns the format of an input.
+
+    Raises:
+        ManifestError: The input does not exist, is not a file or folder, is empty, is of an unknown format, or cannot
+            be of the given one.
+        StorageError: A URL cannot be read or listed.
+    """
+    if given.format not in (None, "parquet"):
+        if given.is_tars and given.format != "webdataset":
+            raise ManifestError(
+                f"{given.path}: a tar, which --format {given.format} does not read. Give the manifest, and the tars "
+                "with --tars, or leave out --format to read it as WebDataset."
+            )
+        if given.is_pattern and given.format != "nemo" and not given.is_tars:
+            raise ManifestError(f"{given.path}: a pattern of manifests, which is read for NeMo data sets only.")
+    if given.format is None and str(given.path).lower().endswith((".yaml", ".yml")):
+        raise ManifestError(
+            f"{given.path}: a configuration, such as an input_cfg of NeMo. Give each manifest in it as an argument of "
+            "its own, and their tars with --tars."
+        )
+    if given.format is None and isinstance(given.path, Path) and kind_of(given.path) == "a model file":
+        raise ManifestError(f"{given.path}: {wrong_path(given.path, 'audio')}")
+    for name in FORMATS:
+        if name == given.format or (given.format is None and _format(name).detect(given)):
+            return name
+    raise ManifestError(
+        f"{given.path}:{given.lines.number}: neither a NeMo line (no audio_filepath) nor a Lhotse cut or recording; "
+        f"its keys are: {', '.join(list(given.row)[:6])}. Say which one names the audio file, by --columns audio=KEY, "
+        f"or force a format with --format: {', '.join(FORMATS)}."
+    )
+
+
+def common_root(folders: Iterable[str]) -> str:
+    """Returns the folder that ids are relative to: the deepest one that holds the folders of all inputs.
+
+    It is empty if there is none, as for a local input and one at a URL.
+    """
+    found = dict.fromkeys(folders)
+    return reduce(common_folder, found) if found else ""
+
+
+def open_sources(inputs: Sequence[Any], options: InputOptions) -> list[Source]:
+    """Detects and opens all inputs of one corpus; consecutive audio files become one source.
+
+    Ids are relative to the deepest folder that holds all manifests and folders of audio. For a fairseq
+    manifest, this is the folder that it names, wherever the manifest itself is.
+
+    Args:
+        inputs: As `audio_inputs` returns them.
+        options: Settings of all inputs.
+
+    Raises:
+        ManifestError: An input does not exist, or is of no known format.
+        ConfigError: An input needs a package that is not installed, or the patterns of tars do not fit the inputs.
+        StorageError: A URL cannot be read or listed.
+    """
+    if len(options.tars) not in (0, 1, len(inputs)):
+        raise ConfigError(
+            f"{len(options.tars)} patterns of tars for {len(inputs)} inputs. Give one for all inputs, or one for each, "
+            "in the same order: --tars PATTERN PATTERN."
+        )
+    tars = options.tars if len(options.tars) == len(inputs) else [*options.tars, None][:1] * len(inputs)
+    forget_answers()
+    folders: list[str] = []
+    openers: list[Callable[[str], Source | Sequence[Source]]] = []
+    for number, (path, pattern) in enumerate(zip(inputs, tars, strict=True)):
+        if is_corpus(path) or is_lhotse(path):
+            openers.append(_reader("lhotse.open_object")(path, options.channel))
+            continue
+        given = GivenInput(path, options, number, pattern)
+        folder, opener = _format(detect_format(given)).open(given)
+        if number >= _MAX_OPEN:
+            given.manifest.close()
+        folders.append(folder)
+        openers.append(opener)
+    root = common_root(folders)
+    opened = [opener(root) for opener in openers]
+    joined: list[Source] = _reader("folder.joined")(
+        each for found in opened for each in (found if isinstance(found, Sequence) else [found])
+    )
+    return joined
+
+
+def _format(name: InputFormat) -> Format:
+    form: Format = _reader(FORMATS[name].reader)
+    return form
+
+
+def _reader(name: str) -> Any:
+    """Returns what has a name in a module of `formats`, which is imported now."""
+    module, _, attribute = name.partition(".")
+    return getattr(import_module(f"nestdata.prepare.inputs.formats.{module}"), attribute)
 
 
 def _is_object(url: str) -> bool:

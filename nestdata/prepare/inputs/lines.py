@@ -8,13 +8,15 @@ import codecs
 import gzip
 import json
 import re
+import weakref
 import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from functools import cached_property
 from io import BufferedReader
 from itertools import islice
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import orjson
 
@@ -36,6 +38,166 @@ _BUFFER_BYTES = 1 << 16
 _BETWEEN = re.compile(r"[\s,\[\]]*")
 
 
+class FirstLines(NamedTuple):
+    """The lines of a manifest that tell its format."""
+
+    first: bytes
+    text: bytes
+    """The first line that is not blank; empty if there is none."""
+
+    number: int
+    """The number of `text`, counted from 1."""
+
+    second: bytes
+    """The line behind `text`; empty if this is the start of a JSON array."""
+
+
+class Manifest:
+    """A manifest, which is opened once: for its first lines, which tell its format, and then for all of it.
+
+    It stays open until `close`, or until nobody refers to it any more. A pickled copy is closed. All methods that read
+    raise ManifestError if it is not a regular file, a read fails or a line is too long, and StorageError if the store
+    cannot be read.
+
+    Args:
+        path: A local path, or a URL as a `str`.
+        is_spread: Whether its JSON objects are not one per line; None if the first line tells it.
+    """
+
+    def __init__(self, path: Path | str, is_spread: bool | None = None) -> None:
+        self.path = path
+        self._is_spread = is_spread
+        self._file: BufferedReader | None = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Manifest, (self.path, self.is_spread)
+
+    def __repr__(self) -> str:
+        return f"Manifest({self.path!r}, {self.is_spread})"
+
+    def head(self, num_bytes: int) -> bytes:
+        """Returns the first bytes, fewer than a buffer, without a byte order mark of UTF-8."""
+        with self._from_start() as file:
+            return file.peek(num_bytes)[:num_bytes]
+
+    @cached_property
+    def first_lines(self) -> FirstLines:
+        """The first lines. Of a JSON array without an end in the buffer, `text` is that part: it may be too long."""
+        with self._from_start() as file:
+
+            def next_line() -> bytes:
+                start = file.peek()
+                return start if start.startswith(b"[") and b"\n" not in start else next(lines, b"")
+
+            lines = self._lines_in(file)
+            first = text = next_line()
+            number = 1
+            while text and not text.strip():
+                text, number = next_line(), number + 1
+            return FirstLines(first, text, number, b"" if text.startswith(b"[") else next(lines, b""))
+
+    @property
+    def is_spread(self) -> bool:
+        """Whether it is JSON, and its objects are not one per line."""
+        if self._is_spread is None:
+            line = self.first_lines.text
+            self._is_spread = line.lstrip().startswith(b"[") or line.strip() == b"{"
+        return self._is_spread
+
+    def lines(self) -> Iterator[bytes]:
+        """Yields all lines with their newlines, without a byte order mark."""
+        with self._from_start() as file:
+            yield from self._lines_in(file)
+
+    def objects(self) -> Iterator[bytes]:
+        """Yields the objects of a JSON array, or objects one after the other, as JSON texts. Holds the whole manifest.
+
+        Raises:
+            ManifestError: It is not JSON, ends before its end, has something other than objects, or is too long.
+        """
+        with self._from_start() as file:
+            content = file.read(_MAX_SPREAD_BYTES + 1)
+        if len(content) > _MAX_SPREAD_BYTES:
+            size = _MAX_SPREAD_BYTES >> 20
+            raise ManifestError(f"{self.path}: more than {size} MiB in one JSON value. {ONE_PER_LINE}")
+        text, scan = content.decode(errors="surrogateescape").strip(), json.JSONDecoder().raw_decode
+        number, end, depth = 1, 0, 0
+        while True:
+            between = _BETWEEN.match(text, end)
+            start = between.end() if between else end
+            depth += text.count("[", end, start) - text.count("]", end, start)
+            if start == len(text):
+                break
+            try:
+                value, end = scan(text, start)
+            except (ValueError, RecursionError) as error:
+                raise ManifestError(
+                    f"{self.path}, object {number}: not JSON ({getattr(error, 'msg', error)}). Fix or drop it."
+                ) from None
+            if not isinstance(value, dict):
+                raise ManifestError(
+                    f"{self.path}, object {number}: {type(value).__name__} where a JSON object was expected. Write "
+                    "objects with a key audio_filepath, or a list of paths, one per line and without JSON."
+                )
+            yield text[start:end].encode(errors="surrogateescape")
+            number += 1
+        if depth:
+            problem = "ends here, before the end of its JSON" if depth > 0 else "a bracket too many before it"
+            raise ManifestError(f"{self.path}, object {number}: {problem}. Copy it again.")
+
+    def count(self) -> int | None:
+        """Returns the number of lines, for progress bars; None at a URL, where counting takes a download."""
+        if isinstance(self.path, str):
+            return None
+        with self._from_start() as file:
+            return sum(block.count(b"\n") for block in iter(lambda: file.read(1 << 20), b""))
+
+    def close(self) -> None:
+        """Closes the file, which is opened again if more is read."""
+        if self._file is not None:
+            self._file = None
+            self._close_files()
+
+    @contextmanager
+    def _from_start(self) -> Iterator[BufferedReader]:
+        """Yields the open file, at its first byte behind a byte order mark."""
+        try:
+            if self._file is None:
+                self._file = self._open()
+            else:
+                self._file.seek(0)
+            if self._file.peek(len(codecs.BOM_UTF8)).startswith(codecs.BOM_UTF8):
+                self._file.read(len(codecs.BOM_UTF8))
+            yield self._file
+        except (OSError, EOFError, zlib.error) as error:
+            self.close()
+            raise ManifestError(f"{self.path}: cannot be read ({error}). Check the file and copy it again.") from error
+
+    def _open(self) -> BufferedReader:
+        if isinstance(self.path, Path):
+            check_manifest(self.path)
+        files = ExitStack()
+        self._close_files = weakref.finalize(self, files.close)
+        stream: BufferedReader = files.enter_context(
+            self.path.open("rb") if isinstance(self.path, Path) else storage().open_stream(self.path)
+        )
+        if not str(self.path).endswith(".gz"):
+            return stream
+        return files.enter_context(BufferedReader(gzip.GzipFile(fileobj=stream), _BUFFER_BYTES))
+
+    def _lines_in(self, file: BufferedReader) -> Iterator[bytes]:
+        """Yields the lines of the open file from its start on."""
+        limit, number = MAX_LINE_BYTES + 1, 0
+        while line := file.readline(limit):
+            number += 1
+            if len(line) == limit:
+                raise ManifestError(
+                    f"{self.path}:{number}: a line of more than {MAX_LINE_BYTES >> 20} MiB, which begins "
+                    f"with {line[:80]!r}. Check that this is a manifest, and divide or drop the line."
+                )
+            yield line
+
+
 class LineSource:
     """The methods of `Source` for a manifest of which each line or JSON object is an item.
 
@@ -49,92 +211,41 @@ class LineSource:
     """Whether entries have line numbers of their own; otherwise, their numbers are those of the lines after the header.
     """
 
-    path: Path | str
-    is_spread: bool = False
-    """Whether the items are JSON objects that are not one per line."""
+    holds_objects: ClassVar[bool] = False
+    """Whether items are JSON objects, which are one per line or not."""
+
+    manifest: Manifest
+
+    @property
+    def path(self) -> Path | str:
+        """The path or URL of the manifest."""
+        return self.manifest.path
 
     def items(self) -> Iterator[Any]:
-        """Yields the lines after the header, or the objects as JSON texts."""
-        if self.is_spread:
-            yield from spread_objects(self.path)
-            return
-        with open_lines(self.path) as file:
-            yield from islice(file, self.num_header_lines, None)
+        """Yields the lines after the header, or the objects as JSON texts, and closes the manifest."""
+        manifest = self.manifest
+        yield from manifest.objects() if self._is_spread else islice(manifest.lines(), self.num_header_lines, None)
+        manifest.close()
 
     def where(self, number: int) -> str:
         """Returns the path and the number of the line, counted from 1 with the header, or that of the object."""
-        if self.is_spread:
+        if self._is_spread:
             return f"{self.path!s}, object {number}"
         return f"{self.path!s}:{number if self.has_line_numbers else number + self.num_header_lines}"
 
     def count(self) -> int | None:
         """Returns the number of lines after the header; None if it is not that of the items."""
-        lines = None if self.is_spread else count_lines(self.path)
+        lines = None if self._is_spread else self.manifest.count()
         return None if lines is None else lines - self.num_header_lines
 
-
-class LineReader:
-    """The lines of an open manifest; one of more than `MAX_LINE_BYTES` is an error."""
-
-    def __init__(self, name: str, file: BufferedReader) -> None:
-        self._name = name
-        self._num_lines = 0
-        self.file = file
-
-    def readline(self) -> bytes:
-        """Returns the next line, with its newline; empty at the end."""
-        return next(iter(self), b"")
-
-    def __iter__(self) -> Iterator[bytes]:
-        read, limit = self.file.readline, MAX_LINE_BYTES + 1
-        while line := read(limit):
-            self._num_lines += 1
-            if len(line) == limit:
-                raise ManifestError(
-                    f"{self._name}:{self._num_lines}: a line of more than {MAX_LINE_BYTES >> 20} MiB, which begins "
-                    f"with {line[:80]!r}. Check that this is a manifest, and divide or drop the line."
-                )
-            yield line
-
-
-@contextmanager
-def open_lines(path: Path | str) -> Iterator[LineReader]:
-    """Opens a manifest, gzip-compressed or not, for reading lines; skips a byte order mark.
-
-    Args:
-        path: A local path, or a URL as a `str`.
-
-    Raises:
-        ManifestError: It is not a regular file, or a read fails. Reads raise it, too, if a line is too long.
-        StorageError: The store cannot be read.
-    """
-    if isinstance(path, Path):
-        check_manifest(path)
-    try:
-        stream = path.open("rb") if isinstance(path, Path) else storage().open_stream(path)
-        lines: BufferedReader = stream
-        if str(path).endswith(".gz"):
-            lines = BufferedReader(gzip.GzipFile(fileobj=stream), _BUFFER_BYTES)
-        with stream, lines as file:
-            if file.peek(len(codecs.BOM_UTF8)).startswith(codecs.BOM_UTF8):
-                file.read(len(codecs.BOM_UTF8))
-            yield LineReader(str(path), file)
-    except (OSError, EOFError, zlib.error) as error:
-        raise ManifestError(f"{path}: cannot be read ({error}). Check the file and copy it again.") from error
+    @property
+    def _is_spread(self) -> bool:
+        return self.holds_objects and self.manifest.is_spread
 
 
 def numbered_lines(location: str) -> Iterator[tuple[int, bytes]]:
-    """Yields the lines of a manifest with their numbers, counted from 1; errors are those of `open_lines`."""
-    with open_lines(location if is_url(location) else Path(location)) as lines:
-        yield from enumerate(lines, start=1)
-
-
-def count_lines(path: Path | str) -> int | None:
-    """Returns the number of lines of a manifest, for progress bars; None at a URL, where counting takes a download."""
-    if isinstance(path, str):
-        return None
-    with open_lines(path) as lines:
-        return sum(block.count(b"\n") for block in iter(lambda: lines.file.read(1 << 20), b""))
+    """Yields the lines of a manifest with their numbers, counted from 1; errors are those of `Manifest`."""
+    yield from enumerate(Manifest(location if is_url(location) else Path(location)).lines(), start=1)
 
 
 def check_manifest(path: Path | str) -> None:
@@ -184,55 +295,12 @@ def parse_object(line: bytes, where: str) -> dict[str, Any] | None:
     return row
 
 
-def is_spread(line: bytes) -> bool:
-    """Returns whether the objects of a manifest are not one per line, given its first line that is not blank."""
-    return line.lstrip().startswith(b"[") or line.strip() == b"{"
-
-
-def spread_objects(path: Path | str) -> Iterator[bytes]:
-    """Yields the objects of a JSON array, or objects one after the other, as JSON texts. Holds the whole manifest.
-
-    Raises:
-        ManifestError: It is not JSON, ends before its end, has something other than objects, or is too long; or reading
-            fails.
-        StorageError: The store cannot be read.
-    """
-    with open_lines(path) as lines:
-        content = lines.file.read(_MAX_SPREAD_BYTES + 1)
-    if len(content) > _MAX_SPREAD_BYTES:
-        raise ManifestError(f"{path}: more than {_MAX_SPREAD_BYTES >> 20} MiB in one JSON value. {ONE_PER_LINE}")
-    text, scan = content.decode(errors="surrogateescape").strip(), json.JSONDecoder().raw_decode
-    number, end, depth = 1, 0, 0
-    while True:
-        between = _BETWEEN.match(text, end)
-        start = between.end() if between else end
-        depth += text.count("[", end, start) - text.count("]", end, start)
-        if start == len(text):
-            break
-        try:
-            value, end = scan(text, start)
-        except (ValueError, RecursionError) as error:
-            raise ManifestError(
-                f"{path}, object {number}: not JSON ({getattr(error, 'msg', error)}). Fix or drop it."
-            ) from None
-        if not isinstance(value, dict):
-            raise ManifestError(
-                f"{path}, object {number}: {type(value).__name__} where a JSON object was expected. Write "
-                "objects with a key audio_filepath, or a list of paths, one per line and without JSON."
-            )
-        yield text[start:end].encode(errors="surrogateescape")
-        number += 1
-    if depth:
-        problem = "ends here, before the end of its JSON" if depth > 0 else "a bracket too many before it"
-        raise ManifestError(f"{path}, object {number}: {problem}. Copy it again.")
-
-
 def _why_no_manifest(path: Path) -> str:
     if path.is_dir():
         return f"{path}: a folder where a file was expected. Give a file in it, or leave out --format."
     if kind := special_file_kind(path):
         return (
-            f"{path}: {kind}, not a file. Manifests are opened more than once, so process substitution and devices "
+            f"{path}: {kind}, not a file. Manifests are read more than once, so process substitution and devices "
             "do not work. Write the manifest to a file, and give that."
         )
     return f"{path}: {wrong_path(path, 'audio')}{' Separate inputs by spaces.' if ',' in path.name else ''}"

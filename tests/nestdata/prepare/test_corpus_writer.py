@@ -17,7 +17,7 @@ from nestdata.prepare.corpus_writer import CorpusStats, CorpusWriter
 from nestdata.prepare.found import Collector, Cut, Found, Note, Reject, Searched
 from nestdata.prepare.inputs.audio import Member, Unusable
 from nestdata.prepare.inputs.entry import Entry
-from nestdata.prepare.inputs.lines import LineSource
+from nestdata.prepare.inputs.lines import LineSource, Manifest
 from nestdata.prepare.inputs.rows import Meaning
 from nestdata.storage import ObjectInfo
 
@@ -41,7 +41,7 @@ class NamedSource(LineSource):
     format = "list"
 
     def __init__(self, name: str) -> None:
-        self.path = name
+        self.manifest = Manifest(name, False)
 
     def entries(self, number: int, item: object) -> Iterator[Entry]:
         raise NotImplementedError

@@ -117,6 +117,17 @@ class AudioFolder(_AudioLocations):
         return self.num_files
 
 
+def joined(sources: Iterable[Source]) -> list[Source]:
+    """Returns sources with consecutive audio files as one source."""
+    found: list[Source] = []
+    for source in sources:
+        if isinstance(source, AudioFiles) and found and isinstance(found[-1], AudioFiles):
+            found[-1].named.extend(source.named)
+        else:
+            found.append(source)
+    return found
+
+
 def sorted_as_files(objects: Iterable[ObjectInfo]) -> list[ObjectInfo]:
     """Sorts objects in the order in which `AudioFolder` yields files of the same names."""
 
@@ -274,5 +285,5 @@ def _open_folder(given: GivenInput) -> Opened:
     return folder_of(tars) if has_tars_only else given.location, sources
 
 
-FILE_FORMAT = Format("audio", lambda given: given.kind == "audio", _open_file)
-FORMAT = Format("folder", lambda given: given.kind == "folder", _open_folder)
+FILE_FORMAT = Format(lambda given: given.kind == "audio", _open_file)
+FORMAT = Format(lambda given: given.kind == "folder", _open_folder)

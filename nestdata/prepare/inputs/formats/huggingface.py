@@ -185,7 +185,7 @@ def _open_parquet(given: GivenInput) -> Opened:
 
 
 # `formats.folder` reads a folder of Parquet files, unless the format is given.
-PARQUET_FORMAT = Format("parquet", lambda given: str(given.path).lower().endswith(PARQUET_SUFFIX), _open_parquet)
+PARQUET_FORMAT = Format(lambda given: str(given.path).lower().endswith(PARQUET_SUFFIX), _open_parquet)
 
 
 def parquet_in_folder(given: GivenInput, names: list[str], root: str) -> DataSetFiles:
@@ -298,7 +298,7 @@ def _open_saved(given: GivenInput) -> Opened:
     return folder, opened
 
 
-FORMAT = Format("huggingface", _detect_saved, _open_saved)
+FORMAT = Format(_detect_saved, _open_saved)
 
 
 def _num_rows(location: str) -> int:

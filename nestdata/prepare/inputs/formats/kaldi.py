@@ -21,7 +21,7 @@ from nestdata.input_format import InputFormat
 from nestdata.prepare.inputs.audio import Unusable, unusable_command
 from nestdata.prepare.inputs.entry import MAX_SECONDS, Entry
 from nestdata.prepare.inputs.format import Format, GivenInput, Opened
-from nestdata.prepare.inputs.lines import count_lines, open_lines
+from nestdata.prepare.inputs.lines import Manifest, numbered_lines
 from nestdata.prepare.inputs.names import FileNames
 
 # Programs that write a file, or one channel of it, to a pipe without changing its samples, with their options.
@@ -110,7 +110,7 @@ class KaldiDirectory:
 
     def count(self) -> int | None:
         """Returns the number of lines of the file that lists the utterances."""
-        return count_lines(self.path / self.list_file)
+        return Manifest(self.path / self.list_file).count()
 
     def _segment(self, row: list[str], where: str) -> tuple[str, str, float, float | None, int | None]:
         """Returns utterance, recording, start, end and channel; no end if the segment ends with the recording."""
@@ -143,7 +143,7 @@ def _open(given: GivenInput) -> Opened:
     return given.location, lambda _: KaldiDirectory(path, names, list_file)
 
 
-FORMAT = Format("kaldi", lambda given: given.kind == "folder" and given.has_file("wav.scp"), _open)
+FORMAT = Format(lambda given: given.kind == "folder" and given.has_file("wav.scp"), _open)
 
 
 def _file_of(text: str) -> tuple[str | None, int | None]:
@@ -184,18 +184,17 @@ def _rows(path: Path, *, is_split: bool = False) -> Iterator[list[str] | None]:
 
     The value may be missing, except in wav.scp.
     """
-    with open_lines(path) as lines:
-        for number, line in enumerate(lines, start=1):
-            # Split as bytes: `str.split` would also split text at Unicode spaces.
-            fields = line.strip().split(None, -1 if is_split else 1)
-            row = [field.decode(errors="surrogateescape") for field in fields]
-            if len(row) == 1 and path.name == "wav.scp":
-                raise ManifestError(
-                    f"{path}:{number}: not a recording and its file or command: {line[:80]!r}. Fix or drop this line."
-                )
-            if len(row) == 1 and not is_split:
-                row.append("")
-            yield row or None
+    for number, line in numbered_lines(str(path)):
+        # Split as bytes: `str.split` would also split text at Unicode spaces.
+        fields = line.strip().split(None, -1 if is_split else 1)
+        row = [field.decode(errors="surrogateescape") for field in fields]
+        if len(row) == 1 and path.name == "wav.scp":
+            raise ManifestError(
+                f"{path}:{number}: not a recording and its file or command: {line[:80]!r}. Fix or drop this line."
+            )
+        if len(row) == 1 and not is_split:
+            row.append("")
+        yield row or None
 
 
 def _seconds(text: str, where: str) -> float:

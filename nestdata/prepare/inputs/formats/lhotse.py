@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -15,9 +15,10 @@ from nestdata.errors import ConfigError, ManifestError, StorageError, in_one_lin
 from nestdata.input_format import InputFormat
 from nestdata.prepare.inputs.audio import File, LhotseCut, Member, Unusable, unusable_command
 from nestdata.prepare.inputs.entry import Entry, seconds
-from nestdata.prepare.inputs.format import Format, GivenInput, Opened, is_corpus, is_lhotse
+from nestdata.prepare.inputs.format import Format, GivenInput, Opened
+from nestdata.prepare.inputs.given import is_corpus
 from nestdata.prepare.inputs.labels import label_text
-from nestdata.prepare.inputs.lines import LineSource, check_manifest, count_lines, parse_object
+from nestdata.prepare.inputs.lines import LineSource, Manifest, check_manifest, parse_object
 from nestdata.prepare.inputs.names import FileNames
 from nestdata.prepare.inputs.patterns import object_info
 from nestdata.prepare.inputs.tar import member_at
@@ -34,14 +35,13 @@ class LhotseManifest(LineSource):
     """Lhotse MonoCuts or recordings; a recording becomes one cut."""
 
     format: ClassVar[InputFormat] = "lhotse"
-    path: Path | str
+    holds_objects: ClassVar[bool] = True
+    manifest: Manifest
     names: FileNames
     """Relative paths start from the current directory, as in Lhotse, or from the folder of the manifest."""
 
     channel: Channel | None
     """Channel that the caller asks for; None for that of a cut, and the first of a recording."""
-
-    is_spread: bool = False
 
     def entries(self, number: int, item: bytes) -> Iterator[Entry]:
         """Yields the entry of a line; none for a blank one."""
@@ -132,6 +132,11 @@ class CorpusCuts(LhotseManifest):
     root: str | None = None
     """Where the audio is now; None for the root that the corpus has itself."""
 
+    @property
+    def path(self) -> Path:
+        """The corpus directory."""
+        return Path(self.manifest.path).parent
+
     def items(self) -> Iterator[bytes]:
         """Yields lines in the order of `cuts.jsonl`.
 
@@ -144,16 +149,7 @@ class CorpusCuts(LhotseManifest):
         if corpus.is_moved and not corpus.has_bank:
             yield from (orjson.dumps(corpus.line(index)) for index in corpus.input_order().tolist())
             return
-        with Path(self.path, "cuts.jsonl").open("rb") as file:
-            yield from file
-
-    def where(self, number: int) -> str:
-        """Returns the path and the number of the line in `cuts.jsonl`, counted from 1."""
-        return f"{self.path}/cuts.jsonl:{number}"
-
-    def count(self) -> int | None:
-        """Returns the number of lines."""
-        return count_lines(Path(self.path, "cuts.jsonl"))
+        yield from self.manifest.lines()
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,17 +169,19 @@ class LhotseObjects(LhotseManifest):
         return None if self.cuts is None or self.cuts.is_lazy else len(self.cuts)
 
     def __reduce__(self) -> tuple[type["LhotseObjects"], tuple[Any, ...]]:
-        return LhotseObjects, (self.path, self.names, self.channel)
+        return LhotseObjects, (self.manifest, self.names, self.channel)
 
 
-def open_objects(given: Any, channel: Channel | None) -> LhotseManifest | None:
-    """Returns the source of an input that is an object, in the channel that is asked for; None for a path or URL."""
+def open_object(given: Any, channel: Channel | None) -> Callable[[str], LhotseManifest]:
+    """Opens a `Corpus`, or a set of cuts or recordings of Lhotse, in the channel that is asked for."""
     names = FileNames.of((), (os.getcwd(),), os.getcwd())
     if is_corpus(given):
-        return CorpusCuts(given.path, names, channel, root=given.root)
-    if is_lhotse(given):
-        return LhotseObjects(type(given).__name__, names, channel, cuts=given)
-    return None
+        return lambda _: CorpusCuts(_cuts_in(given.path), names, channel, root=given.root)
+    return lambda _: LhotseObjects(Manifest(type(given).__name__, False), names, channel, cuts=given)
+
+
+def _cuts_in(corpus: Path) -> Manifest:
+    return Manifest(corpus / "cuts.jsonl", False)
 
 
 def _is_corpus_folder(given: GivenInput) -> bool:
@@ -207,12 +205,12 @@ def _open(given: GivenInput) -> Opened:
     else:
         names = FileNames.of((), (os.getcwd(), given.parent), os.getcwd())
     if _is_corpus_folder(given):
-        return given.location, lambda _: CorpusCuts(given.path, names, given.options.channel)
+        return given.location, lambda _: CorpusCuts(_cuts_in(Path(given.path)), names, given.options.channel)
     check_manifest(given.path)
-    return given.parent, lambda _: LhotseManifest(given.path, names, given.options.channel, given.is_spread)
+    return given.parent, lambda _: LhotseManifest(given.manifest, names, given.options.channel)
 
 
-FORMAT = Format("lhotse", _detect, _open)
+FORMAT = Format(_detect, _open)
 
 
 def _check_cut(row: dict[str, Any], where: str) -> None:

@@ -28,10 +28,9 @@ from nestdata.prepare.inputs.format import Format, GivenInput, Opened
 from nestdata.prepare.inputs.lines import (
     ONE_PER_LINE,
     LineSource,
-    check_manifest,
+    Manifest,
     numbered_lines,
     parse_object,
-    spread_objects,
 )
 from nestdata.prepare.inputs.names import FileNames
 from nestdata.prepare.inputs.patterns import (
@@ -74,11 +73,11 @@ class NemoManifest(LineSource):
     """Lines with the name of a file, and optionally its span, channel and labels; see `rows`."""
 
     format: ClassVar[InputFormat] = "nemo"
-    path: Path | str
+    holds_objects: ClassVar[bool] = True
+    manifest: Manifest
     root: str
     names: FileNames
     columns: tuple[Column, ...] = ()
-    is_spread: bool = False
 
     def entries(self, number: int, item: bytes) -> Iterator[Entry]:
         """Yields the entry of a line; none for a blank one."""
@@ -258,12 +257,11 @@ def _open(given: GivenInput) -> Opened:
     columns = given.options.columns
     if given.is_pattern:
         check_shards(given.names, str(given.path))
-    elif b'"shard_id"' not in given.first_object and given.tars is None:
-        check_manifest(given.path)
+    elif "shard_id" not in given.row and given.tars is None:
         check_columns(given.row, columns, f"{given.path}:{given.lines.number}")
         names = FileNames.beside(given.parent, lambda: _first_names(given))
-        return names.base, lambda root: NemoManifest(given.path, root, names, columns, given.is_spread)
-    elif given.is_spread:
+        return names.base, lambda root: NemoManifest(given.manifest, root, names, columns)
+    elif given.manifest.is_spread:
         raise ManifestError(f"{given.path}: a manifest of a tarred data set in another form. {ONE_PER_LINE}")
     manifests = numbered(given.names, str(given.path), str(given.path)) if given.is_pattern else {}
     found = _tars_beside(given) if given.tars is None else _tars_named(given.tars)
@@ -284,15 +282,16 @@ def _open(given: GivenInput) -> Opened:
     )
 
 
-FORMAT = Format("nemo", _detect, _open)
+FORMAT = Format(_detect, _open)
 
 
 def _first_names(given: GivenInput) -> Iterator[str]:
-    """Yields the name in each line that has one; the manifest is only opened if the first name is not enough."""
-    lines = spread_objects(given.path) if given.is_spread else (line for _, line in numbered_lines(given.location))
-    for item in chain([given.first_object], lines):
+    """Yields the name in each row that has one; only the first row is read if its name is enough."""
+    manifest = given.manifest
+    others = manifest.objects() if manifest.is_spread else manifest.lines()
+    for item in chain([b""], others):
         with suppress(ValueError, TypeError, AttributeError, ManifestError):  # an error when it is read
-            row = orjson.loads(item)
+            row = orjson.loads(item) if item else given.row
             yield audio_name(row, meaning_in(row, "", given.options.columns), "")
 
 

@@ -18,7 +18,7 @@ from nestdata.prepare.inputs.audio import LhotseCut, Member, Unusable
 from nestdata.prepare.inputs.entry import Entry
 from nestdata.prepare.inputs.format import Format, GivenInput, Opened
 from nestdata.prepare.inputs.formats.lhotse import LhotseManifest
-from nestdata.prepare.inputs.lines import numbered_lines, parse_object
+from nestdata.prepare.inputs.lines import Manifest, numbered_lines, parse_object
 from nestdata.prepare.inputs.names import FileNames
 from nestdata.prepare.inputs.tar import (
     OpenShard,
@@ -135,11 +135,11 @@ def _open(given: GivenInput) -> Opened:
     path, shards = given.folder, _shards_in(given)
     if not shards:
         raise ManifestError(f"{path}: no cuts.000000.jsonl.gz or the like. Give the folder that holds them.")
-    parser = LhotseManifest(path, FileNames((given.location,), given.location), given.options.channel)
+    parser = LhotseManifest(Manifest(path, False), FileNames((given.location,), given.location), given.options.channel)
     return given.location, lambda _: SharDirectory(path, shards, parser)
 
 
-FORMAT = Format("shar", _detect, _open)
+FORMAT = Format(_detect, _open)
 
 
 def _shards_in(given: GivenInput) -> tuple[tuple[str, str], ...]:

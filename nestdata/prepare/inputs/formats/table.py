@@ -16,7 +16,7 @@ from nestdata.prepare.inputs.audio import Unusable
 from nestdata.prepare.inputs.entry import Entry
 from nestdata.prepare.inputs.format import Format, GivenInput, Opened
 from nestdata.prepare.inputs.labels import table_labels
-from nestdata.prepare.inputs.lines import LineSource, open_lines
+from nestdata.prepare.inputs.lines import LineSource, Manifest
 from nestdata.prepare.inputs.names import FileNames, entry_of_slice
 from nestdata.prepare.inputs.rows import (
     Meaning,
@@ -58,7 +58,7 @@ class Table(LineSource):
     format: ClassVar[InputFormat] = "csv"
     num_header_lines: ClassVar[int] = 1
     has_line_numbers: ClassVar[bool] = True
-    path: Path | str
+    manifest: Manifest
     root: str
     names: FileNames
     header: Header
@@ -69,10 +69,11 @@ class Table(LineSource):
         Raises:
             ManifestError: A quoted field is too long, because a quotation mark is missing.
         """
-        for number, row in _rows(self.path, self.header.delimiter):
+        for number, row in _rows(self.manifest, self.header.delimiter):
             # The header of a table may be repeated, where tables were joined.
             if any(row) and _stripped(row) != self.header.names:
                 yield number, row
+        self.manifest.close()
 
     def entries(self, number: int, item: tuple[int, list[str]]) -> Iterator[Entry]:  # noqa: ARG002, the row has its own
         """Yields the entry of a row; its number is that of its line."""
@@ -124,16 +125,15 @@ def is_table(path: Path | str, first_line: bytes, columns: tuple[Column, ...] = 
     return len(names) > 1 and names_audio(names, columns)
 
 
-def _read_header(path: Path | str, columns: tuple[Column, ...]) -> Header:
-    """Reads the first row of a table.
+def _header_of(given: GivenInput) -> Header:
+    """Returns the first row of a table.
 
     Raises:
         ManifestError: It has no column with audio files, two columns have the same name, or those of spans are too many
             or too few.
         ConfigError: It has no column of a name that the caller gives.
     """
-    with open_lines(path) as file:
-        line = next((line for line in file if line.strip()), b"")
+    path, line, columns = given.path, given.lines.text, given.options.columns
     if not line:
         raise ManifestError(f"{path}: the table is empty. Check the command that wrote it.")
     delimiter, names = _divided(line)
@@ -150,12 +150,12 @@ def _detect(given: GivenInput) -> bool:
 
 
 def _open(given: GivenInput) -> Opened:
-    header = _read_header(given.path, given.options.columns)
+    header = _header_of(given)
     names = _names(given, header)
-    return names.base, lambda root: Table(given.path, root, names, header)
+    return names.base, lambda root: Table(given.manifest, root, names, header)
 
 
-FORMAT = Format("csv", _detect, _open)
+FORMAT = Format(_detect, _open)
 
 
 def _names(given: GivenInput, header: Header) -> FileNames:
@@ -167,22 +167,22 @@ def _names(given: GivenInput, header: Header) -> FileNames:
         return FileNames.beside([*folders, given.parent][0], lambda: ())
     if folders and os.path.isdir(folders[0]):
         return FileNames.of((), (*folders, given.parent, os.getcwd()), folders[0])
-    rows = (row for _, row in islice(_rows(path, header.delimiter), 1, None))
+    rows = (row for _, row in islice(_rows(given.manifest, header.delimiter), 1, None))
     names = (row[header.audio] for row in rows if len(row) > header.audio and "\0" not in row[header.audio])
     return FileNames.beside(given.parent, lambda: names)
 
 
-def _rows(path: Path | str, delimiter: str) -> Iterator[tuple[int, list[str]]]:
+def _rows(manifest: Manifest, delimiter: str) -> Iterator[tuple[int, list[str]]]:
     """Yields all rows, the header included, with the number of their last line."""
-    with open_lines(path) as file:
-        reader = csv.reader((line.decode(errors="surrogateescape") for line in file), **_dialect(delimiter))
-        try:
-            for row in reader:
-                yield reader.line_num, row
-        except csv.Error as error:  # a field of more than 128 KiB
-            raise ManifestError(
-                f"{path}:{reader.line_num}: {error}. Check whether a quotation mark is missing before this line."
-            ) from None
+    lines = (line.decode(errors="surrogateescape") for line in manifest.lines())
+    reader = csv.reader(lines, **_dialect(delimiter))
+    try:
+        for row in reader:
+            yield reader.line_num, row
+    except csv.Error as error:  # a field of more than 128 KiB
+        raise ManifestError(
+            f"{manifest.path}:{reader.line_num}: {error}. Check whether a quotation mark is missing before this line."
+        ) from None
 
 
 def _dialect(delimiter: str) -> dict[str, Any]:

@@ -130,7 +130,7 @@ def _open(given: GivenInput) -> Opened:
     return folder_of(tars), lambda root: WebDataset.of(given.folder, tars, root, given.options.columns)
 
 
-FORMAT = Format("webdataset", lambda given: given.kind == "tars", _open)
+FORMAT = Format(lambda given: given.kind == "tars", _open)
 
 
 def _tars_of(given: GivenInput) -> list[str]:

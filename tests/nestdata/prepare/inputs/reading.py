@@ -12,18 +12,15 @@ from numpy.typing import NDArray
 from nestdata import Corpus, InputFormat, PrepareConfig, prepare_corpus
 from nestdata.prepare.inputs.audio import Unusable
 from nestdata.prepare.inputs.entry import Entry, Source
-from nestdata.prepare.inputs.format import GivenInput, InputOptions
-from nestdata.prepare.inputs.formats.detect import detect_format, open_sources
+from nestdata.prepare.inputs.format import GivenInput, InputOptions, detect_format, open_sources
 from nestdata.prepare.inputs.formats.folder import AudioFolder
 from tests.synthesis import hiss, write_audio
 
 
 def format_of(path: Path | str, form: InputFormat | None = None) -> InputFormat:
     """Returns the format of an input, after opening it."""
-    given = GivenInput(path, InputOptions(format=form))
-    found = detect_format(given)
-    found.open(given)
-    return found.name
+    open_sources([path], InputOptions(format=form))
+    return detect_format(GivenInput(path, InputOptions(format=form)))
 
 
 def source_of(path: Path, form: InputFormat | None = None, **options: Any) -> Source:

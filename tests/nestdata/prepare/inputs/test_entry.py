@@ -8,14 +8,13 @@ from hypothesis import strategies as st
 
 from nestdata import ManifestError
 from nestdata.prepare.inputs.entry import cut_id_of, resolve
-from nestdata.prepare.inputs.lines import count_lines, open_lines
+from nestdata.prepare.inputs.lines import Manifest
 
 _LINES = b"".join(b"line %d\n" % i for i in range(500))
 
 
 def lines_of(path: Path) -> list[bytes]:
-    with open_lines(path) as file:
-        return list(file)
+    return list(Manifest(path).lines())
 
 
 @pytest.mark.parametrize("name", ["m.json", "m.json.gz"])
@@ -34,7 +33,7 @@ def test_a_damaged_compressed_file_is_an_error(tmp_path: Path, damage: str) -> N
     with pytest.raises(ManifestError, match=r"m\.json\.gz: cannot be read \(.+\)\. Check the file and copy it again"):
         lines_of(tmp_path / "m.json.gz")
     with pytest.raises(ManifestError, match=r"m\.json\.gz: cannot be read"):
-        count_lines(tmp_path / "m.json.gz")
+        Manifest(tmp_path / "m.json.gz").count()
 
 
 @pytest.mark.parametrize(

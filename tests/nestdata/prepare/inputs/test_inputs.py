@@ -1,11 +1,9 @@
 import gzip
 from pathlib import Path
-from typing import get_args
 
 import pytest
 
 from nestdata import InputFormat, ManifestError
-from nestdata.prepare.inputs.formats.detect import FORMATS
 from tests.nestdata.prepare.inputs.reading import (
     entries_of,
     format_of,
@@ -79,7 +77,7 @@ def test_a_forced_format_is_not_detected(tmp_path: Path) -> None:
         (
             "m.json",
             b"\n{}",
-            r"m\.json:2: neither a NeMo line .* by --columns audio=KEY, or force a format with --format: audio, folder",
+            r"m\.json:2: neither a NeMo line .* by --columns audio=KEY, or force a format with --format: parquet",
         ),
         ("m.json", b"[", r"m\.json, object 1: ends here, before the end of its JSON"),
         ("m.json", b'["a.wav"]', r"m\.json, object 1: str where a JSON object was expected.* a list of paths"),
@@ -107,7 +105,3 @@ def test_a_folder_is_an_error_if_a_manifest_format_is_forced(tmp_path: Path, for
     some_audio(tmp_path / "a.wav")
     with pytest.raises(ManifestError, match=message):
         entries_of(tmp_path, form)
-
-
-def test_every_format_can_be_named_and_detected() -> None:
-    assert sorted(one.name for one in FORMATS) == sorted(get_args(InputFormat))

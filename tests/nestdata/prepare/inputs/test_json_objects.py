@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from nestdata import ManifestError
 from nestdata.prepare.inputs import lines as lines_module
-from nestdata.prepare.inputs.lines import spread_objects
+from nestdata.prepare.inputs.lines import Manifest
 from tests.nestdata.prepare.inputs.reading import entries_of
 from tests.synthesis import write_jsonl
 
@@ -57,7 +57,7 @@ def test_what_json_dump_writes_is_read(
     path = tmp_path_factory.mktemp("json") / "m.json"
     text = json.dumps(rows, indent=indent) if is_array else "\n".join(json.dumps(row, indent=indent) for row in rows)
     path.write_text(text)
-    assert repr([json.loads(item) for item in spread_objects(path)]) == repr(rows)  # NaN does not equal itself
+    assert repr([json.loads(item) for item in Manifest(path).objects()]) == repr(rows)  # NaN does not equal itself
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,7 @@ def test_what_is_not_an_object_is_an_error_that_names_its_number(tmp_path: Path,
 
 def test_arrays_and_objects_may_follow_each_other(tmp_path: Path) -> None:
     (tmp_path / "m.json").write_text('[{"a": 1}]\n{"b": 2}\n[{"c": 3},\n{"d": 4}]')
-    assert [json.loads(item) for item in spread_objects(tmp_path / "m.json")] == [
+    assert [json.loads(item) for item in Manifest(tmp_path / "m.json").objects()] == [
         {"a": 1},
         {"b": 2},
         {"c": 3},
@@ -90,7 +90,7 @@ def test_arrays_and_objects_may_follow_each_other(tmp_path: Path) -> None:
 def test_brackets_without_a_partner_are_an_error(tmp_path: Path, content: str) -> None:
     (tmp_path / "m.json").write_text(content)
     with pytest.raises(ManifestError, match=r"object \d: (ends here, before the end of its JSON|a bracket too many)"):
-        list(spread_objects(tmp_path / "m.json"))
+        list(Manifest(tmp_path / "m.json").objects())
 
 
 def test_a_manifest_in_one_json_value_may_be_longer_than_lines_but_not_of_any_length(
@@ -99,7 +99,7 @@ def test_a_manifest_in_one_json_value_may_be_longer_than_lines_but_not_of_any_le
     monkeypatch.setattr(lines_module, "MAX_LINE_BYTES", 1 << 16)
     path = tmp_path / "m.json"
     path.write_text("[" + ", ".join(f'{{"audio_filepath": "/data/{number}.wav"}}' for number in range(10_000)) + "]")
-    assert sum(1 for _ in spread_objects(path)) == 10_000
+    assert sum(1 for _ in Manifest(path).objects()) == 10_000
     monkeypatch.setattr(lines_module, "_MAX_SPREAD_BYTES", path.stat().st_size - 1)
     with pytest.raises(ManifestError, match=r"m\.json: more than 0 MiB in one JSON value\. Write one object per line"):
-        next(spread_objects(path))
+        next(Manifest(path).objects())

@@ -1,14 +1,15 @@
 import gzip
-import io
+import json
 import tracemalloc
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from nestdata import ManifestError, prepare_corpus
 from nestdata.prepare.inputs import lines as lines_module
-from nestdata.prepare.inputs.lines import MAX_LINE_BYTES, LineReader, open_lines
-from tests.nestdata.prepare.inputs.reading import some_audio
+from nestdata.prepare.inputs.lines import MAX_LINE_BYTES, Manifest
+from tests.nestdata.prepare.inputs.reading import lhotse_cut, some_audio
 
 LIMIT = 1000
 
@@ -19,18 +20,21 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("short")
-def test_the_longest_line_that_is_allowed_is_read_with_its_newline_or_without() -> None:
+def test_the_longest_line_that_is_allowed_is_read_with_its_newline_or_without(tmp_path: Path) -> None:
     for content in (b"a" * (LIMIT - 1) + b"\n" + b"b" * LIMIT, b"a" * LIMIT):
-        assert b"".join(LineReader("m.json", io.BufferedReader(io.BytesIO(content)))) == content
+        (tmp_path / "m.json").write_bytes(content)
+        assert b"".join(Manifest(tmp_path / "m.json").lines()) == content
 
 
 @pytest.mark.usefixtures("short")
 @pytest.mark.parametrize("content", [b"a" * LIMIT + b"\n", b"a" * (LIMIT + 1)])
-def test_a_longer_line_is_an_error_that_shows_its_number_and_its_beginning(content: bytes) -> None:
-    reader = LineReader("m.json", io.BufferedReader(io.BytesIO(b"1\n2\n3\n" + content)))
-    assert reader.readline() == b"1\n"
-    lines = iter(reader)
-    assert [next(lines), next(lines)] == [b"2\n", b"3\n"]
+def test_a_longer_line_is_an_error_that_shows_its_number_and_its_beginning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: bytes
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("m.json").write_bytes(b"1\n2\n3\n" + content)
+    lines = Manifest(Path("m.json")).lines()
+    assert [next(lines), next(lines), next(lines)] == [b"1\n", b"2\n", b"3\n"]
     with pytest.raises(ManifestError, match=r"^m\.json:4: a line of more than 0 MiB, .* b'a{80}'\. Check") as caught:
         next(lines)
     assert len(str(caught.value)) < 300
@@ -58,11 +62,8 @@ def test_a_line_that_is_too_long_takes_bounded_memory(tmp_path: Path) -> None:
             file.write(b"a" * MAX_LINE_BYTES)
     tracemalloc.start()
     try:
-        with (
-            pytest.raises(ManifestError, match="a line of more than 16 MiB"),
-            open_lines(tmp_path / "m.json.gz") as lines,
-        ):
-            list(lines)
+        with pytest.raises(ManifestError, match="a line of more than 16 MiB"):
+            list(Manifest(tmp_path / "m.json.gz").lines())
         assert tracemalloc.get_traced_memory()[1] < 3 * MAX_LINE_BYTES
     finally:
         tracemalloc.stop()
@@ -70,5 +71,25 @@ def test_a_line_that_is_too_long_takes_bounded_memory(tmp_path: Path) -> None:
 
 def test_members_of_gzip_and_zeros_behind_them_are_read_as_gzip_does(tmp_path: Path) -> None:
     (tmp_path / "m.json.gz").write_bytes(gzip.compress(b"1\n2") + gzip.compress(b"3\n") + bytes(100))
-    with open_lines(tmp_path / "m.json.gz") as lines:
-        assert list(lines) == [b"1\n", b"23\n"]
+    assert list(Manifest(tmp_path / "m.json.gz").lines()) == [b"1\n", b"23\n"]
+
+
+@pytest.mark.parametrize("form", ["nemo", "array", "lhotse", "list", "csv", "fairseq"])
+def test_a_manifest_is_opened_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str) -> None:
+    file = some_audio(tmp_path / "a.wav")
+    row = json.dumps({"audio_filepath": "a.wav", "duration": 0.5})
+    contents = {
+        "nemo": row, "array": f"[{row}]", "lhotse": json.dumps(lhotse_cut(path=str(file))), "list": "a.wav",
+        "csv": "path,text\na.wav,words\n", "fairseq": f"{tmp_path}\na.wav\t8000\n",
+    }  # fmt: skip
+    manifest = tmp_path / ("m.tsv" if form == "fairseq" else "m.any")
+    manifest.write_text(contents[form])
+    opened, open_path = [], Path.open
+
+    def counted(path: Path, *args: Any, **kwargs: Any) -> Any:
+        opened.append(path)
+        return open_path(path, *args, **kwargs)
+
+    monkeypatch.setattr(Path, "open", counted)
+    prepare_corpus([manifest], tmp_path / "speech.corpus", on_progress=lambda _: None)
+    assert opened.count(manifest) == 1

@@ -7,7 +7,7 @@ import pytest
 
 from nestdata import ConfigError, OutputError, prepare_corpus
 from nestdata.prepare.inputs.entry import resolve
-from nestdata.prepare.inputs.formats.detect import common_root
+from nestdata.prepare.inputs.format import common_root
 from nestdata.storage.clients import import_obstore
 
 

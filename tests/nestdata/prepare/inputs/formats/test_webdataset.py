@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from nestdata import ManifestError
 from nestdata.prepare.inputs.entry import Entry
-from nestdata.prepare.inputs.format import InputOptions
-from nestdata.prepare.inputs.formats.detect import open_sources
+from nestdata.prepare.inputs.format import InputOptions, open_sources
 from nestdata.prepare.inputs.formats.folder import AudioFolder
 from nestdata.prepare.inputs.formats.webdataset import WebDataset
 from tests.nestdata.prepare.inputs.reading import (
