@@ -14,6 +14,8 @@ from zlib import crc32
 import numpy as np
 
 from nestdata import Corpus
+from nestdata.corpus.addresses import ADDRESS
+from nestdata.corpus.meta import FORMAT_VERSION
 
 
 def addressed_copy(corpus: Path, output: Path, *, folder: Path, root: str) -> Path:
@@ -26,7 +28,7 @@ def addressed_copy(corpus: Path, output: Path, *, folder: Path, root: str) -> Pa
     lines = (output / "cuts.jsonl").read_bytes()
     index = np.load(output / "index.npy")
     names: dict[str, int] = {}
-    addresses, checksums = np.zeros((2, index.shape[1]), np.int64), np.zeros(index.shape[1], np.uint32)
+    addresses, checksums = np.zeros(index.shape[1], ADDRESS), np.zeros(index.shape[1], np.uint32)
     contents: list[bytes] = []
     for number, start in enumerate(index[1]):
         cut = json.loads(lines[start : lines.index(b"\n", start)])
@@ -36,7 +38,7 @@ def addressed_copy(corpus: Path, output: Path, *, folder: Path, root: str) -> Pa
         if name not in names:
             names[name] = len(contents)
             contents.append(Path(source).read_bytes() if Path(source).exists() else b"x")
-        addresses[1, number] = names[name] << 32 | len(contents[names[name]])
+        addresses[number] = (0, names[name], len(contents[names[name]]))
         checksums[number] = crc32(contents[names[name]])
     rows = [
         json.dumps({"name": name, "size": len(content), "etag": None, "members": 1}) + "\n"
@@ -48,7 +50,7 @@ def addressed_copy(corpus: Path, output: Path, *, folder: Path, root: str) -> Pa
     np.save(output / "checksums.npy", checksums)
     has_urls = "://" in root
     shards = {"num_shards": len(rows), "root": root, "has_urls": has_urls, "has_checksums": True}
-    meta |= {"format_version": 3, "root": root, "shards": {**meta.get("shards", {}), **shards}}
+    meta |= {"format_version": FORMAT_VERSION, "root": root, "shards": {**meta.get("shards", {}), **shards}}
     (output / "meta.json").write_text(json.dumps(meta))
     Corpus.open(output)
     return output

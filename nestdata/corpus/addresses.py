@@ -3,13 +3,13 @@
 A shard is a file or object that holds audio. A member is the bytes of one audio file in it; a whole file is a shard of
 one member.
 
-    addresses.npy    int64 (2, num_cuts), in the order of index.npy: byte offset in the shard; shard << 32 | length
+    addresses.npy    `ADDRESS` (num_cuts,), in the order of index.npy: shard, byte offset in it, length in bytes
     checksums.npy    uint32 (num_cuts,), crc32 of each member; only if all are known
     shards.jsonl     one line per shard: name (relative to the root, or absolute), size, ETag, number of addresses
     shards.npy       int64 (num_shards + 1,): the byte at which each line of shards.jsonl starts, and its size
 
 All files are memory-mapped, so opening them takes the same time for every size. Cuts that are read by the path in
-their line have the shard `NO_SHARD`; `nestdata.corpus.file_version` describes the rest of their row.
+their line have the shard `NO_SHARD`.
 """
 
 import mmap
@@ -23,6 +23,9 @@ from numpy.typing import NDArray
 
 from nestdata.corpus.parts import map_array
 from nestdata.storage import ObjectInfo, join
+
+ADDRESS = np.dtype([("offset", "<i8"), ("shard", "<u4"), ("length", "<u4")])
+"""A row of `addresses.npy`."""
 
 NO_SHARD = 0xFFFFFFFF
 """Shard number of cuts without an address; also the largest value of 32 bits."""
@@ -79,7 +82,7 @@ class AddressTable:
         self,
         root: str,
         is_moved: bool,
-        addresses: NDArray[np.int64],
+        addresses: NDArray[Any],
         checksums: NDArray[np.uint32] | None,
         starts: NDArray[np.int64],
         lines: mmap.mmap | bytes,
@@ -111,7 +114,7 @@ class AddressTable:
             # A relative root is a folder in the corpus directory, with which its audio is moved.
             root = join(str(directory.resolve()), meta["root"]) if meta["root"] else ""
         num_cuts, shards = meta["num_cuts"], meta["shards"]
-        addresses = map_array(directory / "addresses.npy", np.int64, (2, num_cuts))
+        addresses = map_array(directory / "addresses.npy", ADDRESS, (num_cuts,))
         checksums = map_array(directory / "checksums.npy", np.uint32, (num_cuts,)) if shards["has_checksums"] else None
         starts = map_array(directory / "shards.npy", np.int64)
         with (directory / "shards.jsonl").open("rb") as file:
@@ -127,8 +130,7 @@ class AddressTable:
 
     def shard_numbers(self) -> NDArray[np.int64]:
         """Returns the number of the shard of every cut, shape (num_cuts,)."""
-        numbers: NDArray[np.int64] = self._addresses[1] >> 32 & 0xFFFFFFFF
-        return numbers
+        return self._addresses["shard"].astype(np.int64)
 
     def __getitem__(self, index: int) -> Address | None:
         """Returns the address of a cut, or None if it is read by the path in its line.
@@ -136,11 +138,9 @@ class AddressTable:
         Raises:
             ValueError: The address or the line of its shard is damaged.
         """
-        value = int(self._addresses[1, index])
-        number, length = value >> 32 & 0xFFFFFFFF, value & 0xFFFFFFFF
+        offset, number, length = self._addresses[index].item()
         if number == NO_SHARD:
             return None
-        offset = int(self._addresses[0, index])
         location, size, etag = self.shard(number).info
         if not 0 <= offset <= size - length:
             raise ValueError(f"addresses.npy gives bytes {offset} to {offset + length} of a shard of {size} bytes")

@@ -8,8 +8,8 @@
     report.html      durations, hours by rate and language, rejects, and samples, which are in the folder `report`
     bank.pcm, .npy   with `--pcm`, all samples (see `nestdata.corpus.bank`)
     addresses.npy    where the bytes of each cut are, with audio in tars or object stores (see
-                     `nestdata.corpus.addresses`, which also describes checksums.npy, shards.jsonl and shards.npy);
-                     otherwise, size and time of its file (see `nestdata.corpus.file_version`)
+                     `nestdata.corpus.addresses`, which also describes checksums.npy, shards.jsonl and shards.npy)
+    versions.npy     size and time of local files (see `nestdata.corpus.file_version`)
 
 The large files are memory-mapped: opening takes the same time for every size, all processes share the memory
 pages, and a corpus can be used after a fork. Corpora are written by `nestdata.prepare`.
@@ -271,7 +271,7 @@ class Corpus:
         assert self._versions is not None, "only versions that are known can change"
         content = BytesIO()
         np.save(content, self._versions.with_versions(versions))
-        storage().write(str(self.path.resolve() / "addresses.npy"), content.getvalue())
+        storage().write(str(self.path.resolve() / "versions.npy"), content.getvalue())
 
     def load(
         self,

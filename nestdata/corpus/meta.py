@@ -7,7 +7,7 @@ from typing import Any
 
 from nestdata.errors import CorpusError
 
-FORMAT_VERSION = 3
+FORMAT_VERSION = 4
 _META_TYPES: Mapping[str, type | tuple[type, ...]] = {
     "sampling_rate": int,
     "num_cuts": int,

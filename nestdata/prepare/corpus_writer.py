@@ -19,7 +19,8 @@ import orjson
 from numpy.typing import NDArray
 
 from nestdata.columns import Column
-from nestdata.corpus.addresses import NO_SHARD, relative_name
+from nestdata.corpus.addresses import ADDRESS, NO_SHARD, relative_name
+from nestdata.corpus.file_version import VERSION
 from nestdata.errors import ManifestError, shortened
 from nestdata.prepare.distinct_ids import ToldApart, audio_of, entry_id, renamed, tell_apart
 from nestdata.prepare.found import RECORD, Found, Note, Reject, Searched, digest, merged_names
@@ -96,7 +97,6 @@ class CorpusWriter:
     def add(self, found: Found, source_index: int) -> None:
         """Appends the cuts and rejects of the next items of a source; does not modify `found`."""
         stats, records = self.stats, found.records.copy()
-        records["offset"] += stats.num_bytes
         records["source"] = source_index
         if found.shards:
             numbers = [self._shards.setdefault(shard, len(self._shards)) for shard in found.shards]
@@ -139,10 +139,11 @@ class CorpusWriter:
         if not stats.num_bytes:
             return None
         records = np.frombuffer(self._records, RECORD)
+        self._offsets = _offsets_of(records)
         if repeated := _repeated(records):
-            found = tell_apart(records, repeated, lambda index: self._cut_at(records[index]["offset"]), sources)
-            for index, earlier in sorted(found.same_as.items()):
-                self._reject_repeated(records[index], records[earlier], sources)
+            found = tell_apart(records, repeated, self._cut_at, sources)
+            for pair in sorted(found.same_as.items()):
+                self._reject_repeated(records, *pair, sources)
             records = self._rewritten(records, found)
         self._note(self._copies(records))
         stats.num_cuts = len(records)
@@ -178,12 +179,12 @@ class CorpusWriter:
                 self.stats.first_notes.setdefault(note.kind, note)
                 file.write(json.dumps(note._asdict(), ensure_ascii=False) + "\n")
 
-    def _reject_repeated(self, record: np.void, first: np.void, sources: Sequence[Source]) -> None:
-        cut = self._cut_at(record["offset"])
+    def _reject_repeated(self, records: NDArray[Any], index: int, earlier: int, sources: Sequence[Source]) -> None:
+        record, first, cut = records[index], records[earlier], self._cut_at(index)
         repeated, cut_id = shortened(entry_id(cut, record), _MAX_ID_IN_TEXT), shortened(cut["id"], _MAX_ID)
-        where, earlier = (sources[int(one["source"])].where(int(one["number"])) for one in (record, first))
-        audio, earlier_audio = audio_of(cut), audio_of(self._cut_at(first["offset"]))
-        detail = f"{audio}: the id {repeated!r} is taken by {earlier_audio}{earlier and f' ({earlier})'}"
+        where, taken_at = (sources[int(one["source"])].where(int(one["number"])) for one in (record, first))
+        audio, taken_by = audio_of(cut), audio_of(self._cut_at(earlier))
+        detail = f"{audio}: the id {repeated!r} is taken by {taken_by}{taken_at and f' ({taken_at})'}"
         self._reject([Reject(where or audio, cut_id, "duplicate_id", detail).shown()])
         if language := (cut["supervisions"] or [{}])[0].get("language"):
             self.stats.samples_by_language[language] -= int(record["num_samples"])
@@ -192,7 +193,6 @@ class CorpusWriter:
         """Removes cuts from `cuts.jsonl` and gives others new ids; returns the records of those that are there."""
         records, is_kept = records.copy(), np.ones(len(records), np.bool_)
         is_kept[[*found.same_as]] = False
-        sizes = np.diff(records["offset"], append=self.stats.num_bytes)
         self._cuts.seek(0)
         kept = self._files.enter_context((self._directory / "kept.tmp").open("w+b"))
         for index, (line, is_in) in enumerate(zip(self._cuts, is_kept.tolist(), strict=True)):
@@ -201,57 +201,58 @@ class CorpusWriter:
                 old, new = found.new_ids[index]
                 cut = renamed(orjson.loads(line), old, new)
                 written = orjson.dumps(cut, option=orjson.OPT_APPEND_NEWLINE)
-                sizes[index] = len(written)
+                records["line_bytes"][index] = len(written)
                 records["id"][index], records["entry"][index] = digest(cut["id"]), digest(new)
             if is_in:
                 kept.write(written)
         kept.flush()
         (self._directory / "kept.tmp").replace(self._directory / "cuts.jsonl")
-        records, sizes = records[is_kept], sizes[is_kept]
-        self._cuts, self.stats.num_bytes = kept, int(sizes.sum())
-        records["offset"] = np.cumsum(sizes) - sizes
+        records = records[is_kept]
+        self._cuts, self.stats.num_bytes = kept, int(records["line_bytes"].sum(dtype=np.int64))
+        self._offsets = _offsets_of(records)
         return records
 
-    def _cut_at(self, offset: np.int64) -> dict[str, Any]:
-        self._cuts.seek(int(offset))
+    def _cut_at(self, index: int) -> dict[str, Any]:
+        self._cuts.seek(int(self._offsets[index]))
         cut: dict[str, Any] = orjson.loads(self._cuts.readline())
         return cut
 
     def _copies(self, records: NDArray[Any]) -> list[Note]:
         """Returns a note for each file with the bytes of an earlier one, as far as digests of their bytes are known."""
         known = np.flatnonzero(records["content"])
-        files = known[np.sort(np.unique(records["place"][known], return_index=True)[1])]
+        files = known[np.sort(np.unique(records["file"][known], return_index=True)[1])]
         files = files[np.argsort(records["content"][files], kind="stable")]
         content = records["content"][files]
         is_same = content[1:] == content[:-1]
         pairs = sorted(zip(files[:-1][is_same].tolist(), files[1:][is_same].tolist(), strict=True))
-        names = ([self._file_of(records[index]) for index in pair] for pair in pairs)
+        names = ([self._file_of(records, index) for index in pair] for pair in pairs)
         return [Note("copy", copy, f"{copy}, a copy of {first}").shown() for first, copy in names]
 
-    def _file_of(self, record: np.void) -> str:
+    def _file_of(self, records: NDArray[Any], index: int) -> str:
         """Returns the path or URL of the audio of a cut, with the first byte of a member of a tar."""
-        if record["shard"] == NO_SHARD:
-            return audio_of(self._cut_at(record["offset"]))
-        location, begin = [*self._shards][record["shard"]].location, int(record["begin"])
-        return f"{location} (byte {begin})" if begin else location
+        shard, offset = int(records["shard"][index]), int(records["offset"][index])
+        if shard == NO_SHARD:
+            return audio_of(self._cut_at(index))
+        location = [*self._shards][shard].location
+        return f"{location} (byte {offset})" if offset else location
 
     def _write_index(self, records: NDArray[Any]) -> tuple[NDArray[np.int64], dict[str, Any] | None]:
-        """Writes the index and the addresses, sorted by length, with cuts of the same length in input order.
+        """Writes index, addresses and versions of files, sorted by length, with cuts of one length in input order.
 
         Returns:
             The lengths in samples, ascending, shape (num_cuts,), and the statistics of the shards.
         """
         order = np.argsort(records["num_samples"], kind="stable")
         lengths: NDArray[np.int64] = records["num_samples"][order]
-        self._write_array("index.npy", np.stack([lengths, records["offset"][order]]))
-        if self._shards or records["size"].any():
-            extents = records["shard"].astype(np.int64) << 32 | records["size"]
-            self._write_array("addresses.npy", np.stack([records["begin"][order], extents[order]]))
+        self._write_array("index.npy", np.stack([lengths, self._offsets[order]]))
+        if records["size"].any():
+            self._write_columns("versions.npy", VERSION, records, order)
         if not self._shards:
             return lengths, None
-        has_checksums = bool((records["crc32"] >= 0).all())
+        self._write_columns("addresses.npy", ADDRESS, records, order)
+        has_checksums = bool(records["has_crc32"].all())
         if has_checksums:
-            self._write_array("checksums.npy", records["crc32"][order].astype(np.uint32))
+            self._write_array("checksums.npy", records["crc32"][order])
         return lengths, self._write_shards(records["shard"], has_checksums)
 
     def _write_shards(self, numbers: NDArray[np.uint32], has_checksums: bool) -> dict[str, Any]:
@@ -270,11 +271,23 @@ class CorpusWriter:
             "num_shards": len(self._shards), "root": root, "has_urls": has_urls, "has_checksums": has_checksums,
         }  # fmt: skip
 
+    def _write_columns(self, name: str, dtype: np.dtype[Any], records: NDArray[Any], order: NDArray[np.intp]) -> None:
+        rows = np.empty(len(records), dtype)
+        for column in dtype.names or ():
+            rows[column] = records[column][order]
+        self._write_array(name, rows)
+
     def _write_array(self, name: str, array: NDArray[Any]) -> None:
         # Neither np.save, whose error does not say that the disk is full, nor a memory map, which kills the process.
         with (self._directory / name).open("wb") as file:
             np.lib.format.write_array_header_1_0(file, np.lib.format.header_data_from_array_1_0(array))
             file.write(array.data)
+
+
+def _offsets_of(records: NDArray[Any]) -> NDArray[np.int64]:
+    """Returns where the line of each cut begins in `cuts.jsonl`, in bytes."""
+    ends: NDArray[np.int64] = np.cumsum(records["line_bytes"], dtype=np.int64)
+    return ends - records["line_bytes"]
 
 
 def _repeated(records: NDArray[Any]) -> dict[int, int]:

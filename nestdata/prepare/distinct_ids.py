@@ -101,8 +101,8 @@ def tell_apart(
         old = entry_id(cut, records[indices[0]])
         for new in _other_ids(old, audio, known[entry], str(sources[audio.source].path)):
             number = digest(new)
-            place = int(np.searchsorted(taken, np.uint64(number)))
-            if number not in added and number not in taken[place : place + 1].tolist():
+            at = int(np.searchsorted(taken, np.uint64(number)))
+            if number not in added and number not in taken[at : at + 1].tolist():
                 added.add(number)
                 found.new_ids.update(dict.fromkeys(indices, (old, new)))
                 break

@@ -1,4 +1,4 @@
-"""Cuts, rejects, notes and all that one task found, in the form in which it is sent to the corpus writer and kept."""
+"""The result of one task: cuts, rejects and notes, as they are sent to the corpus writer and kept on disk."""
 
 import json
 import zlib
@@ -25,23 +25,26 @@ from nestdata.storage import FileVersion, ObjectInfo
 RECORD = np.dtype(
     [
         ("num_samples", "<i8"),
-        ("offset", "<i8"),  # of the line in cuts.jsonl, in bytes
-        ("id", "<u8"),  # a digest of the cut id
-        ("entry", "<u8"),  # a digest of the id of its entry, which is that of a cut that is all of it
+        ("line_bytes", "<u4"),  # length of the line in cuts.jsonl
+        ("id", "<u8"),  # digest of the cut id
+        ("entry", "<u8"),  # digest of the entry id, which equals the cut id unless the entry was divided
         ("start_us", "<i8"),
         ("channel", "<i4"),
         ("file_rate", "<i4"),  # sampling rate of the file in Hz
         ("source", "<i4"),  # index of the source
         ("number", "<i8"),  # of the item in its source, counted from 1
         ("shard", "<u4"),  # `NO_SHARD` without an address
-        ("begin", "<i8"),  # first byte of the audio in its shard; without an address, the time of its file in ns
-        ("size", "<u4"),  # bytes of the audio or, without an address, the lower 32 bits of those of its file
-        ("crc32", "<i8"),  # -1 if it is not known; 0 without an address
-        ("content", "<u8"),  # a digest of the bytes of the file; 0 if it is not known
-        ("place", "<u8"),  # a digest of where these bytes are
+        ("offset", "<i8"),  # first byte of the audio in its shard
+        ("length", "<u4"),  # bytes of the audio in its shard
+        ("crc32", "<u4"),  # of these bytes
+        ("has_crc32", "?"),  # whether it is known; true without an address
+        ("mtime_ns", "<i8"),  # version of the file of a cut without an address; zeros if it was not opened
+        ("size", "<u4"),
+        ("content", "<u8"),  # digest of the bytes of the file; 0 if they were not read
+        ("file", "<u8"),  # digest of the location of the file, if `content` is known
     ]
 )
-"""What the corpus writer keeps of a cut in memory."""
+"""What the corpus writer keeps of a cut in memory, about 100 bytes."""
 
 NOTES = {
     "first_channel": "entries of which only the first channel is used (--channel takes another one, or mix)",
@@ -55,7 +58,7 @@ NOTES = {
 """The kinds of notes, and what the summary calls them."""
 
 MIXED_CHANNEL = -1
-"""The channel in the record, and in the fingerprint, of a cut that is the average of all channels."""
+"""Channel of a mixed cut (the average of all channels) in its record and in the fingerprint."""
 
 # Characters of the id and the explanation of a reject.
 _MAX_TEXT = 2000
@@ -81,7 +84,7 @@ class Reject(NamedTuple):
 
 
 class Note(NamedTuple):
-    """What a person should know about an entry that is used."""
+    """A warning about an entry that is used."""
 
     kind: str
     """A key of `NOTES`."""
@@ -110,7 +113,7 @@ class Cut(NamedTuple):
     """Sampling rate of its file in Hz."""
 
     member: Member | None = None
-    """Where its audio is, if that is not the file that the row names."""
+    """Address of its audio in a shard; None if the row names the file."""
 
     version: FileVersion | None = None
     """The version of the file that the row names, if it was opened."""
@@ -143,7 +146,7 @@ class Found:
     """The cuts as lines of `cuts.jsonl`."""
 
     records: NDArray[Any]
-    """One record per cut, shape (num_cuts,), dtype `RECORD`; offsets count from the start of `lines`."""
+    """One record per cut, shape (num_cuts,), dtype `RECORD`."""
 
     rejects: list[Reject] = field(default_factory=list)
     notes: list[Note] = field(default_factory=list)
@@ -170,7 +173,7 @@ class Found:
 
     @classmethod
     def from_bytes(cls, content: bytes) -> "Found":
-        """Returns what `to_bytes` of this version of the package wrote.
+        """Reads what `to_bytes` of the same version of the package wrote.
 
         Raises:
             ValueError, KeyError, zlib.error: It is damaged.
@@ -207,7 +210,7 @@ class _Row(NamedTuple):
 
     line: bytes
     record: tuple[Any, ...]
-    """The values of its `RECORD`, without the offset of its line and the number of its shard."""
+    """The values of its `RECORD`, without the index of its source and the number of its shard."""
 
     shard: ObjectInfo | None
     language: str | None
@@ -252,7 +255,6 @@ class Collector:
         rows = [outcome for outcome in ordered if isinstance(outcome, _Row)]
         searched = [outcome for outcome in ordered if isinstance(outcome, Searched)]
         records = np.array([row.record for row in rows], RECORD)
-        records["offset"][1:] = np.cumsum([len(row.line) for row in rows[:-1]])
         shards: dict[ObjectInfo, int] = {}
         samples_by_language: Counter[str] = Counter()
         for index, row in enumerate(rows):
@@ -287,11 +289,10 @@ def _row_of(cut: Cut, number: int, where: str) -> _Row | Reject:
         return Reject(where, row["id"], "unreadable", detail).shown()
     label = row["supervisions"][0] if row["supervisions"] else {}
     id_digest = digest(row["id"])
-    begin, size = (member.offset, member.length) if member else version or (0, 0)
-    crc32 = member.crc32 if member else 0
+    offset, length, crc32 = (member.offset, member.length, member.crc32) if member else (0, 0, 0)
     record = (
         num_samples,
-        0,
+        len(line),
         id_digest,
         digest(entry_id) if entry_id not in ("", row["id"]) else id_digest,
         round(row["start"] * 1e6),
@@ -300,15 +301,17 @@ def _row_of(cut: Cut, number: int, where: str) -> _Row | Reject:
         0,
         number,
         NO_SHARD,
-        begin,
-        size,
-        -1 if crc32 is None else crc32,
+        offset,
+        length,
+        crc32 or 0,
+        crc32 is not None,
+        *(version or (0, 0)),
         content,
-        digest(f"{member.location}\0{begin}" if member else path_of(row)) if content else 0,
+        digest(f"{member.location}\0{offset}" if member else path_of(row)) if content else 0,
     )
     return _Row(line, record, member.shard if member else None, label.get("language"))
 
 
 def digest(text: str) -> int:
-    """Returns the number that stands for an id, or for a place of audio, in a record."""
+    """Returns 64 bits of a digest, by which a record refers to an id or a location."""
     return int.from_bytes(blake2b(text.encode(errors="surrogateescape"), digest_size=8).digest(), "little")

@@ -46,7 +46,7 @@ _log = logging.getLogger(__name__)
 _SHARDS = "shards"
 # The files and folders of a corpus.
 _NAMES = re.compile(
-    r"(?:cuts|rejected|notes|shards)\.jsonl|(?:index|addresses|checksums|shards|bank)\.npy|bank\.pcm|meta\.json"
+    r"(?:cuts|rejected|notes|shards)\.jsonl|(?:index|addresses|checksums|versions|shards|bank)\.npy|bank\.pcm|meta\.json"
     r"|report(?:\.html)?|shards"
 )
 # The rejects of a run without a corpus, beside the target.

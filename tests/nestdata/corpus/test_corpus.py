@@ -104,7 +104,7 @@ def test_fingerprint_identifies_the_content(tmp_path: Path) -> None:
 def test_corpus_of_another_format_is_an_error_that_names_both(corpus: Corpus) -> None:
     meta = json.loads((corpus.path / "meta.json").read_text())
     (corpus.path / "meta.json").write_text(json.dumps({**meta, "format_version": 99}))
-    with pytest.raises(CorpusError, match=r"written in format 99, but this version reads format 3\."):
+    with pytest.raises(CorpusError, match=r"written in format 99, but this version reads format 4\."):
         Corpus.open(corpus.path)
 
 
@@ -120,7 +120,7 @@ def test_damaged_corpus_is_an_error(corpus: Corpus, name: str, damage: str) -> N
         Corpus.open(corpus.path)
 
 
-@pytest.mark.parametrize("content", ["{", "[]", '{"format_version": 3}'])
+@pytest.mark.parametrize("content", ["{", "[]", '{"format_version": 4}'])
 def test_damaged_meta_json_is_an_error(corpus: Corpus, content: str) -> None:
     (corpus.path / "meta.json").write_text(content)
     with pytest.raises(CorpusError, match="the corpus is damaged"):

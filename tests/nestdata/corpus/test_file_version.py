@@ -98,7 +98,7 @@ def test_size_and_time_of_each_file_are_known_and_windows_share_them(tmp_path: P
     prepare_corpus([tmp_path / "in"], tmp_path / "out", PrepareConfig(window_seconds=1.0))
     corpus = Corpus.open(tmp_path / "out")
     assert [corpus.file_version(index) for index in range(3)] == [FileVersion.of(path.stat())] * 3
-    assert (tmp_path / "out" / "addresses.npy").stat().st_size == 128 + 16 * 3
+    assert (tmp_path / "out" / "versions.npy").stat().st_size == 128 + 12 * 3
 
 
 def test_trusted_durations_and_earlier_corpora_are_not_checked(tmp_path: Path) -> None:
@@ -106,7 +106,7 @@ def test_trusted_durations_and_earlier_corpora_are_not_checked(tmp_path: Path) -
     manifest = write_jsonl(tmp_path / "speech.json", [{"audio_filepath": "a.wav", "duration": 1.0}])
     prepare_corpus([manifest], tmp_path / "trusted", PrepareConfig(probe="missing"))
     prepare_corpus([manifest], tmp_path / "earlier")
-    (tmp_path / "earlier" / "addresses.npy").unlink()
+    (tmp_path / "earlier" / "versions.npy").unlink()
     of_the_same_size(path)
     for name in ("trusted", "earlier"):
         corpus = Corpus.open(tmp_path / name)

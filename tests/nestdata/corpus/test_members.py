@@ -389,9 +389,9 @@ def test_damaged_address_file_is_one_error(folder: Path, name: str, damage: str)
 def test_address_outside_of_its_shard_is_an_error(folder: Path) -> None:
     path = tar_corpus(folder).path
     addresses = np.load(path / "addresses.npy")
-    for row, value in ((0, 10**9), (0, -1), (1, 1 << 32 | 10)):
+    for column, value in (("offset", 10**9), ("offset", -1), ("shard", 1)):
         changed = addresses.copy()
-        changed[row, 0] = value
+        changed[column][0] = value
         np.save(path / "addresses.npy", changed)
         with pytest.raises(CorpusError, match=r"damaged \(addresses\.npy"):
             Corpus.open(path).address(0)

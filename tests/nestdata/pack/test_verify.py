@@ -84,7 +84,7 @@ def test_files_of_a_corpus_must_exist_and_with_decode_be_readable(tmp_path: Path
     wrong = [("empty.wav", "empty"), ("folder.wav", "not_a_file"), ("gone.wav", "missing")]
     report = verify_corpus(corpus.path)
     assert (sorted(kinds(report)), report.num_shards) == ([*wrong, ("short.wav", "changed")], 0)
-    (corpus.path / "addresses.npy").unlink()  # as in corpora that do not know sizes and times
+    (corpus.path / "versions.npy").unlink()  # as in corpora that do not know sizes and times
     assert sorted(kinds(verify_corpus(corpus.path))) == wrong
     assert sorted(kinds(verify_corpus(corpus.path, decode=True))) == [*wrong, ("short.wav", "truncated")]
 

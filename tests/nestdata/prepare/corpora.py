@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-CORPUS_FILES = {"addresses.npy", "cuts.jsonl", "index.npy", "meta.json", "rejected.jsonl"}
+CORPUS_FILES = {"versions.npy", "cuts.jsonl", "index.npy", "meta.json", "rejected.jsonl"}
 
 
 def tree(directory: Path) -> dict[str, bytes | None]:

@@ -12,7 +12,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from nestdata import Address
-from nestdata.corpus.addresses import AddressTable
+from nestdata.corpus.addresses import NO_SHARD, AddressTable
 from nestdata.prepare.corpus_writer import CorpusStats, CorpusWriter
 from nestdata.prepare.found import Collector, Cut, Found, Note, Reject, Searched
 from nestdata.prepare.inputs.audio import Member, Unusable
@@ -193,13 +193,9 @@ def test_shards_are_numbered_in_the_order_of_first_use_and_named_below_their_com
     rows = [json.loads(line) for line in (tmp_path / "shards.jsonl").read_text().splitlines()]
     assert [(row["name"], row["members"]) for row in rows] == [("b/2.tar", 2), ("a/1.tar", 1), ("b/c/3.tar", 1)]
     assert rows[0] == {"name": "b/2.tar", "size": 10**12, "etag": "tag of /data/b/2.tar", "members": 2}
-    assert np.load(tmp_path / "addresses.npy").tolist()[1] == [
-        5,
-        1 << 32 | 6,
-        7,
-        -(1 << 32),
-        2 << 32 | 9,
-    ]
+    addresses = np.load(tmp_path / "addresses.npy")
+    assert addresses["shard"].tolist() == [0, 1, 0, NO_SHARD, 2]
+    assert addresses["length"].tolist() == [5, 6, 7, 0, 9]
 
 
 MEANINGS = [Meaning("path", (), None, (("id", "id"),), ()), Meaning("wav", (), "channel", (("Text", "text"),), ())]
