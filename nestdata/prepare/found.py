@@ -16,7 +16,7 @@ from nestdata.audio.channels import is_mixed
 from nestdata.corpus.addresses import NO_SHARD
 from nestdata.corpus.file_version import path_of
 from nestdata.errors import shortened
-from nestdata.prepare.inputs.audio import Member, RejectReason
+from nestdata.prepare.inputs.audio import Member, RejectReason, Unusable
 from nestdata.prepare.inputs.entry import Entry
 from nestdata.prepare.inputs.rows import Meaning
 from nestdata.redaction import redacted
@@ -223,6 +223,9 @@ class Collector:
     """
 
     def __init__(self) -> None:
+        self.audio: dict[str, ObjectInfo | None] = {}
+        """Locations of the audio of all entries, also of rejected ones, with size and ETag of shards and objects."""
+
         self._num_entries = 0
         self._meanings: dict[int, Meaning] = {}
         self._found: dict[int, list[_Row | Reject | Searched | Note]] = {}
@@ -237,6 +240,9 @@ class Collector:
             entry: The entry.
         """
         replaces, where = entry.number is not None, entry.where
+        audio = entry.audio.audio if isinstance(entry.audio, Unusable) else entry.audio
+        if audio and (location := audio.location):
+            self.audio[location] = audio.member.shard if audio.member else None
         if entry.meaning:
             self._meanings[id(entry.meaning)] = entry.meaning
         found = self._found.get(number)

@@ -1,4 +1,4 @@
-"""Judges a part of an entry, and notes what a person may not expect of an entry that is used.
+"""Judges the parts of an entry, and adds notes on an entry that is used.
 
 A part is converted to the rate of the corpus, and decoded if the settings ask for that.
 """
@@ -6,7 +6,7 @@ A part is converted to the rate of the corpus, and decoded if the settings ask f
 import hashlib
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -16,6 +16,7 @@ from nestdata.audio.decode import SILENCE_DB, at_rate, energy, samples_in
 from nestdata.audio.lhotse_audio import file_rate, needs_whole_cut
 from nestdata.corpus.file_version import path_of
 from nestdata.prepare.config import PrepareConfig
+from nestdata.prepare.divide import Part
 from nestdata.prepare.found import Cut, Note, Outcome
 from nestdata.prepare.inputs.audio import File, LhotseCut, RejectReason
 from nestdata.prepare.inputs.entry import Entry, span_suffix
@@ -28,8 +29,24 @@ _MAX_DECODED = 1 << 26
 _DIGEST_BYTES = 8
 
 
-def judge(whole: WholeEntry, row: dict[str, Any], config: PrepareConfig, content: int) -> list[Outcome]:
-    """Returns a part of an entry as a cut at the rate of the corpus, or why it is not taken; modifies `row`.
+def judge(whole: WholeEntry, parts: Sequence[Part], config: PrepareConfig) -> list[Outcome]:
+    """Returns the parts of an entry as cuts at the rate of the corpus, or why they are not taken; notes come last.
+
+    Modifies the dicts of the parts.
+
+    Raises:
+        StorageError: Bytes cannot be read for a reason that says nothing about the audio.
+    """
+    content = _content_digest(whole, config)
+    notes = _notes_of(whole, config)  # now, because judging modifies the cut
+    found: list[Outcome] = []
+    for part in parts:
+        found += _judged(whole, part, config, content) if isinstance(part, dict) else [part]
+    return [*found, *notes] if notes and any(isinstance(outcome, Cut) for outcome in found) else found
+
+
+def _judged(whole: WholeEntry, row: dict[str, Any], config: PrepareConfig, content: int) -> list[Outcome]:
+    """Returns a part as a cut, or why it is not taken; modifies `row`.
 
     Of a part that is damaged, what is before the damage is a cut with a note, unless it has a text, which would be that
     of more audio.
@@ -38,10 +55,7 @@ def judge(whole: WholeEntry, row: dict[str, Any], config: PrepareConfig, content
         whole: The entry.
         row: The part as a dict.
         config: The settings.
-        content: The `content_digest` of the entry.
-
-    Raises:
-        StorageError: Bytes cannot be read for a reason that says nothing about the audio.
+        content: The `_content_digest` of the entry.
     """
     audio, recording = whole.audio, row["recording"]
     num_samples, rate = samples_in(row["duration"], config.sampling_rate), file_rate(recording)
@@ -71,7 +85,7 @@ def judge(whole: WholeEntry, row: dict[str, Any], config: PrepareConfig, content
     return [Cut(row, num_samples, rate, audio.member, whole.version, content, whole.row["id"]), *notes]
 
 
-def content_digest(whole: WholeEntry, config: PrepareConfig) -> int:
+def _content_digest(whole: WholeEntry, config: PrepareConfig) -> int:
     """Returns a digest of the bytes of the audio file of an entry, by which equal files are found.
 
     It is 0 if the audio is not decoded anyway, and for copies of audio in the corpus directory.
@@ -122,7 +136,7 @@ def _digest_of_file(path: str, _: FileVersion) -> int:  # another version is ano
     return int.from_bytes(digest, "little")
 
 
-def notes_of(whole: WholeEntry, config: PrepareConfig) -> list[Note]:
+def _notes_of(whole: WholeEntry, config: PrepareConfig) -> list[Note]:
     """Returns the notes on an entry, in which a header that was not read is assumed to agree with the manifest."""
     notes: list[Note] = []
     entry, row = whole.entry, whole.row

@@ -1,9 +1,9 @@
 """Keeps the results of tasks until the corpus is complete, so that a run that was ended goes on where it stopped.
 
-The result of a task is one file, whose name is the number of the task. It holds one digest of all that the result
-depends on: the package, the settings, the source and its items, and size and time or ETag of every file and object that
-the task read or rejected. It is taken while that digest is the same. A changed shard thus changes the digest of the
-tasks that read it, and no others.
+The result of a task is one file, whose name is the number of the task. It begins with one digest of all that the
+result depends on: the package, the settings, the source and its items, and size and time or ETag of every file and
+object that the task read or rejected; and with their names, by which the next run computes the digest again. The result
+is taken while the digest is the same: a changed shard changes that of the tasks that read it, and no others.
 
 Results are kept where reading again would take long: of audio in shards or at URLs, and of audio that was decoded or
 searched for speech. Headers of other files are read again.
@@ -13,6 +13,7 @@ import hashlib
 import json
 import os
 import zlib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -53,29 +54,32 @@ class KeptResult:
     """The result of a task in a file. It is made before the task reads anything, because files may change meanwhile."""
 
     def __init__(self, task: Task) -> None:
-        self._task, source = task, task.source
-        self._path = Path(task.moved[1], KEPT_RESULTS, str(task.number))
+        source = task.source
+        self._task, self._path = task, Path(task.moved[1], KEPT_RESULTS, str(task.number))
         self._infos = {item.location: item for item in task.items if isinstance(item, ObjectInfo)}
         files = [file for item in task.items for file in source.files(item)] if isinstance(source, ReadsFiles) else []
-        self._files = self._versions(files)
+        # Another version of the package may find something else in the same audio.
+        versions = [package_version(), FORMAT_VERSION, detector_name() if task.config.finds_speech else ""]
+        # These settings change no result of a task.
+        config = replace(task.config, format=None, tars=(), strict=False, pcm=False, report_samples=0)
+        self._inputs = versions, config, source, task.first, task.items, self._versions(files)
 
     def load(self) -> Found | None:
         """Returns the kept result; None if there is none, or if anything that it depends on has changed."""
         try:
             header, _, content = self._path.read_bytes().partition(b"\n")
-            kept = json.loads(header)
+            digest, *audio = json.loads(header)
             found = Found.from_bytes(content)
         except (OSError, ValueError, KeyError, TypeError, zlib.error):
             return None
-        return found if kept["digest"] == self._digest(kept["locations"]) else None
+        return found if digest == self._digest(audio) else None
 
-    def save(self, found: Found, audio: dict[str, ObjectInfo | None]) -> None:
+    def save(self, found: Found, audio: Mapping[str, ObjectInfo | None]) -> None:
         """Keeps a result.
 
         Args:
             found: The result.
-            audio: Locations of the audio of all entries, with size and ETag where they are known; empty for audio
-                without one.
+            audio: Locations of the audio of all entries, with size and ETag of shards and objects.
 
         Raises:
             OSError: The disk is full.
@@ -87,23 +91,17 @@ class KeptResult:
         if not (takes_long and self._path.parent.is_dir()):
             return
         self._infos |= {location: info for location, info in audio.items() if info}
-        named = sorted(location for location in audio if location)
-        header = json.dumps({"digest": self._digest(named), "locations": named}).encode()
+        header = json.dumps([self._digest([*audio]), *audio]).encode()
         temporary = self._path.with_suffix(f".{os.getpid()}.tmp")  # the caller of all tasks removes what is left
         temporary.write_bytes(header + b"\n" + found.to_bytes())
         temporary.replace(self._path)
 
-    def _digest(self, locations: list[str]) -> str:
-        task = self._task
-        # Another version of the package may find something else in the same audio.
-        versions = [package_version(), FORMAT_VERSION, detector_name() if task.config.finds_speech else ""]
-        # These settings change no result of a task.
-        config = replace(task.config, format=None, tars=(), strict=False, pcm=False, report_samples=0)
-        depends_on = (versions, config, task.source, task.first, task.items, self._files, self._versions(locations))
-        return hashlib.blake2b(repr(depends_on).encode(errors="surrogateescape"), digest_size=20).hexdigest()
+    def _digest(self, audio: Sequence[str]) -> str:
+        depends_on = repr((self._inputs, self._versions(audio))).encode(errors="surrogateescape")
+        return hashlib.blake2b(depends_on, digest_size=20).hexdigest()
 
-    def _versions(self, locations: list[str]) -> list[tuple[str, int, Any] | None]:
-        """Returns what distinguishes the content of each location from others; None if there is none."""
+    def _versions(self, locations: Sequence[str]) -> list[tuple[str, int, Any] | None]:
+        """Returns size and time or ETag of each location; None for one that cannot be read."""
 
         def version(location: str) -> tuple[str, int, Any] | None:
             try:

@@ -26,20 +26,20 @@ from nestdata.prepare.config import PrepareConfig, ProbeMode
 from nestdata.prepare.corpus_writer import CorpusStats, CorpusWriter
 from nestdata.prepare.divide import divide
 from nestdata.prepare.finish import finish_corpus
-from nestdata.prepare.found import Collector, Cut, Found, Outcome, Reject
-from nestdata.prepare.inputs.audio import ADVICE, Unusable
-from nestdata.prepare.inputs.entry import Entry, ReadsFiles, Source
+from nestdata.prepare.found import Collector, Found, Outcome, Reject
+from nestdata.prepare.inputs.audio import ADVICE
+from nestdata.prepare.inputs.entry import Entry, Source
 from nestdata.prepare.inputs.format import InputOptions, open_sources
 from nestdata.prepare.inputs.given import AudioInputs, audio_inputs, is_corpus
-from nestdata.prepare.inputs.remote import located_entries
-from nestdata.prepare.judge import content_digest, judge, notes_of
+from nestdata.prepare.inputs.remote import with_members
+from nestdata.prepare.judge import judge
 from nestdata.prepare.keep import KEPT_RESULTS, KeptResult, Task
 from nestdata.prepare.pool import open_pool
 from nestdata.prepare.progress import PrepareProgress, PrepareReport
 from nestdata.prepare.read import read_entry, reads_audio
 from nestdata.prepare.speech import detector_name
 from nestdata.redaction import redacted_url
-from nestdata.storage import ObjectInfo, has_scheme, is_url, storage
+from nestdata.storage import has_scheme, is_url, storage
 
 _log = logging.getLogger(__name__)
 # Subfolder of the corpus directory: tars of audio.
@@ -194,24 +194,25 @@ def run_task(task: Task) -> TaskResult:
         ManifestError: An item cannot be parsed.
         StorageError: A shard or object cannot be read for a reason that says nothing about its audio.
     """
-    config, kept, bytes_before = task.config, KeptResult(task), storage().stats.bytes_read
+    kept, bytes_before = KeptResult(task), storage().stats.bytes_read
     found = kept.load()
-    if found is not None:
-        return TaskResult(task.source_index, found, 0)
-    collector, depends_on = Collector(), dict[str, ObjectInfo | None]()
-    entries = located_entries(task.source, task.items, task.first, lambda entry: reads_audio(entry, config))
-    knows_all = True  # what the result depends on
-    for number, entry in entries:
-        collector.add(probe(entry, config), number, entry)
-        audio = entry.audio.audio if isinstance(entry.audio, Unusable) else entry.audio
-        if audio:
-            depends_on[audio.location] = audio.member.shard if audio.member else None
-        else:  # the files of an item are known, if the source names them
-            knows_all &= isinstance(task.source, ReadsFiles)
-    found = collector.collected()
-    if knows_all:
-        kept.save(found, depends_on)
+    if found is None:
+        collector = Collector()
+        for number, entry in _entries(task):
+            collector.add(probe(entry, task.config), number, entry)
+        found = collector.collected()
+        kept.save(found, collector.audio)
     return TaskResult(task.source_index, found, storage().stats.bytes_read - bytes_before)
+
+
+def _entries(task: Task) -> Iterator[tuple[int, Entry]]:
+    """Yields the entries of the items, with the numbers that `Source.where` knows."""
+    numbered = (
+        (number if entry.number is None else entry.number, entry)
+        for number, item in enumerate(task.items, start=task.first)
+        for entry in task.source.entries(number, item)
+    )
+    return with_members(numbered, lambda entry: reads_audio(entry, task.config))
 
 
 def probe(entry: Entry, config: PrepareConfig) -> list[Outcome]:
@@ -226,12 +227,7 @@ def probe(entry: Entry, config: PrepareConfig) -> list[Outcome]:
     whole = read_entry(entry, config)
     if isinstance(whole, Reject):
         return [whole]
-    content = content_digest(whole, config)
-    notes = notes_of(whole, config)  # now, because judging modifies the cut
-    found: list[Outcome] = []
-    for part in divide(whole, config):
-        found += judge(whole, part, config, content) if isinstance(part, dict) else [part]
-    return [*found, *notes] if notes and any(isinstance(outcome, Cut) for outcome in found) else found
+    return judge(whole, divide(whole, config), config)
 
 
 def _check_audio(found: Found, output: Path, partial: Path) -> None:

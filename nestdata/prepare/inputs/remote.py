@@ -2,15 +2,15 @@
 
 import re
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from dataclasses import replace
 from itertools import chain
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from nestdata.errors import ManifestError, StorageError
 from nestdata.prepare.inputs.audio import Audio, File, LhotseCut, Member, Unusable, at_member
-from nestdata.prepare.inputs.entry import Entry, Source
+from nestdata.prepare.inputs.entry import Entry
 from nestdata.redaction import redacted_url
 from nestdata.storage import DaemonPool, has_scheme, is_url, storage
 from nestdata.storage.location import parse_url
@@ -23,25 +23,6 @@ _POINTER_SPAN = re.compile(r"\?o=\d+&e=\d+(&n=[^&]*(&s=1)?)?$")
 
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
-
-
-def located_entries(
-    source: Source, items: Sequence[Any], first: int, is_read: Callable[[Entry], bool]
-) -> Iterator[tuple[int, Entry]]:
-    """Yields the entries of consecutive items with the numbers that `Source.where` knows, as `with_members` does.
-
-    Args:
-        source: Parses the items.
-        items: The items.
-        first: Number of the first item, counted from 1.
-        is_read: As for `with_members`.
-    """
-    numbered = (
-        (number if entry.number is None else entry.number, entry)
-        for number, item in enumerate(items, start=first)
-        for entry in source.entries(number, item)
-    )
-    return with_members(numbered, is_read)
 
 
 def with_members(entries: Iterable[tuple[int, Entry]], is_read: Callable[[Entry], bool]) -> Iterator[tuple[int, Entry]]:
