@@ -65,13 +65,13 @@ from .plan.summary import summarise_plan as summarise_plan
 from .prepare.config import PrepareConfig as PrepareConfig
 from .prepare.config import ProbeMode as ProbeMode
 from .prepare.config import SegmentConfig as SegmentConfig
+from .prepare.finish import PrepareReport as PrepareReport
 from .prepare.inputs.given import AudioInput as AudioInput
 from .prepare.inputs.given import AudioInputs as AudioInputs
 from .prepare.inputs.given import audio_inputs as audio_inputs
 from .prepare.inputs.patterns import default_output as default_output
 from .prepare.load_audio import load_audio as load_audio
-from .prepare.progress import PrepareProgress as PrepareProgress
-from .prepare.progress import PrepareReport as PrepareReport
+from .prepare.run import PrepareProgress as PrepareProgress
 from .prepare.run import prepare_corpus as prepare_corpus
 from .prepare.speech import share_of_speech as share_of_speech
 from .redaction import redacted as redacted

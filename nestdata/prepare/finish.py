@@ -1,7 +1,7 @@
 """The last steps of `prepare_corpus`, when all cuts are written: the sample bank, the HTML report, and `meta.json`."""
 
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,6 @@ from nestdata.prepare.found import NOTES
 from nestdata.prepare.inputs.entry import Source
 from nestdata.prepare.inputs.formats.folder import other_files, outputs_in
 from nestdata.prepare.pool import Pool
-from nestdata.prepare.progress import PrepareReport
 from nestdata.prepare.report import write_report
 from nestdata.prepare.speech import detector_name
 from nestdata.prepare.written_cuts import WrittenCuts, write_bank
@@ -29,6 +28,44 @@ _MAX_KINDS = 10
 # Inputs that are described one by one, and characters of their paths.
 _MAX_SOURCES, _MAX_PATH = 3, 200
 _FOUND_BY_DECODING = "files cut off behind their headers, damage, all-zero audio and byte-equal files"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PrepareReport:
+    """Summary of a corpus that was prepared."""
+
+    path: Path
+    num_cuts: int
+    hours: float
+    shortest_s: float
+    """Duration of the shortest cut, in seconds."""
+
+    longest_s: float
+    """Duration of the longest cut, in seconds."""
+
+    num_resampled: int
+    """Number of cuts that are resampled when they are loaded."""
+
+    other_files: dict[str, int] = field(default_factory=dict)
+    """Number of files in folders that were not read, by suffix, most frequent first."""
+
+    notes: list[str] = field(default_factory=list)
+    """What was checked, and what a person should know about the corpus, in lines."""
+
+    rejected: dict[str, int] = field(default_factory=dict)
+    """Number of rejects by reason, most frequent first; each reject is a line of `rejected.jsonl`."""
+
+    hours_by_rate: dict[str, float] = field(default_factory=dict)
+    """Hours of each sampling rate of the files, such as `16000 Hz`, descending."""
+
+    hours_by_language: dict[str, float] = field(default_factory=dict)
+    """Hours of each language, descending; empty if the inputs give none, or more than a hundred thousand."""
+
+    searched_hours: float | None = None
+    """Hours of audio that were searched for speech; None if it was not looked for."""
+
+    speech_hours: float | None = None
+    """Hours of speech in them, without pauses."""
 
 
 def finish_corpus(

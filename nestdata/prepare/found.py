@@ -18,7 +18,7 @@ from nestdata.corpus.file_version import path_of
 from nestdata.errors import shortened
 from nestdata.prepare.inputs.audio import Member, RejectReason, Unusable
 from nestdata.prepare.inputs.entry import Entry
-from nestdata.prepare.inputs.rows import Meaning
+from nestdata.prepare.inputs.meaning import Meaning
 from nestdata.redaction import redacted
 from nestdata.storage import FileVersion, ObjectInfo
 

@@ -20,7 +20,7 @@ from nestdata.prepare.found import Reject
 from nestdata.prepare.header import AudioInfo, read_header
 from nestdata.prepare.inputs.audio import Audio, File, LhotseCut, Member, RejectReason, Unusable, at_member
 from nestdata.prepare.inputs.entry import Entry
-from nestdata.prepare.inputs.labels import divide_labels
+from nestdata.prepare.inputs.meaning import divide_labels
 from nestdata.storage import FileVersion
 
 ROUNDING_S = 0.05

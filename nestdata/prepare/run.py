@@ -25,7 +25,7 @@ from nestdata.output import output_directory, path_before_move
 from nestdata.prepare.config import PrepareConfig, ProbeMode
 from nestdata.prepare.corpus_writer import CorpusStats, CorpusWriter
 from nestdata.prepare.divide import divide
-from nestdata.prepare.finish import finish_corpus
+from nestdata.prepare.finish import PrepareReport, finish_corpus
 from nestdata.prepare.found import Collector, Found, Outcome, Reject
 from nestdata.prepare.inputs.audio import ADVICE
 from nestdata.prepare.inputs.entry import Entry, Source
@@ -35,7 +35,6 @@ from nestdata.prepare.inputs.remote import with_members
 from nestdata.prepare.judge import judge
 from nestdata.prepare.keep import KEPT_RESULTS, KeptResult, Task
 from nestdata.prepare.pool import open_pool
-from nestdata.prepare.progress import PrepareProgress, PrepareReport
 from nestdata.prepare.read import read_entry, reads_audio
 from nestdata.prepare.speech import detector_name
 from nestdata.redaction import redacted_url
@@ -57,6 +56,28 @@ _ITEMS_PER_TASK: dict[ProbeMode, int] = {"missing": 500, "all": 500, "decode": 2
 _RECORDINGS_PER_TASK = 1
 # The first tasks are shorter: no task is longer than this part of the items before it, so that progress is shown early.
 _SHARE_OF_ITEMS_BEFORE = 8
+
+
+class PrepareProgress(NamedTuple):
+    """What has been probed so far. Results that are reused from an interrupted run count, except for their bytes."""
+
+    entries: int
+    """Number of entries: lines of manifests, files, members of shards."""
+
+    total_entries: int | None
+    """None if it is unknown, as for shards."""
+
+    shards: int = 0
+    """Number of shards: tars and Parquet files."""
+
+    total_shards: int = 0
+    """0 if no input has shards."""
+
+    bytes_read: int = 0
+    """Bytes read from shards and from stores in this run."""
+
+    hours: float = 0.0
+    """Hours of the cuts or, where speech is looked for, of the recordings that were searched."""
 
 
 def prepare_corpus(

@@ -17,7 +17,7 @@ from nestdata.prepare.inputs.audio import Audio
 from nestdata.storage import has_scheme, is_url
 
 if TYPE_CHECKING:
-    from nestdata.prepare.inputs.rows import Meaning
+    from nestdata.prepare.inputs.meaning import Meaning
 
 # Offsets and durations of this many seconds, about four months, or more are treated as mistakes.
 MAX_SECONDS = 1e7

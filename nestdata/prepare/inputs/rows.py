@@ -1,182 +1,108 @@
-"""What the columns of a table and the keys of a JSON line mean: the audio file, its span, its channel, and labels.
+"""Reads a row of any format: the file that it names, the id of its cut, its span and its channel.
 
-One list of names serves all formats, and `--columns` serves all other names. Times are in seconds unless the name ends
-with another unit, as `start_ms` does. `offset` is a start, as NeMo has it, or the end beside an `onset`, as in tables
-of sound events. A number that looks like a time or a channel, and is not read as one, is an error: taken for a label,
-it would make wrong cuts without a word.
+A number that looks like a time or a channel, and is not read as one, is an error: taken for a label, it would make
+wrong cuts without a word.
+
+Source for file names: NVIDIA NeMo 3.0, `get_full_path`: a relative name is looked up in the folder of the manifest,
+then in the current directory and with `~` expanded. Differs: NeMo skips the first place for names of 255 characters and
+more.
 """
 
-from collections.abc import Collection, Iterable, Mapping
-from functools import lru_cache
-from typing import Any, NamedTuple
+import os
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
 
 from nestdata.audio.channels import NAMED_CHANNELS
-from nestdata.columns import TIMES, Column, given_name, key_of, stem_and_unit
-from nestdata.errors import ConfigError, ManifestError, shortened
-from nestdata.prepare.inputs.audio import Audio
-from nestdata.prepare.inputs.entry import AUDIO_KEYS, AUDIO_SUFFIXES, MAX_SECONDS, Entry, is_number, span_suffix
-from nestdata.prepare.inputs.labels import LABELS
-from nestdata.prepare.inputs.names import FileNames, id_of_name
+from nestdata.errors import ManifestError, shortened
+from nestdata.prepare.inputs.audio import Audio, File
+from nestdata.prepare.inputs.entry import (
+    AUDIO_KEYS,
+    AUDIO_SUFFIXES,
+    MAX_SECONDS,
+    Entry,
+    cut_id_of,
+    is_number,
+    relative_id,
+    resolve,
+    span_suffix,
+)
+from nestdata.prepare.inputs.meaning import Meaning, Time
+from nestdata.storage import has_scheme, is_url
 
-AUDIO_NAMES = (
-    *AUDIO_KEYS, "audio_path", "audio_file", "path", "file_path", "filepath", "file", "file_name", "filename",
-    "wav_filename", "wav_path", "wav", "audio", "location",
-)  # fmt: skip
-"""Names of the audio file, of which the first one that is there is read: those of NeMo, Common Voice, Hugging Face's
-`metadata.csv`, DeepSpeech and WeNet, and what people call it."""
-
-_STARTS = (
-    "offset", "start", "begin", "onset", "start_time", "begin_time", "starttime", "segment_start", "segment_start_time",
-    "segment_begin", "segment_begin_time",
-)  # fmt: skip
-_ENDS = ("end", "stop", "end_time", "stop_time", "endtime", "segment_end", "segment_end_time")
-_TIMES: Mapping[str, str] = {
-    **dict.fromkeys(_STARTS, "start"),
-    **dict.fromkeys(_ENDS, "end"),
-    **dict.fromkeys(("duration", "dur", "segment_duration"), "duration"),
-}
-_CHANNELS = ("channel", "channel_id", "channel_selector")
 _MAX_CHANNEL = 65_536.0
 # Largest difference, in seconds, between an end and the one that start and duration give.
 _ROUNDING_S = 0.02
+# Number of names, and of relative ones among them, that are looked up to find the folder that ids are relative to.
+_MAX_NAMES, _MAX_LOOKUPS = 10_000, 100
 
-# Words of names that look like the start or the end of a span, like a channel, and like the number of channels.
-_TIME_WORDS = frozenset(
-    "start starts begin begins beginning onset offset from xmin tmin t0 end ends stop stops to xmax tmax t1".split()
-)
-_END_WORDS = frozenset("end ends stop stops to xmax tmax t1".split())
-_CHANNEL_WORDS, _COUNT_WORDS = frozenset({"channel", "chan"}), frozenset({"num", "n", "nb", "count", "of"})
-_AUDIO_WORDS = frozenset({"audio", "wav", "path", "file", "filepath", "filename"})
+_SLICE = re.compile(r"(.+):(\d{1,15}):(\d{1,15})")
 
 
-class Time(NamedTuple):
-    """A column or key with a time."""
+@dataclass(frozen=True, slots=True)
+class FileNames:
+    """Finds the files that a manifest names.
 
-    name: str
-    what: str
-    """One of `TIMES`."""
-
-    unit: float | None
-    """As a part of a second; None for samples of the file."""
-
-
-class Meaning(NamedTuple):
-    """What the names of a row mean."""
-
-    audio: str
-    """Empty if the row holds its audio itself."""
-
-    times: tuple[Time, ...]
-    channel: str | None
-    labels: tuple[tuple[str, str], ...]
-    """All other names, and the labels that they are."""
-
-    suspects: tuple[tuple[str, str], ...]
-    """Names among the labels that look like a `start`, an `end`, a `channel` or `audio`, with the role."""
-
-    unread: tuple[str, ...] = ()
-    """Names whose values are not used."""
-
-    def labels_of(self, row: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns the labels of a row."""
-        return {label: row[name] for name, label in self.labels}
-
-    def read_as(self) -> dict[str, list[str]]:
-        """Returns the names by what they are read as: the roles, `labels` and `unread`."""
-        found: dict[str, list[str]] = {"audio": [self.audio]} if self.audio else {}
-        for time in self.times:
-            unit = "samples" if time.unit is None else "s" if time.unit == 1.0 else "ms"
-            found.setdefault(time.what, []).append(f"{time.name} in {unit}")
-        if self.channel is not None:
-            found["channel"] = [self.channel]
-        for name, label in self.labels:
-            found.setdefault(LABELS.get(label, "labels"), []).append(name)
-        return found | ({"unread": [*self.unread]} if self.unread else {})
-
-
-def names_audio(names: Iterable[str], columns: tuple[Column, ...], known: Collection[str] = AUDIO_NAMES) -> bool:
-    """Returns whether a column or key has one of the known names of an audio file, or that which the caller gives."""
-    given = given_name("audio", columns)
-    return any(name == given or key_of(name) in known for name in names)
-
-
-def meaning_in(names: Iterable[str], where: str, columns: tuple[Column, ...], *, is_embedded: bool = False) -> Meaning:
-    """Returns what the names of a row mean.
-
-    Args:
-        names: The names.
-        where: Position of the row in the input, for messages.
-        columns: What the caller says of them.
-        is_embedded: Whether the row holds its audio itself. A duration alone is then a label.
-
-    Raises:
-        ManifestError: None is that of an audio file, or the times do not give a span.
+    All folders are those of the process that opened the input, because workers may run in other ones.
     """
-    names = tuple(names)
-    try:
-        meaning = _meaning_of(names, columns, is_embedded)
-    except ManifestError as error:
-        raise ManifestError(f"{where}: {error}") from None
-    if meaning is None:
-        given = given_name("audio", columns) or AUDIO_KEYS[0]
-        found = ", ".join(name[:40] for name in names[:8])
-        raise ManifestError(
-            f"{where}: no {given} among {found}. Add it, or say which of them names the audio file: "
-            "--columns audio=NAME."
-        )
-    return meaning
 
+    folders: tuple[str, ...]
+    """Absolute paths of the folders that relative names may start from, in order of preference; or one URL."""
 
-@lru_cache(maxsize=4096)
-def _meaning_of(names: tuple[str, ...], columns: tuple[Column, ...], is_embedded: bool) -> Meaning | None:
-    """Returns what `meaning_in` does, but None without audio; its errors have no position."""
-    given = {column.role: column for column in columns}
-    taken = {column.name for column in columns}
-    named: dict[str, str] = {}
-    for name in sorted(names, key=lambda name: name != key_of(name)):  # a name in small letters comes first
-        if name not in taken:
-            named.setdefault(key_of(name), name)
-    audio = "" if is_embedded else next((named[key] for key in AUDIO_NAMES if key in named), None)
-    if "audio" in given and not is_embedded:
-        audio = given["audio"].name if given["audio"].name in names else None
-    if audio is None:
-        return None
-    if given.keys().isdisjoint(TIMES):
-        times = _times_by_name(named)
-    else:
-        times = tuple(Time(given[what].name, what, given[what].unit) for what in TIMES if what in given)
-        times = tuple(time for time in times if time.name in names)
-    if is_embedded and {time.what for time in times} == {"duration"}:
-        times = ()
-    _check_span(times)
-    channel = next((named[key] for key in _CHANNELS if key in named), None)
-    if "channel" in given:
-        channel = given["channel"].name if given["channel"].name in names else None
-    read = {audio, channel, *(time.name for time in times)}
-    labels = _labels(tuple(name for name in names if name not in read), given)
-    looks_like: dict[str, str] = {}
-    if audio and audio not in AUDIO_KEYS and "audio" not in given:
-        looks_like |= {name: "audio" for name, _ in labels if _AUDIO_WORDS & _words(name)}
-    if channel is None and "channel" not in given:
-        looks_like |= {name: "channel" for name, _ in labels if _CHANNEL_WORDS & _words(name)}
-        looks_like = {name: role for name, role in looks_like.items() if not _COUNT_WORDS & _words(name)}
-    read_times = {time.what for time in times}
-    if given.keys().isdisjoint(TIMES) and not ("end" in read_times or {"start", "duration"} <= read_times):
-        times_like = [name for name, _ in labels if _TIME_WORDS & _words(name)]
-        looks_like |= {name: "end" if _END_WORDS & _words(name) else "start" for name in times_like}
-    unread = tuple(name for name in names if name not in read and name not in dict(labels))
-    return Meaning(audio, times, channel, labels, tuple(looks_like.items()), unread)
+    base: str
+    """The folder of names that exist nowhere, and of the input as far as ids are concerned."""
 
+    home: str = ""
+    """The folder that `~` stands for; empty if it stands for itself, as at URLs."""
 
-def check_columns(names: Iterable[str], columns: tuple[Column, ...], where: str) -> None:
-    """Raises ConfigError if the first row lacks a column that the caller names."""
-    names = tuple(names)
-    missing = next((column for column in columns if column.name and column.name not in names), None)
-    if missing:
-        found = ", ".join(name[:40] for name in names[:20])
-        raise ConfigError(
-            f"{where}: no {missing.name[:80]!r}, which --columns names as {missing.role}. There are: {found}."
-        )
+    hint: str = ""
+    """What to add to the message for a file that does not exist."""
+
+    @classmethod
+    def of(cls, names: Iterable[str], folders: Sequence[str], default: str) -> "FileNames":
+        """Returns the names of a local manifest.
+
+        Args:
+            names: Its names, of which only the first are read.
+            folders: The folders that they may start from, in order of preference; the first in which one of the names
+                exists becomes `base`.
+            default: `base` if no name exists.
+        """
+        relative = (name for name in islice(names, _MAX_NAMES) if name and not _is_absolute(name) and name[0] != "~")
+        lookups = ((folder, name) for name in islice(relative, _MAX_LOOKUPS) for folder in folders)
+        base = next((folder for folder, name in lookups if os.path.exists(os.path.join(folder, name))), default)
+        return cls(tuple(dict.fromkeys(folders)), base, os.path.expanduser("~"))
+
+    @classmethod
+    def beside(cls, folder: str, names: Callable[[], Iterable[str]]) -> "FileNames":
+        """Returns the names of a manifest in a folder; local ones may start from the current directory instead.
+
+        Args:
+            folder: Absolute path or URL.
+            names: Returns the names in the manifest, which is only asked for those of a local one.
+        """
+        return cls((folder,), folder) if is_url(folder) else cls.of(names(), (folder, os.getcwd()), folder)
+
+    def file(self, name: str) -> File:
+        """Returns the file with a name: an absolute or relative path, or a URL of any scheme."""
+        is_home = name[:1] == "~" and self.home
+        if _is_absolute(name) or (len(self.folders) == 1 and not is_home):
+            return File(resolve(self.base, name), hint=self.hint)
+        for folder in self.folders:
+            path = resolve(folder, name)
+            if os.path.isfile(path):
+                return File(path)
+        path = self._from_home(name) if is_home else resolve(self.base, name)
+        if is_home and os.path.isfile(path):
+            return File(path)
+        others = "".join(f", nor below {folder}" for folder in self.folders if is_home or folder != self.base)
+        return File(path, hint=others + self.hint)
+
+    def _from_home(self, name: str) -> str:
+        """Returns the path that a name with `~` stands for."""
+        return resolve(self.home, "." + name[1:]) if name[1:2] in ("", "/") else os.path.expanduser(name)
 
 
 def audio_name(row: Mapping[str, Any], meaning: Meaning, where: str) -> str:
@@ -194,77 +120,6 @@ def audio_name(row: Mapping[str, Any], meaning: Meaning, where: str) -> str:
         f"{where}: {meaning.audio} is {repr(name)[:80]}. Give the path of one file, or drop this line; join the "
         "channels of a list into one file, for instance with `sox -M`."
     )
-
-
-def _times_by_name(named: Mapping[str, str]) -> tuple[Time, ...]:
-    """Returns the times among names, given by the form in which they are compared."""
-    times = tuple(time for key, name in named.items() if (time := _time(key, name)))
-    if any(key_of(time.name).startswith("onset") for time in times):
-        times = tuple(time._replace(what="end") if key_of(time.name).startswith("offset") else time for time in times)
-    # Times in samples give way to those in seconds.
-    in_seconds = {time.what for time in times if time.unit is not None}
-    return tuple(time for time in times if time.unit is not None or time.what not in in_seconds)
-
-
-def _time(key: str, name: str) -> Time | None:
-    stem, unit = stem_and_unit(key)
-    return Time(name, _TIMES[stem], unit) if stem in _TIMES else None
-
-
-def _check_span(times: tuple[Time, ...]) -> None:
-    """Raises ManifestError if there is an end alone, or if seconds and samples are needed for one span."""
-    if {time.what for time in times} != {"end"} and len({time.unit is None for time in times}) < 2:
-        return
-    found = ", ".join(time.name for time in times)
-    raise ManifestError(
-        f"{found} do not give a start and an end in one unit. Give a start with a duration or an end, or a duration; "
-        "--columns says which, such as --columns start=NAME:ms,duration=NAME:ms, and --columns end= that there is none."
-    )
-
-
-def _labels(names: tuple[str, ...], given: Mapping[str, Column]) -> tuple[tuple[str, str], ...]:
-    """Returns the labels that names are: `text` for `Text`, and other names as they are.
-
-    A label that the caller names is the only one for its field.
-    """
-    fields = {column.name: role for role, column in given.items() if role in LABELS and column.name in names}
-    labels: dict[str, str] = {}
-    for name in names:
-        key = key_of(name)
-        label = fields.get(name) or (key if key in LABELS and key not in {*names, *labels.values()} else name)
-        if name and (name in fields or LABELS.get(label) not in fields.values()):
-            labels[name] = label
-    return tuple(labels.items())
-
-
-def _words(name: str) -> set[str]:
-    return set(key_of(name).split("_"))
-
-
-def _check_suspects(row: Mapping[str, Any], meaning: Meaning, where: str) -> None:
-    """Raises ManifestError if a value looks like a time, a channel or audio, and is not read as one."""
-    for name, role in meaning.suspects:
-        value = _given(row[name])
-        if role == "audio":
-            looks_so = _is_other_audio(value, row[meaning.audio])
-        else:
-            looks_so = is_number(value, MAX_SECONDS * 1e6) or (role == "channel" and value in NAMED_CHANNELS)
-        if looks_so:
-            what = {"channel": "a channel", "audio": "an audio file"}.get(role, "a time")
-            none = f", or --columns {role}= if it is none of the file" if role != "audio" else ""
-            choice = meaning.audio if role == "audio" else name
-            raise ManifestError(
-                f"{where}: {name} is {shortened(repr(value), 80)}, which looks like {what}, and is not read as one. "
-                f"Say what it is, as by --columns {role}={choice}{none}."
-            )
-
-
-def _is_other_audio(value: Any, read: Any) -> bool:
-    """Returns whether a value is the name of an audio file, and of another one than that which is read."""
-    if not (isinstance(value, str) and isinstance(read, str) and value.lower().endswith(AUDIO_SUFFIXES)):
-        return False
-    stems = {each.rpartition("/")[2].rpartition(".")[0] or each.rpartition("/")[2] for each in (value, read)}
-    return len(stems) > 1
 
 
 def entry_of_row(
@@ -425,3 +280,75 @@ def _given(value: Any) -> Any:
         return float(text) if text else None
     except ValueError:
         return text
+
+
+def _check_suspects(row: Mapping[str, Any], meaning: Meaning, where: str) -> None:
+    """Raises ManifestError if a value looks like a time, a channel or audio, and is not read as one."""
+    for name, role in meaning.suspects:
+        value = _given(row[name])
+        if role == "audio":
+            looks_so = _is_other_audio(value, row[meaning.audio])
+        else:
+            looks_so = is_number(value, MAX_SECONDS * 1e6) or (role == "channel" and value in NAMED_CHANNELS)
+        if looks_so:
+            what = {"channel": "a channel", "audio": "an audio file"}.get(role, "a time")
+            none = f", or --columns {role}= if it is none of the file" if role != "audio" else ""
+            choice = meaning.audio if role == "audio" else name
+            raise ManifestError(
+                f"{where}: {name} is {shortened(repr(value), 80)}, which looks like {what}, and is not read as one. "
+                f"Say what it is, as by --columns {role}={choice}{none}."
+            )
+
+
+def _is_other_audio(value: Any, read: Any) -> bool:
+    """Returns whether a value is the name of an audio file, and of another one than that which is read."""
+    if not (isinstance(value, str) and isinstance(read, str) and value.lower().endswith(AUDIO_SUFFIXES)):
+        return False
+    stems = {each.rpartition("/")[2].rpartition(".")[0] or each.rpartition("/")[2] for each in (value, read)}
+    return len(stems) > 1
+
+
+def entry_of_slice(
+    where: str,
+    name: str,
+    names: FileNames,
+    root: str,
+    *,
+    labels: dict[str, Any] | None = None,
+    number: int | None = None,
+) -> Entry | None:
+    """Returns the entry of a name FILE:OFFSET:FRAMES of fairseq, which counts samples at the rate of the file.
+
+    Returns None for other names, and if there is a file of that name.
+
+    Args:
+        where: Position in the input.
+        name: The name in the manifest: a path or a URL.
+        names: Finds the file.
+        root: The folder that ids are relative to.
+        labels: See `Entry`.
+        number: See `Entry`.
+    """
+    match = _SLICE.fullmatch(name) if name[-1:].isdigit() else None
+    if match is None or os.path.isfile(names.file(name).location):
+        return None
+    file, start, num_frames = names.file(match[1]), int(match[2]), int(match[3])
+    cut_id = f"{cut_id_of(file.location, root)}:{start}:{num_frames}"
+    return Entry(where, cut_id, file, labels=labels, number=number, first_frame=start, num_frames=num_frames)
+
+
+def id_of_name(path: str, name: str, root: str) -> str:
+    """Returns the id of the cut of a file in a manifest; see `cut_id_of`.
+
+    Args:
+        path: The absolute path or URL of the file.
+        name: The name in the manifest. If it is relative, the id does not depend on the location of the manifest.
+        root: The folder that ids are relative to.
+    """
+    cut_id = cut_id_of(path, root)
+    is_outside = cut_id.startswith("/") or "://" in cut_id
+    return relative_id(cut_id, root) if is_outside and not (name.startswith(("/", "~")) or is_url(name)) else cut_id
+
+
+def _is_absolute(name: str) -> bool:
+    return name[:1] == "/" or ("://" in name and has_scheme(name))

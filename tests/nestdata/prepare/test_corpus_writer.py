@@ -18,7 +18,7 @@ from nestdata.prepare.found import Collector, Cut, Found, Note, Reject, Searched
 from nestdata.prepare.inputs.audio import Member, Unusable
 from nestdata.prepare.inputs.entry import Entry
 from nestdata.prepare.inputs.lines import LineSource, Manifest
-from nestdata.prepare.inputs.rows import Meaning
+from nestdata.prepare.inputs.meaning import Meaning
 from nestdata.storage import ObjectInfo
 
 

@@ -4,7 +4,7 @@ import shutil
 from pathlib import Path
 
 from nestdata import PrepareConfig, prepare_corpus
-from nestdata.prepare.progress import PrepareReport
+from nestdata.prepare.finish import PrepareReport
 from tests.nestdata.prepare.inputs.shards import write_tar
 from tests.synthesis import hiss, write_audio
 

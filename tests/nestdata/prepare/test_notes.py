@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from nestdata import PrepareConfig, load_audio, prepare_corpus
-from nestdata.prepare.progress import PrepareReport
+from nestdata.prepare.finish import PrepareReport
 from tests.synthesis import hiss, write_audio, write_jsonl
 
 

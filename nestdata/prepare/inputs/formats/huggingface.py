@@ -29,17 +29,9 @@ from nestdata.output import flush_to_disk
 from nestdata.prepare.inputs.audio import File, Member, Unusable
 from nestdata.prepare.inputs.entry import AUDIO_SUFFIXES, Entry, cut_id_of, resolve
 from nestdata.prepare.inputs.format import Format, GivenInput, Opened
-from nestdata.prepare.inputs.names import FileNames
+from nestdata.prepare.inputs.meaning import AUDIO_NAMES, Meaning, check_columns, meaning_in
 from nestdata.prepare.inputs.patterns import objects_below
-from nestdata.prepare.inputs.rows import (
-    AUDIO_NAMES,
-    Meaning,
-    audio_name,
-    check_columns,
-    entry_of_row,
-    meaning_in,
-    placed,
-)
+from nestdata.prepare.inputs.rows import FileNames, audio_name, entry_of_row, placed
 from nestdata.storage import ObjectInfo, join, name_of, parent, storage
 
 PARQUET_SUFFIX = ".parquet"

@@ -22,7 +22,7 @@ from nestdata.prepare.inputs.audio import Unusable, unusable_command
 from nestdata.prepare.inputs.entry import MAX_SECONDS, Entry
 from nestdata.prepare.inputs.format import Format, GivenInput, Opened
 from nestdata.prepare.inputs.lines import Manifest, numbered_lines
-from nestdata.prepare.inputs.names import FileNames
+from nestdata.prepare.inputs.rows import FileNames
 
 # Programs that write a file, or one channel of it, to a pipe without changing its samples, with their options.
 # `sph2pipe` counts channels from 1.

@@ -17,10 +17,10 @@ from nestdata.prepare.inputs.audio import File, LhotseCut, Member, Unusable, unu
 from nestdata.prepare.inputs.entry import Entry, seconds
 from nestdata.prepare.inputs.format import Format, GivenInput, Opened
 from nestdata.prepare.inputs.given import is_corpus
-from nestdata.prepare.inputs.labels import label_text
 from nestdata.prepare.inputs.lines import LineSource, Manifest, check_manifest, parse_object
-from nestdata.prepare.inputs.names import FileNames
+from nestdata.prepare.inputs.meaning import label_text
 from nestdata.prepare.inputs.patterns import object_info
+from nestdata.prepare.inputs.rows import FileNames
 from nestdata.prepare.inputs.tar import member_at
 from nestdata.storage import is_url, storage
 

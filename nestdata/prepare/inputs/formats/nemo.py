@@ -32,7 +32,7 @@ from nestdata.prepare.inputs.lines import (
     numbered_lines,
     parse_object,
 )
-from nestdata.prepare.inputs.names import FileNames
+from nestdata.prepare.inputs.meaning import AUDIO_NAMES, Meaning, check_columns, meaning_in, names_audio
 from nestdata.prepare.inputs.patterns import (
     TAR,
     check_shards,
@@ -42,16 +42,7 @@ from nestdata.prepare.inputs.patterns import (
     objects_below,
     shard_number,
 )
-from nestdata.prepare.inputs.rows import (
-    AUDIO_NAMES,
-    Meaning,
-    audio_name,
-    check_columns,
-    entry_of_row,
-    meaning_in,
-    names_audio,
-    placed,
-)
+from nestdata.prepare.inputs.rows import FileNames, audio_name, entry_of_row, placed
 from nestdata.prepare.inputs.tar import (
     OpenShard,
     ShardSource,

@@ -16,7 +16,7 @@ from nestdata.prepare.inputs.entry import AUDIO_SUFFIXES, Entry, cut_id_of, reso
 from nestdata.prepare.inputs.format import Format, GivenInput, Opened
 from nestdata.prepare.inputs.formats.table import is_table
 from nestdata.prepare.inputs.lines import LineSource, Manifest
-from nestdata.prepare.inputs.names import FileNames, entry_of_slice, id_of_name
+from nestdata.prepare.inputs.rows import FileNames, entry_of_slice, id_of_name
 from nestdata.storage import has_scheme, is_url, name_of, parent
 
 _SUFFIXES = (".txt", ".lst", ".list", ".txt.gz", ".lst.gz", ".list.gz")

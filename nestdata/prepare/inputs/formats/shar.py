@@ -19,7 +19,7 @@ from nestdata.prepare.inputs.entry import Entry
 from nestdata.prepare.inputs.format import Format, GivenInput, Opened
 from nestdata.prepare.inputs.formats.lhotse import LhotseManifest
 from nestdata.prepare.inputs.lines import Manifest, numbered_lines, parse_object
-from nestdata.prepare.inputs.names import FileNames
+from nestdata.prepare.inputs.rows import FileNames
 from nestdata.prepare.inputs.tar import (
     OpenShard,
     ShardSource,

@@ -15,18 +15,9 @@ from nestdata.input_format import InputFormat
 from nestdata.prepare.inputs.audio import Unusable
 from nestdata.prepare.inputs.entry import Entry
 from nestdata.prepare.inputs.format import Format, GivenInput, Opened
-from nestdata.prepare.inputs.labels import table_labels
 from nestdata.prepare.inputs.lines import LineSource, Manifest
-from nestdata.prepare.inputs.names import FileNames, entry_of_slice
-from nestdata.prepare.inputs.rows import (
-    Meaning,
-    audio_name,
-    check_columns,
-    entry_of_row,
-    meaning_in,
-    names_audio,
-    with_channel,
-)
+from nestdata.prepare.inputs.meaning import Meaning, check_columns, meaning_in, names_audio, table_labels
+from nestdata.prepare.inputs.rows import FileNames, audio_name, entry_of_row, entry_of_slice, with_channel
 from nestdata.storage import join
 
 _DELIMITERS = ("\t", ",", ";", "|")

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from nestdata.prepare.inputs.names import FileNames
+from nestdata.prepare.inputs.rows import FileNames
 from tests.nestdata.prepare.inputs.reading import entries_of, lhotse_recording, some_audio, source_of
 from tests.synthesis import write_jsonl
 

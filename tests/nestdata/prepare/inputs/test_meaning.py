@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from nestdata.prepare.inputs.labels import divide_labels, label_text, table_labels
+from nestdata.prepare.inputs.meaning import divide_labels, label_text, table_labels
 from tests.nestdata.prepare.inputs.reading import lhotse_cut, prepared, some_audio
 
 NAN = math.nan
