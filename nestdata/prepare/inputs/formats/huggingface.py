@@ -363,6 +363,7 @@ def _rows(location: str, given: tuple[Column, ...]) -> Iterator[_Row | Unusable]
             columns = _columns_of(schema, location, given)
             names = [name for name in schema.names if name not in columns.meaning.unread]
             for batch in file.iter_batches(_ROWS_PER_BATCH, columns=names, use_threads=False) if is_parquet else file:
+                batch.validate(full=True)  # pyarrow does not check what it reads: wrong offsets would end the process
                 for start in range(0, batch.num_rows, _ROWS_PER_BATCH):
                     for values in batch.select(names).slice(start, _ROWS_PER_BATCH).to_pylist():
                         yield _Row(values, columns)
