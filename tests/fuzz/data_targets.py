@@ -6,7 +6,7 @@ import json
 import tarfile
 import tempfile
 from contextlib import suppress
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,9 @@ from tests.fuzz.target import Target
 from tests.nestdata.audio.ogg_pages import flac_in_ogg
 from tests.nestdata.bad_files import without_length
 from tests.synthesis import chirp
+from tests.test_manifests import EXAMPLES, REPOSITORY
+
+MANIFESTS = REPOSITORY / "manifests"
 
 
 @cache
@@ -105,14 +108,6 @@ def read_tar(content: bytes, _: Path) -> bool:
     return True
 
 
-def prepare_tar(content: bytes, folder: Path) -> int:
-    """Prepares a WebDataset of one tar, and of one that is valid."""
-    (folder / "in").mkdir()
-    (folder / "in" / "0.tar").write_bytes(content)
-    (folder / "in" / "1.tar").write_bytes(_webdataset())
-    return _prepare(folder / "in", folder).num_cuts
-
-
 @cache
 def _webdataset(stem: str = "a") -> bytes:
     file = io.BytesIO()
@@ -192,13 +187,22 @@ def table_inputs() -> st.SearchStrategy[bytes]:
     return st.one_of(mutated(*_TABLES), st.builds(lambda row: _TABLES[0] + row + b"\n", rows))
 
 
-def prepare_kaldi(tables: tuple[bytes, bytes, bytes], folder: Path) -> int:
-    """Prepares a Kaldi directory."""
-    (folder / "in").mkdir()
-    (folder / "a.wav").write_bytes(audio_seeds()["plain.wav"])
-    for name, content in zip(("wav.scp", "segments", "text"), tables, strict=True):
-        (folder / "in" / name).write_bytes(content.replace(b"ROOT", str(folder).encode()))
-    return _prepare(folder / "in", folder).num_cuts
+def example_inputs(name: str) -> st.SearchStrategy[dict[str, bytes]]:
+    """Returns the files of an example in `manifests/` by name, one of which is changed."""
+    folder = MANIFESTS / Path(name).parts[0]
+    files = {str(path.relative_to(MANIFESTS)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    return st.sampled_from(sorted(files)).flatmap(
+        lambda changed: mutated(files[changed]).map(lambda content: {**files, changed: content})
+    )
+
+
+def prepare_example(name: str, files: dict[str, bytes], folder: Path) -> int:
+    """Prepares an example beside the audio of the demo corpus, to which its files refer."""
+    (folder / "demo").symlink_to(MANIFESTS / "demo")
+    for file, content in files.items():
+        (folder / file).parent.mkdir(parents=True, exist_ok=True)
+        (folder / file).write_bytes(content)
+    return int(_prepare(folder / name, folder).num_cuts)
 
 
 @cache
@@ -277,8 +281,6 @@ _TABLES = (
     b'client_id\tpath\tsentence\n1\ta.wav\t"quoted\n2\tb.wav\tx\n',
     b"audio_filepath;duration;speaker\na.wav;0.3;tom\n",
 )
-_FAIRSEQ = b"ROOT\na.wav\t4800\nb.wav\t100\na.wav:100:200\t200\n"
-_KALDI = (b"a ROOT/a.wav\nb ROOT/b.wav\n", b"u1 a 0.0 0.2\nu2 a 0.1 0.3 0\n", b"u1 some words\nu2 more\n")
 DATA_TARGETS: dict[str, Target] = {
     "FLAC header": Target(lambda: audio_inputs(".flac"), read_audio_header, num_tested=100),
     "WAV header": Target(lambda: audio_inputs(".wav"), read_audio_header, num_tested=100),
@@ -286,13 +288,14 @@ DATA_TARGETS: dict[str, Target] = {
     "FLAC file": Target(lambda: audio_inputs(".flac"), prepare_audio, num_tested=10),
     "WAV file": Target(lambda: audio_inputs(".wav"), prepare_audio, num_tested=10),
     "tar": Target(lambda: mutated(*tar_seeds()), read_tar, (TarError,), num_tested=100),
-    "tar of audio": Target(lambda: mutated(_webdataset()), prepare_tar, num_tested=10),
     "NeMo manifest": Target(lambda: line_inputs(*NEMO), prepare_lines),
     "Lhotse manifest": Target(lambda: line_inputs(*LHOTSE), prepare_lines),
-    "fairseq manifest": Target(lambda: named("train.tsv", mutated(_FAIRSEQ)), prepare_lines),
     "table": Target(lambda: named("speech.csv", table_inputs()), prepare_lines),
-    "list of paths": Target(lambda: named("list.txt", mutated(b"a.wav\n/data/b.wav\r\n\nc.flac\n")), prepare_lines),
-    "Kaldi directory": Target(lambda: st.tuples(*(mutated(table) for table in _KALDI)), prepare_kaldi),
+    **{
+        f"example {name}": Target(partial(example_inputs, name), partial(prepare_example, name), num_tested=10)
+        for name in EXAMPLES
+        if not name.startswith("demo/")
+    },
     "Parquet": Target(lambda: mutated(*parquet_seeds()), prepare_parquet, num_tested=15, packages=("pyarrow",)),
     "corpus": Target(corpus_inputs, open_corpus),
 }
