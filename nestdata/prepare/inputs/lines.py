@@ -66,8 +66,9 @@ class Manifest:
 
     def __init__(self, path: Path | str, is_spread: bool | None = None) -> None:
         self.path = path
-        self._is_spread = is_spread
         self._file: BufferedReader | None = None
+        if is_spread is not None:
+            self.is_spread = is_spread
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Manifest, (self.path, self.is_spread)
@@ -83,31 +84,33 @@ class Manifest:
     @cached_property
     def first_lines(self) -> FirstLines:
         """The first lines. Of a JSON array without an end in the buffer, `text` is that part: it may be too long."""
-        with self._from_start() as file:
+        lines, start = self.lines(), self.head(_BUFFER_BYTES).lstrip()
+        if start.startswith(b"[") and b"\n" not in start:
+            return FirstLines(start, start, 1, b"")
+        first = text = next(lines, b"")
+        number = 1
+        while text and not text.strip():
+            text, number = next(lines, b""), number + 1
+        return FirstLines(first, text, number, b"" if text.startswith(b"[") else next(lines, b""))
 
-            def next_line() -> bytes:
-                start = file.peek()
-                return start if start.startswith(b"[") and b"\n" not in start else next(lines, b"")
-
-            lines = self._lines_in(file)
-            first = text = next_line()
-            number = 1
-            while text and not text.strip():
-                text, number = next_line(), number + 1
-            return FirstLines(first, text, number, b"" if text.startswith(b"[") else next(lines, b""))
-
-    @property
+    @cached_property
     def is_spread(self) -> bool:
         """Whether it is JSON, and its objects are not one per line."""
-        if self._is_spread is None:
-            line = self.first_lines.text
-            self._is_spread = line.lstrip().startswith(b"[") or line.strip() == b"{"
-        return self._is_spread
+        line = self.first_lines.text
+        return line.lstrip().startswith(b"[") or line.strip() == b"{"
 
     def lines(self) -> Iterator[bytes]:
         """Yields all lines with their newlines, without a byte order mark."""
+        limit, number = MAX_LINE_BYTES + 1, 0
         with self._from_start() as file:
-            yield from self._lines_in(file)
+            while line := file.readline(limit):
+                number += 1
+                if len(line) == limit:
+                    raise ManifestError(
+                        f"{self.path}:{number}: a line of more than {MAX_LINE_BYTES >> 20} MiB, which begins "
+                        f"with {line[:80]!r}. Check that this is a manifest, and divide or drop the line."
+                    )
+                yield line
 
     def objects(self) -> Iterator[bytes]:
         """Yields the objects of a JSON array, or objects one after the other, as JSON texts. Holds the whole manifest.
@@ -185,18 +188,6 @@ class Manifest:
             return stream
         return files.enter_context(BufferedReader(gzip.GzipFile(fileobj=stream), _BUFFER_BYTES))
 
-    def _lines_in(self, file: BufferedReader) -> Iterator[bytes]:
-        """Yields the lines of the open file from its start on."""
-        limit, number = MAX_LINE_BYTES + 1, 0
-        while line := file.readline(limit):
-            number += 1
-            if len(line) == limit:
-                raise ManifestError(
-                    f"{self.path}:{number}: a line of more than {MAX_LINE_BYTES >> 20} MiB, which begins "
-                    f"with {line[:80]!r}. Check that this is a manifest, and divide or drop the line."
-                )
-            yield line
-
 
 class LineSource:
     """The methods of `Source` for a manifest of which each line or JSON object is an item.
@@ -224,23 +215,21 @@ class LineSource:
     def items(self) -> Iterator[Any]:
         """Yields the lines after the header, or the objects as JSON texts, and closes the manifest."""
         manifest = self.manifest
-        yield from manifest.objects() if self._is_spread else islice(manifest.lines(), self.num_header_lines, None)
+        is_spread = self.holds_objects and manifest.is_spread
+        yield from manifest.objects() if is_spread else islice(manifest.lines(), self.num_header_lines, None)
         manifest.close()
 
     def where(self, number: int) -> str:
         """Returns the path and the number of the line, counted from 1 with the header, or that of the object."""
-        if self._is_spread:
-            return f"{self.path!s}, object {number}"
-        return f"{self.path!s}:{number if self.has_line_numbers else number + self.num_header_lines}"
+        manifest = self.manifest
+        if self.holds_objects and manifest.is_spread:
+            return f"{manifest.path!s}, object {number}"
+        return f"{manifest.path!s}:{number if self.has_line_numbers else number + self.num_header_lines}"
 
     def count(self) -> int | None:
         """Returns the number of lines after the header; None if it is not that of the items."""
-        lines = None if self._is_spread else self.manifest.count()
+        lines = None if self.holds_objects and self.manifest.is_spread else self.manifest.count()
         return None if lines is None else lines - self.num_header_lines
-
-    @property
-    def _is_spread(self) -> bool:
-        return self.holds_objects and self.manifest.is_spread
 
 
 def numbered_lines(location: str) -> Iterator[tuple[int, bytes]]:
