@@ -146,7 +146,7 @@ class PrepareConfig:
 
     @property
     def chosen_channel(self) -> Channel | None:
-        """The channel that the caller asks for, as a number or "mix"; None for that which the input names."""
+        """The channel that the caller asks for, as a number or "mix"; None for the channel that the input names."""
         return NAMED_CHANNELS.get(self.channel, "mix") if isinstance(self.channel, str) else self.channel
 
     @property

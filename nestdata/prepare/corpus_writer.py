@@ -286,12 +286,12 @@ class CorpusWriter:
 
 def _offsets_of(records: NDArray[Any]) -> NDArray[np.int64]:
     """Returns where the line of each cut begins in `cuts.jsonl`, in bytes."""
-    ends: NDArray[np.int64] = np.cumsum(records["line_bytes"], dtype=np.int64)
-    return ends - records["line_bytes"]
+    starts: NDArray[np.int64] = np.cumsum(records["line_bytes"], dtype=np.int64) - records["line_bytes"]
+    return starts
 
 
 def _repeated(records: NDArray[Any]) -> dict[int, int]:
-    """Returns the indices of cuts whose entry has the id of an earlier entry, with that of the first cut of it.
+    """Returns the indices of cuts whose entry repeats an id, each with the index of the first cut with this id.
 
     Entries without a cut do not count: of a file that cannot be used, another one with its id takes the place.
     """

@@ -1,4 +1,4 @@
-"""Tells entries of one id apart, such as those of two corpora with equal names, or of tars whose keys begin again.
+"""Gives repeated ids a distinct suffix or prefix: two corpora with equal file names, tars whose keys begin again.
 
 An entry of another span, channel, file or source is other audio, and its new id says what is other. What is left is the
 same audio twice, and two forms of one recording, such as `a.wav` and `a.mp3` in a folder.
@@ -72,7 +72,7 @@ def tell_apart(
 
     Args:
         records: One for each cut, shape (num_cuts,), dtype `RECORD`.
-        repeated: The indices of the cuts of such entries, and that of the first cut with their id.
+        repeated: The indices of the cuts of such entries, each with the index of the first cut with this id.
         cut_at: Returns the cut of a record by its index.
         sources: The sources, by the index that records have.
     """

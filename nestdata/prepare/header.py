@@ -1,8 +1,8 @@
 """Reads the headers of audio files: sampling rate, length and channels, or why the audio cannot be used.
 
 The headers of plain FLAC and WAV files are parsed here, in a twentieth of libsndfile's time. Everything else is opened
-as for decoding. Where no header gives the length, or not that of all audio, the samples are counted: by frames or pages
-where that suffices, by decoding where it does not.
+as for decoding. If the header gives no length, or only part of it, the samples are counted: by frames or pages if
+possible, otherwise by decoding.
 """
 
 import os

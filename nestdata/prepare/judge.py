@@ -48,8 +48,7 @@ def judge(whole: WholeEntry, parts: Sequence[Part], config: PrepareConfig) -> li
 def _judged(whole: WholeEntry, row: dict[str, Any], config: PrepareConfig, content: int) -> list[Outcome]:
     """Returns a part as a cut, or why it is not taken; modifies `row`.
 
-    Of a part that is damaged, what is before the damage is a cut with a note, unless it has a text, which would be that
-    of more audio.
+    A damaged part is used up to the damage, with a note, unless it has a text, which describes more audio.
 
     Args:
         whole: The entry.

@@ -3,7 +3,7 @@
 The result of a task is one file, whose name is the number of the task. It begins with one digest of all that the
 result depends on: the package, the settings, the source and its items, and size and time or ETag of every file and
 object that the task read or rejected; and with their names, by which the next run computes the digest again. The result
-is taken while the digest is the same: a changed shard changes that of the tasks that read it, and no others.
+is taken while the digest is the same, so a changed shard only repeats the tasks that read it.
 
 Results are kept where reading again would take long: of audio in shards or at URLs, and of audio that was decoded or
 searched for speech. Headers of other files are read again.

@@ -103,11 +103,11 @@ def _cut_from_file(entry: Entry, audio: File | Member, config: PrepareConfig) ->
             return found
         info, (offset, duration) = found, _span_of(entry, found.rate)
         length = info.num_frames / info.rate
-        # A span that ends after a file of its own length is that of the clip in a recording.
+        # A span that ends after the file, and is as long as the file, is the position of this clip in a recording.
         if duration is not None and offset + duration > length + ROUNDING_S and abs(duration - length) <= ROUNDING_S:
             offset, duration = 0.0, None
     left = info.num_frames / info.rate - offset
-    # What is left of a file is used, unless its text would be that of more audio.
+    # The rest of a truncated file is used, unless it has a text, which describes more audio.
     is_used = info.ends_early and left > 0 and "text" not in divide_labels(entry.labels or {})[0]
     if not is_used and (problem := _problem_of_span(info, offset, duration)):
         return problem

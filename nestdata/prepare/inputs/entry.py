@@ -5,16 +5,12 @@ input in two steps, so that the work can be shared among processes: `items` runs
 input into lines, paths, row numbers or shards; `entries` parses one item, in whichever process receives it.
 """
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
-from urllib.parse import quote
 
-from nestdata.errors import ManifestError
 from nestdata.input_format import InputFormat
 from nestdata.prepare.inputs.audio import Audio
-from nestdata.storage import has_scheme, is_url
 
 if TYPE_CHECKING:
     from nestdata.prepare.inputs.meaning import Meaning
@@ -67,7 +63,7 @@ class Entry(NamedTuple):
     """Other values of the input, such as text, lang and speaker."""
 
     number: int | None = None
-    """The number for which `Source.where` returns the position of this entry; None for that of its item.
+    """The number for which `Source.where` returns the position of this entry; None for the number of its item.
 
     Cuts are written in the order of these numbers. A later entry of the same item with the same number replaces the
     earlier one, for instance if a tar turns out to hold two members with the name in a line.
@@ -133,72 +129,6 @@ class ReadsFiles(Protocol):
         """Returns the absolute paths or URLs of the files that the entries of an item depend on."""
 
 
-def seconds(row: dict[str, Any], key: str, where: str) -> float | None:
-    """Returns a value in seconds, or None if the key is missing or null.
-
-    Raises:
-        ManifestError: The value is not a number, is negative, or is too large.
-    """
-    value = row.get(key)
-    if value is None:
-        return None
-    if not is_number(value, MAX_SECONDS):
-        raise ManifestError(f"{where}: {key} is {value!r}. Give seconds as a number from 0 to {MAX_SECONDS:g}.")
-    return float(value)
-
-
-def is_number(value: Any, limit: float) -> bool:
-    """Returns whether a value of an input is a number from 0 up to a limit, which is not included; True is none."""
-    return type(value) in (int, float) and 0 <= value < limit
-
-
 def span_suffix(offset: float, duration: float | None) -> str:
     """Returns the end of a cut id that distinguishes several spans of one file; both values are in seconds."""
     return f"@{offset:.3f}" if duration is None else f"@{offset:.3f}+{duration:.3f}"
-
-
-def cut_id_of(file: str, root: str) -> str:
-    """Returns the path of a file relative to a root folder, without its suffix.
-
-    Such ids do not change when the root is moved. Both locations are absolute and normalised. A file outside of the
-    root has its absolute path or URL, without suffix, as its id; so has every file if the root is empty.
-    """
-    stem, dot, suffix = file.rpartition(".")
-    if not dot or "/" in suffix or stem[-1:] in ("", "/", "."):
-        stem = os.path.splitext(file)[0]  # a name without suffix, or one that begins with dots
-    inside = root if root.endswith("/") else root + "/"
-    return stem[len(inside) :] if root and stem.startswith(inside) else stem
-
-
-def relative_id(cut_id: str, root: str) -> str:
-    """Returns an id that is an absolute path or URL as a path relative to the root, if both are in one place."""
-    scheme, _, path = cut_id.rpartition("://")
-    root_scheme, _, root_path = root.rpartition("://")
-    if not root or scheme != root_scheme or (scheme and path.split("/")[0] != root_path.split("/")[0]):
-        return cut_id
-    return os.path.relpath("/" + path.lstrip("/"), "/" + root_path.lstrip("/"))
-
-
-def resolve(directory: str, name: str) -> str:
-    """Returns the absolute, normalised location of a file name that is relative to an absolute directory.
-
-    Args:
-        directory: An absolute path, or a URL.
-        name: A relative or absolute path, or a URL of any scheme, which is returned as it is.
-    """
-    if "://" in name and has_scheme(name):
-        return name
-    path = name if name.startswith("/") else f"{directory}/{name}"
-    if "://" in path and is_url(path):
-        return _resolve_url(path)
-    # Most names are normalised already, and skipping `normpath` for them saves minutes over millions of lines.
-    # `normpath` keeps two slashes at the start of a path.
-    return os.path.normpath(path).replace("//", "/") if "/." in path or "//" in path else path
-
-
-def _resolve_url(url: str) -> str:
-    scheme, _, rest = url.partition("://")
-    bucket, _, key = rest.partition("/")
-    key = os.path.normpath("/" + key).lstrip("/") if "/." in rest or "//" in rest else key
-    # Names in manifests are plain, and the path of a web address is percent-encoded.
-    return f"{scheme}://{bucket}/{quote(key, safe='/%') if scheme.startswith('http') else key}"

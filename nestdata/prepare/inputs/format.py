@@ -45,7 +45,7 @@ class InputOptions:
     """Format of every input; None to detect it."""
 
     channel: Channel | None = None
-    """Channel of every cut of Lhotse; None for that which it names itself."""
+    """Channel of every cut of Lhotse; None for the channel that a cut names."""
 
     columns: tuple[Column, ...] = ()
     """What the caller says of columns and keys."""
@@ -63,8 +63,8 @@ class InputOptions:
 
 Opened = tuple[str, Callable[[str], Source | Sequence[Source]]]
 """Absolute path or URL of the folder of the audio or, if the format does not name one, of the manifest; and a function
-that returns the source, given the folder that ids are relative to: the deepest one that holds those of all inputs. A
-folder of audio, tars and Parquet files is a sequence of sources."""
+that returns the source, given the folder that ids are relative to: the deepest one that holds the folders of all
+inputs. A folder of audio, tars and Parquet files is a sequence of sources."""
 
 
 @dataclass(frozen=True, slots=True)

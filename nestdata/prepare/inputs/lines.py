@@ -1,7 +1,7 @@
 """Manifests as lines or JSON objects: a path or a URL, gzip-compressed or not, in bounded memory.
 
-JSON objects are one per line, as NeMo and Lhotse write them, or those of one array, or spread over several lines each,
-as `json.dump` of a list, `json.dump(..., indent=2)` and `jq` write them.
+JSON objects are one per line, as NeMo and Lhotse write them, or in one array, or spread over several lines each, as
+`json.dump` of a list, `json.dump(..., indent=2)` and `jq` write them.
 """
 
 import codecs
@@ -34,7 +34,7 @@ ONE_PER_LINE = "Write one object per line, for instance with `jq -c '.[]'`."
 # Length of the longest manifest whose objects are not one per line, which is held in memory.
 _MAX_SPREAD_BYTES = 1 << 28
 _BUFFER_BYTES = 1 << 16
-# Between objects, and around those of an array.
+# Between objects, and around the objects of an array.
 _BETWEEN = re.compile(r"[\s,\[\]]*")
 
 
@@ -199,8 +199,7 @@ class LineSource:
     items_per_task: ClassVar[None] = None
     num_header_lines: ClassVar[int] = 0
     has_line_numbers: ClassVar[bool] = False
-    """Whether entries have line numbers of their own; otherwise, their numbers are those of the lines after the header.
-    """
+    """Whether entries carry their own line numbers; otherwise, they are numbered from the line after the header."""
 
     holds_objects: ClassVar[bool] = False
     """Whether items are JSON objects, which are one per line or not."""
@@ -220,20 +219,20 @@ class LineSource:
         manifest.close()
 
     def where(self, number: int) -> str:
-        """Returns the path and the number of the line, counted from 1 with the header, or that of the object."""
+        """Returns the path with the number of the line (counted from 1, header included) or of the object."""
         manifest = self.manifest
         if self.holds_objects and manifest.is_spread:
             return f"{manifest.path!s}, object {number}"
         return f"{manifest.path!s}:{number if self.has_line_numbers else number + self.num_header_lines}"
 
     def count(self) -> int | None:
-        """Returns the number of lines after the header; None if it is not that of the items."""
+        """Returns the number of lines after the header; None if items are not lines."""
         lines = None if self.holds_objects and self.manifest.is_spread else self.manifest.count()
         return None if lines is None else lines - self.num_header_lines
 
 
 def numbered_lines(location: str) -> Iterator[tuple[int, bytes]]:
-    """Yields the lines of a manifest with their numbers, counted from 1; errors are those of `Manifest`."""
+    """Yields the lines of a manifest with their numbers, counted from 1; raises the errors of `Manifest`."""
     yield from enumerate(Manifest(location if is_url(location) else Path(location)).lines(), start=1)
 
 

@@ -19,7 +19,7 @@ AUDIO_NAMES = (
     *AUDIO_KEYS, "audio_path", "audio_file", "path", "file_path", "filepath", "file", "file_name", "filename",
     "wav_filename", "wav_path", "wav", "audio", "location",
 )  # fmt: skip
-"""Names of the audio file, of which the first one that is there is read: those of NeMo, Common Voice, Hugging Face's
+"""Names of the audio file; the first one that is present is read. Used by NeMo, Common Voice, Hugging Face's
 `metadata.csv`, DeepSpeech and WeNet, and what people call it."""
 
 _STARTS = (
@@ -116,7 +116,7 @@ class Meaning(NamedTuple):
 
 
 def names_audio(names: Iterable[str], columns: tuple[Column, ...], known: Collection[str] = AUDIO_NAMES) -> bool:
-    """Returns whether a column or key has one of the known names of an audio file, or that which the caller gives."""
+    """Returns whether a column or key has a known name of an audio file, or the name that the caller gives."""
     given = given_name("audio", columns)
     return any(name == given or key_of(name) in known for name in names)
 
@@ -131,7 +131,7 @@ def meaning_in(names: Iterable[str], where: str, columns: tuple[Column, ...], *,
         is_embedded: Whether the row holds its audio itself. A duration alone is then a label.
 
     Raises:
-        ManifestError: None is that of an audio file, or the times do not give a span.
+        ManifestError: None of them names an audio file, or the times do not give a span.
     """
     names = tuple(names)
     try:

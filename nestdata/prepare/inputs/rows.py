@@ -9,27 +9,18 @@ more.
 """
 
 import os
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
+from urllib.parse import quote
 
 from nestdata.audio.channels import NAMED_CHANNELS
+from nestdata.columns import Column
 from nestdata.errors import ManifestError, shortened
 from nestdata.prepare.inputs.audio import Audio, File
-from nestdata.prepare.inputs.entry import (
-    AUDIO_KEYS,
-    AUDIO_SUFFIXES,
-    MAX_SECONDS,
-    Entry,
-    cut_id_of,
-    is_number,
-    relative_id,
-    resolve,
-    span_suffix,
-)
-from nestdata.prepare.inputs.meaning import Meaning, Time
+from nestdata.prepare.inputs.entry import AUDIO_KEYS, AUDIO_SUFFIXES, MAX_SECONDS, Entry, span_suffix
+from nestdata.prepare.inputs.meaning import Meaning, Time, meaning_in
 from nestdata.storage import has_scheme, is_url
 
 _MAX_CHANNEL = 65_536.0
@@ -38,14 +29,12 @@ _ROUNDING_S = 0.02
 # Number of names, and of relative ones among them, that are looked up to find the folder that ids are relative to.
 _MAX_NAMES, _MAX_LOOKUPS = 10_000, 100
 
-_SLICE = re.compile(r"(.+):(\d{1,15}):(\d{1,15})")
-
 
 @dataclass(frozen=True, slots=True)
 class FileNames:
     """Finds the files that a manifest names.
 
-    All folders are those of the process that opened the input, because workers may run in other ones.
+    All folders are absolute, because workers may run in other folders.
     """
 
     folders: tuple[str, ...]
@@ -81,7 +70,7 @@ class FileNames:
 
         Args:
             folder: Absolute path or URL.
-            names: Returns the names in the manifest, which is only asked for those of a local one.
+            names: Returns the names in the manifest; not called for a URL.
         """
         return cls((folder,), folder) if is_url(folder) else cls.of(names(), (folder, os.getcwd()), folder)
 
@@ -109,7 +98,7 @@ def audio_name(row: Mapping[str, Any], meaning: Meaning, where: str) -> str:
     """Returns the name of the audio file in a row.
 
     Raises:
-        ManifestError: It cannot be that of a file.
+        ManifestError: It cannot be the name of a file.
     """
     name = row[meaning.audio]
     if not name:
@@ -120,6 +109,24 @@ def audio_name(row: Mapping[str, Any], meaning: Meaning, where: str) -> str:
         f"{where}: {meaning.audio} is {repr(name)[:80]}. Give the path of one file, or drop this line; join the "
         "channels of a list into one file, for instance with `sox -M`."
     )
+
+
+def entry_in(row: Mapping[str, Any], where: str, columns: tuple[Column, ...], names: FileNames, root: str) -> Entry:
+    """Returns the entry of a row that names a file, with all else that is not read as labels.
+
+    Args:
+        row: Values by name.
+        where: Position in the input.
+        columns: What the caller says of the names.
+        names: Finds the file.
+        root: The folder that ids are relative to.
+
+    Raises:
+        ManifestError: No name or value is an audio file, or a time or the channel cannot be one.
+    """
+    meaning = meaning_in(row, where, columns)
+    name = audio_name(row, meaning, where)
+    return entry_of_row(where, name, row, meaning, names, root, labels=meaning.labels_of(row))
 
 
 def entry_of_row(
@@ -203,6 +210,11 @@ def with_channel(entry: Entry, row: Mapping[str, Any], name: str) -> Entry:
         return entry
     is_only_row = entry.meaning is not None and not entry.meaning.audio
     return entry._replace(cut_id=entry.cut_id if is_only_row else f"{entry.cut_id}@ch{channel}", channel=channel)
+
+
+def is_number(value: Any, limit: float) -> bool:
+    """Returns whether a value of an input is a number from 0 up to a limit, which is not included; True is none."""
+    return type(value) in (int, float) and 0 <= value < limit
 
 
 def _span(row: Mapping[str, Any], times: tuple[Time, ...], where: str) -> tuple[float | None, float | None]:
@@ -301,40 +313,11 @@ def _check_suspects(row: Mapping[str, Any], meaning: Meaning, where: str) -> Non
 
 
 def _is_other_audio(value: Any, read: Any) -> bool:
-    """Returns whether a value is the name of an audio file, and of another one than that which is read."""
+    """Returns whether a value names an audio file other than the one that is read."""
     if not (isinstance(value, str) and isinstance(read, str) and value.lower().endswith(AUDIO_SUFFIXES)):
         return False
     stems = {each.rpartition("/")[2].rpartition(".")[0] or each.rpartition("/")[2] for each in (value, read)}
     return len(stems) > 1
-
-
-def entry_of_slice(
-    where: str,
-    name: str,
-    names: FileNames,
-    root: str,
-    *,
-    labels: dict[str, Any] | None = None,
-    number: int | None = None,
-) -> Entry | None:
-    """Returns the entry of a name FILE:OFFSET:FRAMES of fairseq, which counts samples at the rate of the file.
-
-    Returns None for other names, and if there is a file of that name.
-
-    Args:
-        where: Position in the input.
-        name: The name in the manifest: a path or a URL.
-        names: Finds the file.
-        root: The folder that ids are relative to.
-        labels: See `Entry`.
-        number: See `Entry`.
-    """
-    match = _SLICE.fullmatch(name) if name[-1:].isdigit() else None
-    if match is None or os.path.isfile(names.file(name).location):
-        return None
-    file, start, num_frames = names.file(match[1]), int(match[2]), int(match[3])
-    cut_id = f"{cut_id_of(file.location, root)}:{start}:{num_frames}"
-    return Entry(where, cut_id, file, labels=labels, number=number, first_frame=start, num_frames=num_frames)
 
 
 def id_of_name(path: str, name: str, root: str) -> str:
@@ -352,3 +335,50 @@ def id_of_name(path: str, name: str, root: str) -> str:
 
 def _is_absolute(name: str) -> bool:
     return name[:1] == "/" or ("://" in name and has_scheme(name))
+
+
+def cut_id_of(file: str, root: str) -> str:
+    """Returns the path of a file relative to a root folder, without its suffix.
+
+    Such ids do not change when the root is moved. Both locations are absolute and normalised. A file outside of the
+    root has its absolute path or URL, without suffix, as its id; so has every file if the root is empty.
+    """
+    stem, dot, suffix = file.rpartition(".")
+    if not dot or "/" in suffix or stem[-1:] in ("", "/", "."):
+        stem = os.path.splitext(file)[0]  # a name without suffix, or one that begins with dots
+    inside = root if root.endswith("/") else root + "/"
+    return stem[len(inside) :] if root and stem.startswith(inside) else stem
+
+
+def relative_id(cut_id: str, root: str) -> str:
+    """Returns an id that is an absolute path or URL as a path relative to the root, if both are in one place."""
+    scheme, _, path = cut_id.rpartition("://")
+    root_scheme, _, root_path = root.rpartition("://")
+    if not root or scheme != root_scheme or (scheme and path.split("/")[0] != root_path.split("/")[0]):
+        return cut_id
+    return os.path.relpath("/" + path.lstrip("/"), "/" + root_path.lstrip("/"))
+
+
+def resolve(directory: str, name: str) -> str:
+    """Returns the absolute, normalised location of a file name that is relative to an absolute directory.
+
+    Args:
+        directory: An absolute path, or a URL.
+        name: A relative or absolute path, or a URL of any scheme, which is returned as it is.
+    """
+    if "://" in name and has_scheme(name):
+        return name
+    path = name if name.startswith("/") else f"{directory}/{name}"
+    if "://" in path and is_url(path):
+        return _resolve_url(path)
+    # Most names are normalised already, and skipping `normpath` for them saves minutes over millions of lines.
+    # `normpath` keeps two slashes at the start of a path.
+    return os.path.normpath(path).replace("//", "/") if "/." in path or "//" in path else path
+
+
+def _resolve_url(url: str) -> str:
+    scheme, _, rest = url.partition("://")
+    bucket, _, key = rest.partition("/")
+    key = os.path.normpath("/" + key).lstrip("/") if "/." in rest or "//" in rest else key
+    # Names in manifests are plain, and the path of a web address is percent-encoded.
+    return f"{scheme}://{bucket}/{quote(key, safe='/%') if scheme.startswith('http') else key}"

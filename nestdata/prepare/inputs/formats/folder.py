@@ -12,12 +12,13 @@ from nestdata.errors import ManifestError
 from nestdata.input_format import InputFormat
 from nestdata.output import MARK
 from nestdata.prepare.inputs.audio import File, Member
-from nestdata.prepare.inputs.entry import AUDIO_SUFFIXES, MAIN_SUFFIXES, Entry, Source, cut_id_of
+from nestdata.prepare.inputs.entry import AUDIO_SUFFIXES, MAIN_SUFFIXES, Entry, Source
 from nestdata.prepare.inputs.format import Format, GivenInput, Opened
 from nestdata.prepare.inputs.formats.huggingface import PARQUET_SUFFIX, may_hold_audio, parquet_in_folder
 from nestdata.prepare.inputs.formats.webdataset import WebDataset, check_not_nemo
 from nestdata.prepare.inputs.lines import check_manifest
 from nestdata.prepare.inputs.patterns import TAR, cannot_be_listed, folder_of, objects_below
+from nestdata.prepare.inputs.rows import cut_id_of
 from nestdata.storage import ObjectInfo, name_of, parent
 from nestdata.wrong_path import kind_of, wrong_path
 

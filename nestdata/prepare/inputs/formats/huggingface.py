@@ -27,11 +27,11 @@ from nestdata.errors import ConfigError, ManifestError, StorageError, in_one_lin
 from nestdata.input_format import InputFormat
 from nestdata.output import flush_to_disk
 from nestdata.prepare.inputs.audio import File, Member, Unusable
-from nestdata.prepare.inputs.entry import AUDIO_SUFFIXES, Entry, cut_id_of, resolve
+from nestdata.prepare.inputs.entry import AUDIO_SUFFIXES, Entry
 from nestdata.prepare.inputs.format import Format, GivenInput, Opened
 from nestdata.prepare.inputs.meaning import AUDIO_NAMES, Meaning, check_columns, meaning_in
 from nestdata.prepare.inputs.patterns import objects_below
-from nestdata.prepare.inputs.rows import FileNames, audio_name, entry_of_row, placed
+from nestdata.prepare.inputs.rows import FileNames, audio_name, cut_id_of, entry_of_row, placed, resolve
 from nestdata.storage import ObjectInfo, join, name_of, parent, storage
 
 PARQUET_SUFFIX = ".parquet"

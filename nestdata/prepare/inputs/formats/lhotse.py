@@ -14,13 +14,13 @@ from nestdata.audio.channels import MIX_FIELD, Channel, is_mixed
 from nestdata.errors import ConfigError, ManifestError, StorageError, in_one_line
 from nestdata.input_format import InputFormat
 from nestdata.prepare.inputs.audio import File, LhotseCut, Member, Unusable, unusable_command
-from nestdata.prepare.inputs.entry import Entry, seconds
+from nestdata.prepare.inputs.entry import MAX_SECONDS, Entry
 from nestdata.prepare.inputs.format import Format, GivenInput, Opened
 from nestdata.prepare.inputs.given import is_corpus
 from nestdata.prepare.inputs.lines import LineSource, Manifest, check_manifest, parse_object
 from nestdata.prepare.inputs.meaning import label_text
 from nestdata.prepare.inputs.patterns import object_info
-from nestdata.prepare.inputs.rows import FileNames
+from nestdata.prepare.inputs.rows import FileNames, is_number
 from nestdata.prepare.inputs.tar import member_at
 from nestdata.storage import is_url, storage
 
@@ -219,7 +219,7 @@ def _check_cut(row: dict[str, Any], where: str) -> None:
     if not row.get("recording"):
         raise ManifestError(f"{where}: the cut has no recording. Add it, or drop this line.")
     for key in ("start", "duration"):
-        if seconds(row, key, where) is None:
+        if _seconds(row, key, where) is None:
             raise ManifestError(f"{where}: the cut has no {key}. Add it, or drop this line.")
 
 
@@ -243,7 +243,7 @@ def _check_recording(cut: dict[str, Any], where: str) -> None:
     for key, value in numbers.items():
         if type(value) is not int or not (key == "sampling_rate") <= value < 1 << 50:
             raise ManifestError(f"{where}: {key} is {value!r}. Fix this line.")
-    if seconds(recording, "duration", where) is None:
+    if _seconds(recording, "duration", where) is None:
         raise ManifestError(f"{where}: the recording has no duration. Add it, or drop this line.")
     for source in recording["sources"]:
         channels = source.get("channels")
@@ -266,3 +266,17 @@ def _check_transforms(recording: Any, where: str) -> None:
         raise ManifestError(
             f"{where}: {error}. Write the audio to files in Lhotse first, with `CutSet.save_audios`."
         ) from None
+
+
+def _seconds(row: dict[str, Any], key: str, where: str) -> float | None:
+    """Returns a value in seconds, or None if the key is missing or null.
+
+    Raises:
+        ManifestError: The value is not a number, is negative, or is too large.
+    """
+    value = row.get(key)
+    if value is None:
+        return None
+    if not is_number(value, MAX_SECONDS):
+        raise ManifestError(f"{where}: {key} is {value!r}. Give seconds as a number from 0 to {MAX_SECONDS:g}.")
+    return float(value)

@@ -23,7 +23,7 @@ from nestdata.columns import Column, key_of
 from nestdata.errors import ManifestError
 from nestdata.input_format import InputFormat
 from nestdata.prepare.inputs.audio import Member, Unusable
-from nestdata.prepare.inputs.entry import AUDIO_KEYS, AUDIO_SUFFIXES, Entry, cut_id_of
+from nestdata.prepare.inputs.entry import AUDIO_KEYS, AUDIO_SUFFIXES, Entry
 from nestdata.prepare.inputs.format import Format, GivenInput, Opened
 from nestdata.prepare.inputs.lines import (
     ONE_PER_LINE,
@@ -42,7 +42,7 @@ from nestdata.prepare.inputs.patterns import (
     objects_below,
     shard_number,
 )
-from nestdata.prepare.inputs.rows import FileNames, audio_name, entry_of_row, placed
+from nestdata.prepare.inputs.rows import FileNames, audio_name, cut_id_of, entry_in, placed
 from nestdata.prepare.inputs.tar import (
     OpenShard,
     ShardSource,
@@ -76,14 +76,13 @@ class NemoManifest(LineSource):
         row = parse_object(item, where)
         if row is None:
             return
-        meaning = meaning_in(row, where, self.columns)
-        name = audio_name(row, meaning, where)
+        entry = entry_in(row, where, self.columns, self.names, self.root)
         if "shard_id" in row:
             raise ManifestError(
                 f"{where}: a line of a tarred data set (shard_id {row['shard_id']}) in a manifest of files. Begin the "
                 "manifest with a line that has a shard_id, or give the archives with --tars PATTERN."
             )
-        yield entry_of_row(where, name, row, meaning, self.names, self.root, labels=meaning.labels_of(row))
+        yield entry
 
 
 @dataclass(slots=True)

@@ -12,11 +12,11 @@ from typing import ClassVar
 
 from nestdata.errors import ManifestError
 from nestdata.input_format import InputFormat
-from nestdata.prepare.inputs.entry import AUDIO_SUFFIXES, Entry, cut_id_of, resolve
+from nestdata.prepare.inputs.entry import AUDIO_SUFFIXES, Entry
 from nestdata.prepare.inputs.format import Format, GivenInput, Opened
-from nestdata.prepare.inputs.formats.table import is_table
+from nestdata.prepare.inputs.formats.table import entry_of_slice, is_table
 from nestdata.prepare.inputs.lines import LineSource, Manifest
-from nestdata.prepare.inputs.rows import FileNames, entry_of_slice, id_of_name
+from nestdata.prepare.inputs.rows import FileNames, cut_id_of, id_of_name, resolve
 from nestdata.storage import has_scheme, is_url, name_of, parent
 
 _SUFFIXES = (".txt", ".lst", ".list", ".txt.gz", ".lst.gz", ".list.gz")

@@ -2,6 +2,7 @@
 
 import csv
 import os
+import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from nestdata.prepare.inputs.entry import Entry
 from nestdata.prepare.inputs.format import Format, GivenInput, Opened
 from nestdata.prepare.inputs.lines import LineSource, Manifest
 from nestdata.prepare.inputs.meaning import Meaning, check_columns, meaning_in, names_audio, table_labels
-from nestdata.prepare.inputs.rows import FileNames, audio_name, entry_of_row, entry_of_slice, with_channel
+from nestdata.prepare.inputs.rows import FileNames, audio_name, cut_id_of, entry_of_row, with_channel
 from nestdata.storage import join
 
 _DELIMITERS = ("\t", ",", ";", "|")
@@ -25,6 +26,8 @@ _SUFFIXES = (".csv", ".csv.gz")
 # Common Voice, scripted and spontaneous speech: names in a table that begins with these columns are relative to a
 # folder beside it. Source: the folders and columns in https://github.com/common-voice/cv-dataset.
 _COMMON_VOICE = {("client_id", "path"): "clips", ("client_id", "audio_id", "audio_file"): "audios"}
+# A span of a file in samples, as fairseq names it.
+_SLICE = re.compile(r"(.+):(\d{1,15}):(\d{1,15})")
 
 
 class Header(NamedTuple):
@@ -67,7 +70,7 @@ class Table(LineSource):
         self.manifest.close()
 
     def entries(self, number: int, item: tuple[int, list[str]]) -> Iterator[Entry]:  # noqa: ARG002, the row has its own
-        """Yields the entry of a row; its number is that of its line."""
+        """Yields the entry of a row, numbered by its line."""
         line, row = item
         where, header = self.where(line), self.header
         num_columns = len(header.names)
@@ -105,10 +108,39 @@ class Table(LineSource):
         return Unusable("malformed_row", f"{problem}; {advice}")
 
 
+def entry_of_slice(
+    where: str,
+    name: str,
+    names: FileNames,
+    root: str,
+    *,
+    labels: dict[str, Any] | None = None,
+    number: int | None = None,
+) -> Entry | None:
+    """Returns the entry of a name FILE:OFFSET:FRAMES of fairseq, which counts samples at the rate of the file.
+
+    Returns None for other names, and if there is a file of that name.
+
+    Args:
+        where: Position in the input.
+        name: The name in the manifest: a path or a URL.
+        names: Finds the file.
+        root: The folder that ids are relative to.
+        labels: See `Entry`.
+        number: See `Entry`.
+    """
+    match = _SLICE.fullmatch(name) if name[-1:].isdigit() else None
+    if match is None or os.path.isfile(names.file(name).location):
+        return None
+    file, start, num_frames = names.file(match[1]), int(match[2]), int(match[3])
+    cut_id = f"{cut_id_of(file.location, root)}:{start}:{num_frames}"
+    return Entry(where, cut_id, file, labels=labels, number=number, first_frame=start, num_frames=num_frames)
+
+
 def is_table(path: Path | str, first_line: bytes, columns: tuple[Column, ...] = ()) -> bool:
     """Returns whether a file is a table: its name ends in `.csv`, or its first line has a column of audio files.
 
-    Such a column has one of the usual names, or that which the caller gives it.
+    Such a column has one of the usual names, or the name that the caller gives.
     """
     if str(path).lower().endswith(_SUFFIXES):
         return True

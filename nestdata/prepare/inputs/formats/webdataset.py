@@ -18,11 +18,11 @@ from nestdata.columns import Column
 from nestdata.errors import ManifestError
 from nestdata.input_format import InputFormat
 from nestdata.prepare.inputs.audio import Member, Unusable
-from nestdata.prepare.inputs.entry import AUDIO_KEYS, AUDIO_SUFFIXES, MAIN_SUFFIXES, Entry, cut_id_of
+from nestdata.prepare.inputs.entry import AUDIO_KEYS, AUDIO_SUFFIXES, MAIN_SUFFIXES, Entry
 from nestdata.prepare.inputs.format import Format, GivenInput, Opened
 from nestdata.prepare.inputs.meaning import meaning_in
 from nestdata.prepare.inputs.patterns import TAR, check_shards, folder_of, objects_below
-from nestdata.prepare.inputs.rows import placed
+from nestdata.prepare.inputs.rows import cut_id_of, placed
 from nestdata.prepare.inputs.tar import (
     ShardSource,
     TarMember,

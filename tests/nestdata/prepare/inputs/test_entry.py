@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nestdata import ManifestError
-from nestdata.prepare.inputs.entry import cut_id_of, resolve
 from nestdata.prepare.inputs.lines import Manifest
+from nestdata.prepare.inputs.rows import cut_id_of, resolve
 
 _LINES = b"".join(b"line %d\n" % i for i in range(500))
 

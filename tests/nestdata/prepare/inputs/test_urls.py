@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from nestdata import ConfigError, OutputError, prepare_corpus
-from nestdata.prepare.inputs.entry import resolve
 from nestdata.prepare.inputs.format import common_root
+from nestdata.prepare.inputs.rows import resolve
 from nestdata.storage.clients import import_obstore
 
 
