@@ -35,5 +35,6 @@ FORMATS: dict[str, ListedFormat] = {
 
 if TYPE_CHECKING:
     InputFormat = str
+    """Name of a format of inputs: a key of `FORMATS`."""
 else:
     InputFormat = Literal[tuple(FORMATS)]

@@ -33,8 +33,8 @@ from nestdata.wrong_path import kind_of, wrong_path
 # First bytes of a file that are looked at.
 _HEAD_BYTES = 1024
 _UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
-# Manifests that stay open until they are read; others are opened again then.
-_MAX_OPEN = 100
+# Manifests that stay open until they are read, each with some megabytes if it is at a URL; others are opened again.
+_MAX_OPEN = 4
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

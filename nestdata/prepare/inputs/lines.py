@@ -55,9 +55,9 @@ class FirstLines(NamedTuple):
 class Manifest:
     """A manifest, which is opened once: for its first lines, which tell its format, and then for all of it.
 
-    It stays open until `close`, or until nobody refers to it any more. A pickled copy is closed. All methods that read
-    raise ManifestError if it is not a regular file, a read fails or a line is too long, and StorageError if the store
-    cannot be read.
+    It stays open until `close`, or until nobody refers to it any more. A pickled copy is closed. One iterator at a time
+    is valid: the next one begins at the start of the same file. All methods that read raise ManifestError if it is not
+    a regular file, a read fails or a line is too long, and StorageError if the store cannot be read.
 
     Args:
         path: A local path, or a URL as a `str`.

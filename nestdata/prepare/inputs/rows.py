@@ -126,7 +126,8 @@ def entry_in(row: Mapping[str, Any], where: str, columns: tuple[Column, ...], na
     """
     meaning = meaning_in(row, where, columns)
     name = audio_name(row, meaning, where)
-    return entry_of_row(where, name, row, meaning, names, root, labels=meaning.labels_of(row))
+    file = names.file(name)
+    return placed(where, id_of_name(file.location, name, root), file, row, meaning, meaning.labels_of(row), None)
 
 
 def entry_of_row(

@@ -93,3 +93,11 @@ def test_a_manifest_is_opened_once(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(Path, "open", counted)
     prepare_corpus([manifest], tmp_path / "speech.corpus", on_progress=lambda _: None)
     assert opened.count(manifest) == 1
+
+
+def test_more_manifests_are_read_than_stay_open(tmp_path: Path) -> None:
+    for number in range(12):
+        some_audio(tmp_path / f"{number}.wav")
+        (tmp_path / f"{number}.json").write_text(json.dumps({"audio_filepath": f"{number}.wav"}))
+    report = prepare_corpus([tmp_path / f"{number}.json" for number in range(12)], tmp_path / "speech.corpus")
+    assert report.num_cuts == 12
