@@ -1,4 +1,4 @@
-"""Checks of kernels in Triton without a GPU: interpreted on a CPU, and compiled for GPUs."""
+"""Code for GPUs without a GPU: in a process of its own, interpreted on a CPU, and compiled for GPUs."""
 
 import os
 import re
@@ -13,15 +13,18 @@ ARCHITECTURES = (80, 90)
 """Of an A100 and of an H100."""
 
 
-def run_interpreted(code: str, *, cache: Path) -> None:
-    """Runs code that calls kernels on a CPU, and fails with what it wrote if it fails.
+def run_interpreted(code: str) -> None:
+    """Runs code that calls kernels on a CPU, alone, as Triton reads at its import whether to interpret kernels."""
+    run_alone(code, TRITON_INTERPRET="1")
 
-    Triton reads at its import whether to interpret kernels, so the code runs in a process of its own.
-    """
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "TRITON_CACHE_DIR": str(cache)}
-    command = [sys.executable, "-c", code]
-    run = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=REPOSITORY)
+
+def run_alone(code: str, *arguments: str, **environment: str) -> str:
+    """Runs code in a process of its own and returns its output; fails with what it wrote if it fails."""
+    command = [sys.executable, "-c", code, *arguments]
+    environment = {**os.environ, **environment}
+    run = subprocess.run(command, capture_output=True, text=True, timeout=600, env=environment, cwd=REPOSITORY)
     assert run.returncode == 0, run.stderr
+    return run.stdout
 
 
 class Compiled(NamedTuple):

@@ -1,31 +1,18 @@
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import nullcontext
 
 import pytest
 import torch
 from torch import Tensor
 
-from nestmodel.nn.attention import (
-    Frames,
-    RelPositionAttention,
-    describe_frames,
-    relative_positions,
-    visible_keys,
-)
+from nestmodel.nn.attention import Frames, RelPositionAttention, describe_frames, relative_positions
 from nestmodel.nn.gpu.cast_weights import cast_weights
 from nestmodel.nn.gpu.relative_attention import attend, attention_parameters, describe_gpu_frames
 from nestmodel.nn.precision import product_dtype
 from tests.kernel_definitions import code_for_gpus
 
 CPU = torch.device("cpu")
-
-
-@pytest.fixture(autouse=True)
-def _seeded() -> Iterator[None]:
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        yield
 
 
 def build(*, dim: int = 8, num_heads: int = 2, dropout: float = 0.0, use_bias: bool = True) -> RelPositionAttention:
@@ -71,22 +58,18 @@ def by_definition(module: RelPositionAttention, x: Tensor, num_valid: int) -> Te
     return out
 
 
-def test_positions_descend_with_sine_and_cosine_interleaved() -> None:
-    fast, slow = [1.0, 0.0, -1.0], [0.01, 0.0, -0.01]  # 10000 ** (-2 / 4) = 0.01
-    expected = [
-        [math.sin(a), math.cos(a), math.sin(b), math.cos(b)] for a, b in zip(fast, slow, strict=True)
-    ]  # distances 1, 0, -1
-    assert torch.allclose(relative_positions(2, 4, CPU), torch.tensor(expected), atol=1e-7)
-
-
 @pytest.mark.parametrize("with_gradients", [True, False])
-@pytest.mark.parametrize("num_valid", [1, 4, 6])
+@pytest.mark.parametrize("num_valid", [0, 1, 4, 6])
 def test_attention_equals_its_definition(num_valid: int, with_gradients: bool) -> None:
-    module, x = build().eval(), torch.randn(1, 6, 8)
+    module, x = build().eval(), torch.randn(1, 6, 8, requires_grad=with_gradients)
     with torch.set_grad_enabled(with_gradients):  # without gradients, a CPU uses torch's fused attention
         actual = module(x, frames(x, num_valid))[0]
     assert actual.requires_grad == with_gradients
     assert torch.allclose(actual, by_definition(module, x[0], num_valid), atol=1e-6)
+    if with_gradients:
+        actual.sum().backward()
+        assert x.grad is not None
+        assert not x.grad[0, num_valid:].any()
 
 
 def run(compute: Callable[..., Tensor], module: RelPositionAttention, x: Tensor, *lens: int) -> list[Tensor]:
@@ -113,58 +96,9 @@ def test_the_code_for_gpus_gives_the_same_output_and_gradients(
         torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)  # float64 has 16 digits
 
 
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_output_and_gradients_on_a_gpu_equal_those_on_a_cpu() -> None:
-    module, x = build(dim=64), torch.randn(2, 37, 64)
-    seen = []
-    for device, compute in (("cpu", reference), ("cuda", on_gpu)):
-        module.to(device).zero_grad()
-        out = compute(module, x.to(device), 37, 20)
-        out.square().sum().backward()
-        grads = [p.grad for p in module.parameters() if p.grad is not None]
-        # Copies: the gradients move to the GPU with the module.
-        seen.append([tensor.detach().cpu().clone() for tensor in (out, *grads)])
-    # The gradient of the keys' bias is zero except for rounding, so errors are compared with the largest gradient.
-    largest = max(tensor.abs().max().item() for tensor in seen[0])
-    for ours, theirs in zip(*seen, strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-5 * largest)
-
-
-def test_padded_frames_equal_the_bias_and_receive_no_gradient() -> None:
-    module, x = build(), torch.randn(1, 6, 8, requires_grad=True)
-    out = module(x, frames(x, 3))
-    assert torch.equal(out[0, 3:], module.linear_out.bias.expand(3, -1))
-    out.sum().backward()
-    assert x.grad is not None
-    assert not x.grad[0, 3:].any()
-
-
-def test_an_utterance_without_valid_frames_gives_finite_output() -> None:
-    module, x = build(), torch.randn(1, 4, 8)
-    out = module(x, frames(x, 0))
-    assert torch.equal(out[0], module.linear_out.bias.expand(4, -1))
-
-
-@pytest.mark.parametrize("compute", [reference, on_gpu])
-def test_attention_weights_are_dropped_in_training_only(compute: Callable[..., Tensor]) -> None:
-    module, x = build(dropout=0.5), torch.randn(1, 6, 8)
-    assert not torch.equal(compute(module, x), compute(module, x))
-    module.eval()
-    assert torch.equal(compute(module, x), compute(module, x))
-
-
 def test_padded_keys_have_zero_weight_under_autocast() -> None:
     module, x = build(), torch.randn(1, 6, 8)
     other = x.clone()
     other[0, 4:] = 100.0
     with torch.autocast("cpu", torch.bfloat16):
         assert torch.equal(module(x, frames(x, 4))[0, :4], module(other, frames(x, 4))[0, :4])
-
-
-def test_a_key_is_masked_if_it_is_padded_or_out_of_sight() -> None:
-    frames = describe_frames(torch.zeros(2, 4, 8), torch.tensor([4, 2]), (1, 0), "regular")
-    assert frames.is_masked_key.shape == (2, 1, 4, 4)
-    visible = visible_keys(4, 4, (1, 0), "regular")
-    assert torch.equal(frames.is_masked_key[0, 0], ~visible)
-    assert torch.equal(frames.is_masked_key[1, 0], ~visible | torch.tensor([False, False, True, True]))

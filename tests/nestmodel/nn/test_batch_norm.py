@@ -1,17 +1,7 @@
-from collections.abc import Iterator
-
-import pytest
 import torch
 from torch import nn
 
 from nestmodel.nn.batch_norm import StepBatchNorm, update_running_stats
-
-
-@pytest.fixture(autouse=True)
-def _seeded() -> Iterator[None]:
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        yield
 
 
 def ours_and_torchs() -> tuple[StepBatchNorm, nn.BatchNorm1d]:
@@ -74,3 +64,15 @@ def test_nothing_is_collected_while_statistics_are_frozen() -> None:
     once = ours.pop_collected(1)
     ours(x)
     assert torch.equal(ours.pop_collected(1), once)
+
+
+def test_a_norm_that_is_called_several_times_or_never_has_the_statistics_of_its_calls() -> None:
+    once, twice, never = (StepBatchNorm(1) for _ in range(3))
+    for norm in (once, twice, never):
+        norm.start_collecting()
+    for values in (torch.full((4, 1), 100.0), torch.full((4, 1), 200.0)):
+        once(values)
+        twice(twice(values) * 0 + values)
+    for norm in (once, twice):
+        assert norm.pop_collected(2)[0].item() == 300.0
+    assert never.pop_collected(2).tolist() == [[0.0], [2.0]]  # the initial mean and variance, twice

@@ -1,7 +1,3 @@
-import os
-import subprocess
-import sys
-from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import replace
 from itertools import product
@@ -18,15 +14,9 @@ from nestmodel.nn.attention import Frames, describe_frames
 from nestmodel.nn.convolution import ConvModule
 from nestmodel.nn.encoder import ConformerEncoder
 from tests.kernel_definitions import code_for_gpus
+from tests.kernels import run_alone
 
 TINY = EncoderConfig(d_model=16, num_heads=2, num_layers=2, subsampling_channels=8)
-
-
-@pytest.fixture(autouse=True)
-def _seeded() -> Iterator[None]:
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        yield
 
 
 def build(**settings: float | bool) -> ConformerEncoder:
@@ -177,19 +167,6 @@ def test_gradients_of_cast_weights_are_float32_and_accumulate(use_bias: bool) ->
         assert (seen[1][name] - expected).norm() < 0.05 * expected.norm() + 1e-3, name
 
 
-def test_keys_determine_dropout_whatever_the_generator_holds() -> None:
-    encoder = build(dropout=0.3, dropout_pre_encoder=0.3, dropout_att=0.3, dropout_emb=0.3).train()
-    feats, feat_lens = torch.randn(2, 20, 64), torch.tensor([64, 50])
-    seen = []
-    for global_seed, seed in ((1, 1), (2, 1), (1, 2)):
-        torch.manual_seed(global_seed)
-        state = torch.get_rng_state()
-        seen.append(encoder(feats, feat_lens, encoder.draw_keys(seed)).frames)
-        assert torch.equal(torch.get_rng_state(), state)
-    assert torch.equal(seen[0], seen[1])
-    assert not torch.equal(seen[0], seen[2])
-
-
 def test_each_place_of_dropout_has_a_key_of_its_own() -> None:
     encoder = build(dropout=0.3, dropout_pre_encoder=0.3, dropout_att=0.3, dropout_emb=0.3).train()
     feats, feat_lens = torch.randn(2, 20, 64), torch.tensor([64, 50])
@@ -256,9 +233,6 @@ print(counters["stats"]["unique_graphs"], sum(counters["graph_break"].values()))
 def test_compiled_blocks_give_the_same_output_and_gradients(code: str, num_graphs: str, tmp_path: Path) -> None:
     # In a separate process, because the compiler cannot trace the annotation checks that tests enable; with a cache of
     # its own, because torch reuses code that was generated for another instruction set.
-    environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}
-    command = [sys.executable, "-c", COMPILED, code]
-    run = subprocess.run(command, capture_output=True, text=True, timeout=600, env=environment)
-    assert run.returncode == 0, run.stderr
+    counted = run_alone(COMPILED, code, TORCHINDUCTOR_CACHE_DIR=str(tmp_path))
     # One graph per length, shared by the blocks and by all microbatches of a step, and no graph breaks.
-    assert run.stdout.split() == [num_graphs, "0"]
+    assert counted.split() == [num_graphs, "0"]

@@ -1,7 +1,3 @@
-import os
-import subprocess
-import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,13 +10,7 @@ from torch import Tensor
 
 from nestmodel.config import FeatureConfig
 from nestmodel.nn.features import LogMelFeatures, normalise
-
-
-@pytest.fixture(autouse=True)
-def _seeded() -> Iterator[None]:
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        yield
+from tests.kernels import run_alone
 
 
 def chirps(*lengths: int) -> Tensor:
@@ -167,7 +157,4 @@ assert counters["stats"]["unique_graphs"] == 7
 def test_compiled_features_equal_the_plain_ones_except_for_rounding(num_shapes: str, tmp_path: Path) -> None:
     # In a separate process, because the compiler cannot trace the annotation checks that tests enable; with a cache of
     # its own, because torch reuses code that was generated for another instruction set.
-    environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}
-    command = [sys.executable, "-c", COMPILED, num_shapes]
-    run = subprocess.run(command, capture_output=True, text=True, timeout=600, env=environment)
-    assert run.returncode == 0, run.stderr
+    run_alone(COMPILED, num_shapes, TORCHINDUCTOR_CACHE_DIR=str(tmp_path))

@@ -24,16 +24,11 @@ from nestmodel import (
 from nestmodel.attention_context import draw_context, look_ahead
 from nestmodel.nn.backend import TORCH
 from nestmodel.nn.network import NestOutput
-from nestmodel.nn.subsampling import ConvSubsampling, halve, num_subsampled
 from tests.batches import batch
 from tests.kernel_definitions import code_for_gpus
+from tests.nestmodel.networks import CAUSAL
 from tests.training import tiny_config
 
-CAUSAL: dict[str, Any] = {
-    "att_context_style": "chunked_limited",
-    "conv_context_size": "causal",
-    "causal_downsampling": True,
-}
 TWO: dict[str, Any] = {"att_context_size": ((6, 2), (2, 0)), "att_context_probs": (0.3, 0.7)}
 NUM_SAMPLES = 24000
 WITHOUT_DROPOUT: dict[str, Any] = {"dropout": 0.0, "dropout_pre_encoder": 0.0, "dropout_att": 0.0}
@@ -103,37 +98,6 @@ def test_frames_depend_on_as_many_later_ones_as_the_look_ahead_says(
     assert max(ahead) == look_ahead(context, style, num_layers=num_layers, conv_right=conv_right)
 
 
-@pytest.mark.parametrize("factor", [2, 8])
-@pytest.mark.parametrize("is_causal", [False, True])
-def test_sizes_after_the_subsampling_are_those_of_its_stages(factor: int, is_causal: bool) -> None:
-    module = ConvSubsampling(num_mels=20, channels=2, factor=factor, dim=3, is_causal=is_causal)
-    for num_frames in range(1, 60):
-        size = num_frames
-        for _ in range(factor.bit_length() - 1):
-            size = halve(size, is_causal=is_causal)
-        assert num_subsampled(num_frames, factor, is_causal=is_causal) == size
-        with torch.no_grad():
-            frames, lens = module(torch.zeros(1, 20, num_frames), torch.tensor([num_frames]))
-        assert frames.shape == (1, size, 3)
-        assert lens.tolist() == [size]
-    assert num_subsampled(800, 8, is_causal=True) == 101
-
-
-@pytest.mark.parametrize("position", ["pre_conv", "post_conv"])
-def test_causal_frames_meet_tokens_and_the_last_frame_is_cut_off(position: Literal["pre_conv", "post_conv"]) -> None:
-    config = tiny_config(att_context_size=((6, 2),), **CAUSAL)
-    config = replace(config, masking=replace(config.masking, position=position, prob=0.2))
-    model = NestNetwork(config).train()
-    inputs = NetworkInput.of(batch(), model.draw_masks(batch()), "cpu")  # 208 feature frames, 200 and 150 of them valid
-    output = model.forward_masked(inputs)
-    num_frames, lens = (26, [26, 20]) if position == "pre_conv" else (27, [26, 20])
-    assert output.encoded.shape[:2] == output.is_scored.shape == (2, num_frames)
-    assert output.enc_lens.tolist() == lens
-    assert output.logits.shape[0] == int(output.is_scored.sum()) > 0
-    torch.testing.assert_close(output.logits, model.decoder.logits(output.encoded)[output.is_scored])
-    output.logits.square().sum().backward()
-
-
 @pytest.mark.parametrize("shift", [1, 3])
 def test_a_token_is_predicted_some_frames_later_and_the_last_ones_by_the_last_frame(shift: int) -> None:
     config = tiny_config(att_context_size=((6, 2),), **CAUSAL)
@@ -151,17 +115,6 @@ def test_a_token_is_predicted_some_frames_later_and_the_last_ones_by_the_last_fr
         for row, token in tokens.tolist()
     ]
     torch.testing.assert_close(output.logits, torch.cat(scored))
-
-
-def test_tokens_may_be_those_of_normalised_features() -> None:
-    plain = tiny_config()
-    as_features = replace(plain, features=FeatureConfig(normalize="NA"))
-    normalised = replace(as_features, quantizer=replace(plain.quantizer, normalize="per_feature"))
-    targets = [NestNetwork(config).eval()(batch()).targets for config in (plain, as_features, normalised)]
-    assert torch.equal(targets[0], targets[2])
-    assert not torch.equal(targets[0], targets[1])
-    with pytest.raises(ConfigError, match=r"quantizer\.normalize is 'per_feature': expected as_features with masking"):
-        replace(normalised, masking=replace(plain.masking, position="post_conv"))
 
 
 def test_a_network_is_used_in_one_of_its_contexts(tmp_path: Path) -> None:

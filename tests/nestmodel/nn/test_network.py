@@ -1,39 +1,42 @@
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Literal
 
 import pytest
 import torch
 
-from nestdata import MicrobatchKey
-from nestmodel import MaskConfig, NestNetwork, NetworkInput
+from nestmodel import ConfigError, FeatureConfig, MaskConfig, NestNetwork, NetworkInput
 from nestmodel.nn.features import LogMelFeatures
 from nestmodel.nn.network import MultiSoftmaxDecoder
 from tests.batches import batch
+from tests.nestmodel.networks import CAUSAL
 from tests.training import tiny_config
 
 CONFIG = replace(tiny_config(), masking=MaskConfig(prob=0.02, block_size=16))
 
 
-@pytest.fixture(autouse=True)
-def _seeded() -> Iterator[None]:
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        yield
-
-
-@pytest.mark.parametrize("position", ["pre_conv", "post_conv"])
-def test_output_holds_logits_and_targets_of_the_scored_frames(position: Literal["pre_conv", "post_conv"]) -> None:
-    network = NestNetwork(replace(CONFIG, masking=replace(CONFIG.masking, position=position, prob=0.2))).eval()
-    output = network(batch())
-    feats, feat_lens = network.features(batch().audio, batch().audio_len)
+@pytest.mark.parametrize(
+    ("is_causal", "position", "num_frames", "lens"),
+    [
+        (False, "pre_conv", 26, [25, 19]),
+        (False, "post_conv", 26, [25, 19]),
+        (True, "pre_conv", 26, [26, 20]),  # the last frame has no token and is cut off
+        (True, "post_conv", 27, [26, 20]),
+    ],
+)
+def test_output_holds_logits_and_targets_of_the_scored_frames(
+    is_causal: bool, position: Literal["pre_conv", "post_conv"], num_frames: int, lens: list[int]
+) -> None:
+    config = tiny_config(att_context_size=((6, 2),), **CAUSAL) if is_causal else CONFIG
+    network = NestNetwork(replace(config, masking=replace(CONFIG.masking, position=position, prob=0.2))).eval()
+    output = network(batch())  # 208 feature frames, 200 and 150 of them valid
+    tokens = network.tokens(*network.features(batch().audio, batch().audio_len))
     num_scored = int(output.is_scored.sum())
     assert num_scored > 0
-    assert output.is_scored.shape == output.encoded.shape[:2] == (2, feats.shape[2] // 8)
-    assert output.enc_lens.tolist() == [25, 19]
+    assert output.is_scored.shape == output.encoded.shape[:2] == (2, num_frames)
+    assert output.enc_lens.tolist() == lens
     assert output.logits.shape == (num_scored, 32, 1)
     torch.testing.assert_close(output.logits, network.decoder.logits(output.encoded)[output.is_scored])
-    assert torch.equal(output.targets, network.tokens(feats, feat_lens)[output.is_scored])
+    assert torch.equal(output.targets, tokens[output.is_scored[:, : tokens.shape[1]]])
 
 
 def test_masks_depend_on_the_batch_key_the_purpose_and_the_seed() -> None:
@@ -74,19 +77,6 @@ def test_dropout_depends_on_step_and_microbatch_and_not_on_the_global_generator(
     assert torch.equal(*logits)
 
 
-def test_the_network_receives_what_it_reads_and_the_record_of_the_batch() -> None:
-    masks = NestNetwork(CONFIG).draw_masks(batch(step=2, microbatch=1))
-    inputs = NetworkInput.of(batch(step=2, microbatch=1), masks, "meta")
-    fields = {"audio", "audio_len", "noisy_audio", "is_masked", "is_scored", "scored_rows", "dropout_keys"}
-    assert inputs.tensors().keys() == fields
-    assert {tensor.device.type for tensor in inputs.tensors().values()} == {"meta"}
-    assert {tensor.device.type for tensor in (masks.is_masked, masks.is_scored, masks.scored_rows)} == {"cpu"}
-    assert (inputs.key, inputs.sample_id) == (MicrobatchKey(2, 1), ["a", "b"])
-    on_cpu = NetworkInput.of(batch(step=2, microbatch=1), masks, "cpu")
-    assert torch.equal(on_cpu.noisy_audio, batch().noisy_audio)
-    assert torch.equal(on_cpu.scored_rows, masks.scored_rows)
-
-
 @pytest.mark.parametrize("options", [{}, {"pad_to": 24}, {"n_fft": 401, "hop_length": 100}])
 def test_the_number_of_padded_frames_is_that_of_the_features(options: dict[str, int]) -> None:
     config = replace(CONFIG.features, **options)
@@ -106,7 +96,12 @@ def test_channel_of_the_decoder_is_class_times_codebooks_plus_codebook() -> None
     assert decoder.logits(torch.randn(1, 4)).tolist() == [[[0.0, 1.0], [2.0, 3.0], [4.0, 5.0]]]
 
 
-def test_logits_equal_those_of_the_stored_convolution() -> None:
-    decoder, encoded = MultiSoftmaxDecoder(dim=4, num_classes=5, num_codebooks=1), torch.randn(2, 7, 4)
-    expected = decoder.decoder_layers(encoded.transpose(1, 2)).transpose(1, 2)
-    assert torch.allclose(decoder.logits(encoded).squeeze(-1), expected, atol=1e-6)
+def test_tokens_may_be_those_of_normalised_features() -> None:
+    plain = tiny_config()
+    as_features = replace(plain, features=FeatureConfig(normalize="NA"))
+    normalised = replace(as_features, quantizer=replace(plain.quantizer, normalize="per_feature"))
+    targets = [NestNetwork(config).eval()(batch()).targets for config in (plain, as_features, normalised)]
+    assert torch.equal(targets[0], targets[2])
+    assert not torch.equal(targets[0], targets[1])
+    with pytest.raises(ConfigError, match=r"quantizer\.normalize is 'per_feature': expected as_features with masking"):
+        replace(normalised, masking=replace(plain.masking, position="post_conv"))

@@ -25,7 +25,6 @@ from nestmodel import (
     loss_stats,
     save_network,
 )
-from nestmodel.nn.batch_norm import StepBatchNorm
 from tests.own_encoders import Convolutions, FromElsewhere
 from tests.training import tiny_config
 
@@ -193,18 +192,6 @@ def test_the_quantizer_is_the_same_for_encoders_of_every_width() -> None:
     for network in (*networks, NestNetwork(tiny_config(), encoder=Convolutions(factor=8))):
         for name, value in NestNetwork(plain_config(8)).quantizer.state_dict().items():
             assert torch.equal(network.quantizer.state_dict()[name], value)
-
-
-def test_a_norm_that_is_called_several_times_or_never_has_the_statistics_of_its_calls() -> None:
-    once, twice, never = (StepBatchNorm(1) for _ in range(3))
-    for norm in (once, twice, never):
-        norm.start_collecting()
-    for values in (torch.full((4, 1), 100.0), torch.full((4, 1), 200.0)):
-        once(values)
-        twice(twice(values) * 0 + values)
-    for norm in (once, twice):
-        assert norm.pop_collected(2)[0].item() == 300.0
-    assert never.pop_collected(2).tolist() == [[0.0], [2.0]]  # the initial mean and variance, twice
 
 
 def test_tokens_of_an_encoders_own_features_are_the_same_in_every_pass() -> None:

@@ -1,6 +1,6 @@
 """A stream of audio, cut anywhere, gives the frames of the whole."""
 
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 from typing import Any, Literal
@@ -15,13 +15,9 @@ from torch.utils._pytree import tree_leaves
 
 from nestmodel import ConfigError, ExtractError, FeatureConfig, NestNetwork, StreamingEncoder
 from nestmodel.attention_context import Context
+from tests.nestmodel.networks import CAUSAL, with_statistics
 from tests.training import tiny_config
 
-CAUSAL: dict[str, Any] = {
-    "att_context_style": "chunked_limited",
-    "conv_context_size": "causal",
-    "causal_downsampling": True,
-}
 CONTEXTS = ((6, 2), (2, 0), (0, 1))
 FRAME = 1280  # samples of an encoder frame
 
@@ -35,11 +31,7 @@ def network(normalize: Literal["per_feature", "NA"] = "NA", hop_length: int = 16
     """A network in eval mode whose running statistics are not the initial ones."""
     settings = {**CAUSAL, "att_context_size": CONTEXTS, **encoder}
     features = FeatureConfig(normalize=normalize, hop_length=hop_length)
-    model = NestNetwork(replace(tiny_config(**settings), features=features)).eval()
-    for value in model.encoder.buffers():
-        if value.is_floating_point():
-            value += torch.rand(value.shape, generator=torch.Generator().manual_seed(1))
-    return model
+    return with_statistics(NestNetwork(replace(tiny_config(**settings), features=features)))
 
 
 def whole(model: NestNetwork, audio: Tensor, context: Context) -> Tensor:
@@ -50,8 +42,11 @@ def whole(model: NestNetwork, audio: Tensor, context: Context) -> Tensor:
     return frames[0, : lens[0]]
 
 
-def parts_of(audio: Tensor, ends: list[int]) -> Iterator[Tensor]:
-    return (part for part in audio.tensor_split(sorted(min(end, len(audio)) for end in ends)))
+def assert_streamed(model: NestNetwork, parts: Sequence[Tensor], context: Context | None = None) -> None:
+    """Asserts that a stream of parts gives the frames of the whole."""
+    stream = StreamingEncoder(model, context)
+    streamed = torch.cat([*map(stream.feed, parts), stream.close()])
+    torch.testing.assert_close(streamed, whole(model, torch.cat(parts), stream.context), rtol=0.0, atol=1e-5)
 
 
 @pytest.mark.slow
@@ -68,19 +63,13 @@ def test_the_frames_of_all_parts_are_those_of_the_whole(
     num_samples: int, ends: list[int], context: Context, conv_norm: str, is_causal: bool, factor: int
 ) -> None:
     model = network(conv_norm=conv_norm, causal_downsampling=is_causal, subsampling_factor=factor)
-    audio = noise(num_samples)
-    stream = StreamingEncoder(model, context)
-    frames = [stream.feed(part) for part in parts_of(audio, ends)]
-    streamed = torch.cat([*frames, stream.close()])
-    torch.testing.assert_close(streamed, whole(model, audio, context), rtol=0.0, atol=1e-5)
+    parts = noise(num_samples).tensor_split(sorted(min(end, num_samples) for end in ends))
+    assert_streamed(model, parts, context)
 
 
 @pytest.mark.parametrize("hop_length", [100, 400])
 def test_feature_frames_may_be_far_apart(hop_length: int) -> None:
-    model, audio = network(hop_length=hop_length), noise(60000)
-    stream = StreamingEncoder(model)
-    streamed = torch.cat([*(stream.feed(part) for part in audio.split(150)), stream.close()])
-    torch.testing.assert_close(streamed, whole(model, audio, CONTEXTS[0]), rtol=0.0, atol=1e-5)
+    assert_streamed(network(hop_length=hop_length), noise(60000).split(150))
 
 
 def test_features_are_computed_in_float32_in_mixed_precision() -> None:
@@ -106,12 +95,7 @@ def test_a_network_that_was_switched_to_training_is_refused() -> None:
 
 @pytest.mark.parametrize("context", [(5, 0), (0, 0)])
 def test_frames_that_see_none_to_the_right_are_streamed_without_chunks(context: Context) -> None:
-    model = network(att_context_style="regular", att_context_size=(context,))
-    audio = noise(30000)
-    stream = StreamingEncoder(model)
-    frames = [stream.feed(part) for part in audio.split(777)]
-    streamed = torch.cat([*frames, stream.close()])
-    torch.testing.assert_close(streamed, whole(model, audio, context), rtol=0.0, atol=1e-5)
+    assert_streamed(network(att_context_style="regular", att_context_size=(context,)), noise(30000).split(777), context)
 
 
 @pytest.mark.parametrize("context", CONTEXTS)
@@ -151,18 +135,9 @@ def test_what_is_kept_does_not_grow() -> None:
     assert kept() <= 2 * sizes[-1]
 
 
-def test_a_long_part_is_encoded_as_short_ones_are() -> None:
-    audio = noise(25 * 16000)
-    at_once, in_parts = StreamingEncoder(network()), StreamingEncoder(network())
-    expected = torch.cat([in_parts.feed(part) for part in audio.split(16000)])
-    torch.testing.assert_close(at_once.feed(audio), expected, rtol=0.0, atol=1e-5)
-
-
-def test_silence_and_streams_without_audio_are_streamed() -> None:
-    silence = torch.zeros(20000)
-    stream = StreamingEncoder(network())
-    streamed = torch.cat([stream.feed(silence), stream.close()])
-    torch.testing.assert_close(streamed, whole(network(), silence, CONTEXTS[0]), rtol=0.0, atol=1e-5)
+def test_silence_long_parts_and_streams_without_audio_are_streamed() -> None:
+    assert_streamed(network(), [torch.zeros(20000)])
+    assert_streamed(network(), [noise(25 * 16000)])
     empty = StreamingEncoder(network())
     assert empty.feed(np.zeros(0, np.float32)).shape == empty.close().shape == (0, network().config.encoder.d_model)
 

@@ -1,7 +1,5 @@
 """Kernels of blocks: against their definitions in Triton's interpreter, compiled for two GPUs, and on a GPU."""
 
-from pathlib import Path
-
 import pytest
 import torch
 
@@ -174,22 +172,23 @@ for module, name, number in (
 @pytest.mark.parametrize(
     "code", [CONVOLUTION, ATTENTION, HEADS, BLOCK], ids=["convolution", "attention", "heads", "block"]
 )
-def test_kernels_compute_their_definition(code: str, tmp_path: Path) -> None:
-    pytest.importorskip("triton", reason="Triton comes with torch for GPUs")
-    run_interpreted(code, cache=tmp_path)
+@pytest.mark.usefixtures("triton_cache")
+def test_kernels_compute_their_definition(code: str) -> None:
+    run_interpreted(code)
 
 
 CONFIGS = {name: NestConfig.preset(*name.split("+")).conformer for name in ("large", "xlarge", "large+streaming")}
 
 
+@pytest.mark.usefixtures("triton_cache")
 @pytest.mark.parametrize("direction", ["forward", "gradient"])
 @pytest.mark.parametrize("dtype", ["bf16", "fp32"])
 @pytest.mark.parametrize("preset", CONFIGS)
 def test_convolutions_compile_and_eight_programs_fit_into_a_multiprocessor(
-    preset: str, dtype: str, direction: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    preset: str, dtype: str, direction: str
 ) -> None:
-    kernels = pytest.importorskip("nestmodel.nn.gpu.gated_convolution_kernel", reason="Triton comes with torch")
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    from nestmodel.nn.gpu import gated_convolution_kernel as kernels
+
     config = CONFIGS[preset]
     sizes = config.conv_context[0], config.conv_kernel_size, FRAMES_PER_PART
     constants = kernels.constants(direction, config.use_bias, *sizes)
@@ -203,13 +202,12 @@ def test_convolutions_compile_and_eight_programs_fit_into_a_multiprocessor(
         assert compiled.num_registers <= 65536 // (8 * 32)
 
 
+@pytest.mark.usefixtures("triton_cache")
 @pytest.mark.parametrize("num_keys", [8, 192, 3000, MAX_KEYS])
 @pytest.mark.parametrize("name", ["weights_kernel", "gradients_kernel"])
-def test_rows_of_attention_compile_and_stay_in_registers(
-    name: str, num_keys: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    kernels = pytest.importorskip("nestmodel.nn.gpu.attention_weights_kernel", reason="Triton comes with torch")
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+def test_rows_of_attention_compile_and_stay_in_registers(name: str, num_keys: int) -> None:
+    from nestmodel.nn.gpu import attention_weights_kernel as kernels
+
     kernel, constants = getattr(kernels, name), {**kernels.constants(num_keys, True), "is_limited": True}
     num_warps = constants.pop("num_warps")
     constants = {name: value for name, value in constants.items() if name in kernel.arg_names}
@@ -218,13 +216,12 @@ def test_rows_of_attention_compile_and_stay_in_registers(
     compile_kernel(kernel, types, constants, num_warps=num_warps)
 
 
+@pytest.mark.usefixtures("triton_cache")
 @pytest.mark.parametrize("name", ["split_kernel", "join_kernel"])
 @pytest.mark.parametrize(("num_heads", "head_dim"), [(4, 44), (8, 64), (8, 128)])
-def test_heads_compile_and_stay_in_registers(
-    num_heads: int, head_dim: int, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    kernels = pytest.importorskip("nestmodel.nn.gpu.heads_kernel", reason="Triton comes with torch")
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+def test_heads_compile_and_stay_in_registers(num_heads: int, head_dim: int, name: str) -> None:
+    from nestmodel.nn.gpu import heads_kernel as kernels
+
     kernel, constants = getattr(kernels, name), kernels.constants(num_heads, head_dim, -(-head_dim // 8) * 8)
     num_warps = constants.pop("num_warps")
     tensors = {name: "*bf16" for name in kernel.arg_names if name.startswith("of_")}

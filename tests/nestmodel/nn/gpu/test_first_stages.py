@@ -1,6 +1,5 @@
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from unittest.mock import patch
 
 import pytest
@@ -85,18 +84,17 @@ for batch, mels, frames, channels, lens, padding in (
 
 
 @pytest.mark.slow
-def test_kernels_for_a_gpu_compute_the_definition(tmp_path: Path) -> None:
-    pytest.importorskip("triton", reason="Triton comes with torch for GPUs")
-    run_interpreted(INTERPRETED, cache=tmp_path)
+@pytest.mark.usefixtures("triton_cache")
+def test_kernels_for_a_gpu_compute_the_definition() -> None:
+    run_interpreted(INTERPRETED)
 
 
+@pytest.mark.usefixtures("triton_cache")
 @pytest.mark.parametrize(("dtype", "padding"), [("bf16", 1), ("fp16", 2), ("fp32", 2)])
 @pytest.mark.parametrize(("name", "launch"), [("forward_kernel", "FORWARD"), ("gradient_kernel", "GRADIENT")])
-def test_kernels_for_a_gpu_compile_without_spilled_registers(
-    name: str, launch: str, dtype: str, padding: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    kernels = pytest.importorskip("nestmodel.nn.gpu.first_stages_kernel", reason="Triton comes with torch for GPUs")
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+def test_kernels_for_a_gpu_compile_without_spilled_registers(name: str, launch: str, dtype: str, padding: int) -> None:
+    from nestmodel.nn.gpu import first_stages_kernel as kernels
+
     is_float32 = dtype == "fp32"
     options = dict(getattr(kernels, "FLOAT32_GRADIENT" if is_float32 and launch == "GRADIENT" else launch))
     constants = {"precision": "ieee" if is_float32 else "tf32", "padding": padding}
