@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from nestmodel import FeatureConfig, NestConfig, NestNetwork
+from tests.nestmodel.networks import CAUSAL, with_statistics
 from tests.training import tiny_config
 
 CONFIG = replace(tiny_config(), seed=5)
@@ -16,10 +17,7 @@ CONFIG = replace(tiny_config(), seed=5)
 
 def checkpoint(directory: Path, config: NestConfig = CONFIG) -> tuple[NestNetwork, Path]:
     """A network whose running statistics are not the initial ones, and a checkpoint of it as `fit` writes it."""
-    network = NestNetwork(config)
-    for value in network.encoder.buffers():
-        if value.is_floating_point():
-            value += torch.rand(value.shape, generator=torch.Generator().manual_seed(1))
+    network = with_statistics(NestNetwork(config))
     path = directory / "model.ckpt"
     torch.save({"nest_config": asdict(config), "state_dict": network.state_dict(), "optimizer_states": [{}]}, path)
     return network, path
@@ -42,13 +40,7 @@ def members_of(path: Path) -> dict[str, bytes]:
 
 def streaming_config(**encoder: Any) -> NestConfig:
     """Returns a model whose contexts have chunks of 4, 2 and 1 frames."""
-    settings: dict[str, Any] = {
-        "conv_norm": "layer_norm",
-        "conv_context_size": "causal",
-        "causal_downsampling": True,
-        "att_context_style": "chunked_limited",
-        "att_context_size": ((8, 3), (8, 1), (8, 0)),
-    }
+    settings = {"conv_norm": "layer_norm", "att_context_size": ((8, 3), (8, 1), (8, 0)), **CAUSAL}
     return replace(tiny_config(**{**settings, **encoder}), features=FeatureConfig(normalize="NA"))
 
 

@@ -71,6 +71,11 @@ def test_existing_files_are_kept_and_no_partial_file_remains(tmp_path: Path) -> 
     target.write_text("mine")
     with pytest.raises(OutputError, match=r"there\.nemo: exists already"):
         export_model(path, "nemo", target)
+    (tmp_path / "other.nemo.md").write_text("mine")
+    with pytest.raises(OutputError, match=r"other\.nemo\.md: exists already"):
+        export_model(path, "nemo", tmp_path / "other.nemo")
+    assert (tmp_path / "other.nemo.md").read_text() == "mine"
+    (tmp_path / "other.nemo.md").unlink()
     with pytest.raises(ConfigError, match="the format nemo can hold only 'all'"):
         export_model(path, "nemo", target, parts="encoder", overwrite=True)
     assert target.read_text() == "mine"

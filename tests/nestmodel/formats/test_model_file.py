@@ -41,19 +41,17 @@ def test_broken_and_foreign_files_raise_one_line_that_names_the_file(tmp_path: P
     torch.save({"state_dict": {}, "nest_config": {"encoder": {"width": 3}}}, tmp_path / "newer.ckpt")
     torch.save([1, 2], tmp_path / "list.ckpt")
     torch.save({"state_dict": {}, "path": tmp_path}, tmp_path / "code.ckpt")
-    for name, content in {
-        "text.ckpt": b"no checkpoint",
-        "empty.ckpt": b"",
-        "graph.onnx": b"\x08\x0a\x12\x07pytorch",
-        "cut.ckpt": whole[: len(whole) // 2],
-        "cut.safetensors": tensors[: len(tensors) // 2],
-    }.items():
+    expected = {}
+    for name, content, message in (
+        ("text.ckpt", b"no checkpoint", "neither a .nemo file"),
+        ("empty.ckpt", b"", "neither a .nemo file"),
+        ("cut.ckpt", whole[: len(whole) // 2], "neither a .nemo file"),
+        ("cut.safetensors", tensors[: len(tensors) // 2], "cannot be read"),
+        ("graph.onnx", b"\x08\x0a\x12\x07pytorch", "ONNX files are not read back"),
+    ):
         (tmp_path / name).write_bytes(content)
-    expected = {
-        "text.ckpt": "neither a .nemo file",
-        "empty.ckpt": "neither a .nemo file",
-        "cut.ckpt": "neither a .nemo file",
-        "cut.safetensors": "cannot be read",
+        expected[name] = message
+    expected |= {
         "bare.safetensors": "holds no nest_config",
         "numbers.ckpt": "its weights are not a mapping of names to tensors",
         "foreign.ckpt": "holds no nest_config",
@@ -62,7 +60,6 @@ def test_broken_and_foreign_files_raise_one_line_that_names_the_file(tmp_path: P
         "code.ckpt": "could run code",
         "gone.ckpt": "does not exist",
         ".": "newest checkpoint",
-        "graph.onnx": "ONNX files are not read back",
     }
     for name, message in expected.items():
         with pytest.raises(WeightsError, match=message) as caught:

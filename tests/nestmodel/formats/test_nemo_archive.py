@@ -15,6 +15,7 @@ import yaml
 from nestmodel import (
     FeatureConfig,
     MaskConfig,
+    NestConfig,
     NestModel,
     NestNetwork,
     OptimizerConfig,
@@ -26,6 +27,7 @@ from nestmodel import (
 from nestmodel.formats.nemo_archive import write_nemo
 from nestmodel.formats.nemo_config import config_to_nemo
 from tests.nestmodel.formats.models import members_of
+from tests.nestmodel.networks import CAUSAL
 from tests.training import tiny_config
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "nemo_tiny.npz"
@@ -50,33 +52,14 @@ CONFIGS = {
             TINY.encoder,
             att_context_size=((6, 2), (-1, 0)),
             att_context_probs=(0.25, 0.75),
-            att_context_style="chunked_limited",
-            conv_context_size="causal",
             conv_norm="layer_norm",
-            causal_downsampling=True,
+            **CAUSAL,
         ),
     ),
     "v2": replace(TINY, quantizer=replace(TINY.quantizer, input_norm="frames")),
+    "cosine": replace(TINY, optimizer=OptimizerConfig(schedule="cosine", lr=1e-3, warmup_steps=10)),
     "post_conv": replace(TINY, masking=MaskConfig(position="post_conv", block_size=44)),
 }
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "message"),
-    [
-        ("d_model", 1_000_000, r"mismatched .* do not match the configuration"),
-        ("n_layers", 1_000_000, "encoder.num_layers is 1000000: expected 1000 or less"),
-        ("subsampling_conv_channels", 2**62, "impossible sizes"),
-    ],
-)
-def test_sizes_that_the_weights_do_not_have_take_no_memory(tmp_path: Path, name: str, value: int, message: str) -> None:
-    section = config_to_nemo(TINY)
-    section["encoder"][name] = value
-    weights = io.BytesIO()
-    torch.save(NestNetwork(TINY).state_dict(), weights)
-    members = {"model_config.yaml": yaml.safe_dump(section).encode(), "model_weights.ckpt": weights.getvalue()}
-    with pytest.raises(WeightsError, match=message):
-        load_network(tar_of(members, tmp_path / "large.nemo"))
 
 
 def tar_of(members: Mapping[str, bytes], path: Path, *, compressed: bool = False) -> Path:
@@ -89,13 +72,31 @@ def tar_of(members: Mapping[str, bytes], path: Path, *, compressed: bool = False
     return path
 
 
-def test_window_and_hop_lengths_are_exact_after_conversion_to_seconds() -> None:
-    for rate in (8000, 16000, 22050, 44100):
-        for length in range(1, 500):
-            features = FeatureConfig(sampling_rate=rate, window_length=length, hop_length=length)
-            section = config_to_nemo(replace(TINY, features=features))["preprocessor"]
-            assert int(section["window_size"] * rate) == length
-            assert int(section["window_stride"] * rate) == length
+def archive(path: Path, config: NestConfig = TINY, **changes: Any) -> Path:
+    """Writes a new model as a NeMo file, with other values in sections of its configuration, or without a section."""
+    write_nemo(path, config, NestNetwork(config).state_dict())
+    members = members_of(path)
+    section = yaml.safe_load(members["./model_config.yaml"])
+    for name, change in changes.items():
+        section[name] = section[name] | change if isinstance(change, dict) else change
+    members["./model_config.yaml"] = yaml.safe_dump(section).encode()
+    return tar_of(members, path)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("d_model", 32, "mismatched .*do not match the configuration"),
+        ("d_model", 1_000_000, "mismatched .*do not match the configuration"),
+        ("n_layers", 1_000_000, "encoder.num_layers is 1000000: expected 1000 or less"),
+        ("subsampling_conv_channels", 2**62, "impossible sizes"),
+    ],
+)
+def test_sizes_that_the_weights_do_not_have_are_refused_and_take_no_memory(
+    tmp_path: Path, name: str, value: int, message: str
+) -> None:
+    with pytest.raises(WeightsError, match=message):
+        load_network(archive(tmp_path / "large.nemo", encoder={name: value}))
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -154,67 +155,42 @@ def test_a_model_masked_after_the_subsampling_is_stored_under_the_names_of_nemos
 
 def test_a_block_size_that_nemo_has_divided_is_restored(tmp_path: Path) -> None:
     """The archive has the values that NeMo's `save_to` writes for a model that masks encoder frames."""
-    model = NestNetwork(CONFIGS["post_conv"])
-    write_nemo(tmp_path / "model.nemo", model.config, model.state_dict())
-    members = members_of(tmp_path / "model.nemo")
-    section = yaml.safe_load(members["./model_config.yaml"])
-    assert section["masking"]["block_size"] == 44
-    section["masking"] |= {"block_size": 44 // 8, "feat_in": 16}
-    section["quantizer"]["feat_in"] = 16
-    section["loss"]["combine_time_steps"] = 1
-    members["./model_config.yaml"] = yaml.safe_dump(section).encode()
-    back = load_network(tar_of(members, tmp_path / "saved.nemo"))
+    config = CONFIGS["post_conv"]
+    masking, quantizer = {"block_size": config.masking.block_size // 8, "feat_in": 16}, {"feat_in": 16}
+    path = archive(
+        tmp_path / "saved.nemo", config, masking=masking, quantizer=quantizer, loss={"combine_time_steps": 1}
+    )
+    back = load_network(path)
     assert back.config.masking.block_size == 40
-    assert back.mask_processor.block_size == model.mask_processor.block_size
+    assert back.mask_processor.block_size == NestNetwork(config).mask_processor.block_size
 
 
 def test_a_model_with_an_unknown_schedule_is_read_with_a_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    model = NestNetwork(TINY)
-    write_nemo(tmp_path / "model.nemo", TINY, model.state_dict())
-    members = members_of(tmp_path / "model.nemo")
-    section = yaml.safe_load(members["./model_config.yaml"])
-    section["optim"]["sched"]["name"] = "PolynomialHoldDecayAnnealing"
-    members["./model_config.yaml"] = yaml.safe_dump(section).encode()
-    back = load_network(tar_of(members, tmp_path / "polynomial.nemo"))
+    schedule = {"name": "PolynomialHoldDecayAnnealing"}
+    back = load_network(archive(tmp_path / "polynomial.nemo", optim={"sched": schedule}))
     assert back.config == replace(TINY, optimizer=OptimizerConfig())
     assert "model.optim.sched.name is 'PolynomialHoldDecayAnnealing'" in caplog.text
 
 
-@pytest.mark.parametrize(("version", "is_warned"), [("3.0.0", False), ("3.1.0", True)])
-def test_a_file_that_does_not_tell_whether_it_is_nest_v2_is_named_in_a_warning(
-    version: str, is_warned: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    write_nemo(tmp_path / "model.nemo", TINY, NestNetwork(TINY).state_dict())
-    members = members_of(tmp_path / "model.nemo")
-    section = {**yaml.safe_load(members["./model_config.yaml"]), "nemo_version": version}
-    members["./model_config.yaml"] = yaml.safe_dump(section).encode()
-    path = tar_of(members, tmp_path / "saved.nemo")
-    assert load_network(path).config == TINY
-    assert (f"{path}: a configuration of NeMo {version} does not tell" in caplog.text) == is_warned
-
-
 @pytest.mark.parametrize(
-    ("masking", "version", "is_warned"),
+    ("config", "version", "warning"),
     [
-        (MaskConfig(), "3.1.0", True),
-        (MaskConfig(), None, False),  # of this package
-        (MaskConfig(position="post_conv"), "3.1.0", False),  # both norms are the same
+        (TINY, "3.0.0", None),
+        (TINY, "3.1.0", "a configuration of NeMo 3.1.0 does not tell"),
+        (CONFIGS["v2"], "3.1.0", "the model is NEST v2"),
+        (CONFIGS["v2"], None, None),  # of this package
+        (replace(CONFIGS["v2"], masking=MaskConfig(position="post_conv")), "3.1.0", None),  # both norms are the same
     ],
 )
-def test_a_warning_says_that_a_file_of_nest_v2_may_have_the_other_norm(
-    masking: MaskConfig, version: str | None, is_warned: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+def test_a_file_of_nemo_that_may_have_another_norm_is_named_in_a_warning(
+    config: NestConfig, version: str | None, warning: str | None, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    config = replace(CONFIGS["v2"], masking=masking)
-    write_nemo(tmp_path / "model.nemo", config, NestNetwork(config).state_dict())
-    members = members_of(tmp_path / "model.nemo")
-    section = yaml.safe_load(members["./model_config.yaml"]) | ({"nemo_version": version} if version else {})
-    members["./model_config.yaml"] = yaml.safe_dump(section).encode()
-    path = tar_of(members, tmp_path / "saved.nemo")
+    path = archive(tmp_path / "saved.nemo", config, **({"nemo_version": version} if version else {}))
     assert load_network(path).config == config
-    assert (f"{path}: the model is NEST v2" in caplog.text) == is_warned
-    assert ("--model.config.quantizer.input-norm stacked" in caplog.text) == is_warned
+    assert (f"{path}: {warning}" in caplog.text) if warning else not caplog.text
+    assert ("--model.config.quantizer.input-norm stacked" in caplog.text) == (warning == "the model is NEST v2")
 
 
 @pytest.mark.parametrize(
@@ -225,7 +201,6 @@ def test_a_warning_says_that_a_file_of_nest_v2_may_have_the_other_norm(
         ("./model_config.yaml", "a tar file without model_config.yaml"),
         ("./model_weights.ckpt", "a tar file without model_weights.ckpt"),
         ("config is not YAML", "cannot be read"),
-        ("another width", "mismatched .*do not match the configuration"),
         ("weights are damaged", "cannot be read"),
     ],
 )
@@ -236,10 +211,6 @@ def test_a_broken_file_raises_one_line_that_names_it(kind: str, message: str, tm
         del members[kind]
     elif kind == "config is not YAML":
         members["./model_config.yaml"] = b"a: [1"
-    elif kind == "another width":
-        section = yaml.safe_load(members["./model_config.yaml"])
-        section["encoder"]["d_model"] = 32
-        members["./model_config.yaml"] = yaml.safe_dump(section).encode()
     elif kind == "weights are damaged":
         members["./model_weights.ckpt"] = members["./model_weights.ckpt"][:-3000]
     path = tar_of(members, tmp_path / "broken.nemo")

@@ -87,12 +87,6 @@ def test_a_version_before_nest_v2_tells_that_a_model_is_not(
     assert config_from_nemo(section).quantizer.input_norm is None
 
 
-def test_a_cosine_schedule_comes_back_from_a_section(nemo_section: Mapping[str, Any]) -> None:
-    config = config_from_nemo(nemo_section)
-    config = replace(config, optimizer=replace(config.optimizer, schedule="cosine", lr=1e-3, warmup_steps=10))
-    assert config_from_nemo(config_to_nemo(config)) == config
-
-
 @pytest.mark.parametrize(("feat_in", "steps_combined"), [(80, 8), (64, 1)])
 def test_fields_that_nemo_overwrites_after_the_subsampling_may_have_either_value(
     nemo_section: Mapping[str, Any], feat_in: int, steps_combined: int
@@ -211,3 +205,13 @@ def test_missing_field_is_named(nemo_section: Mapping[str, Any], path: str) -> N
     del section[parent][key]
     with pytest.raises(ConfigError, match=rf"model\.{path} is missing"):
         config_from_nemo(section)
+
+
+def test_window_and_hop_lengths_are_exact_after_conversion_to_seconds(nemo_section: Mapping[str, Any]) -> None:
+    config = config_from_nemo(nemo_section)
+    for rate in (8000, 16000, 22050, 44100):
+        for length in range(1, 500):
+            features = FeatureConfig(sampling_rate=rate, window_length=length, hop_length=length)
+            section = config_to_nemo(replace(config, features=features))["preprocessor"]
+            assert int(section["window_size"] * rate) == length
+            assert int(section["window_stride"] * rate) == length

@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from nestmodel import ConfigError, FeatureConfig, NestConfig, NestNetwork, export_model
 from nestmodel.formats.onnx import _TracedFeatures
 from nestmodel.nn.features import LogMelFeatures
+from tests.nestmodel.networks import CAUSAL, with_statistics
 from tests.training import tiny_config
 
 onnx = pytest.importorskip("onnx")
@@ -45,21 +46,10 @@ CONFIGS = {
         encoder=replace(
             ONE_LAYER.encoder,
             att_context_size=((6, 2),),
-            att_context_style="chunked_limited",
-            conv_context_size="causal",
-            causal_downsampling=True,
+            **CAUSAL,
         ),
     ),
 }
-
-
-def network_of(config: NestConfig) -> NestNetwork:
-    """A network in eval mode whose running statistics are not the initial ones."""
-    model = NestNetwork(config).eval()
-    for value in model.encoder.buffers():
-        if value.is_floating_point():
-            value += torch.rand(value.shape, generator=torch.Generator().manual_seed(1))
-    return model
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -75,7 +65,7 @@ def graphs(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Path]:
     """The exported graph of each configuration."""
     directory = tmp_path_factory.mktemp("graphs")
     for name, config in CONFIGS.items():
-        network = network_of(config).train()
+        network = with_statistics(NestNetwork(config)).train()
         export_model(network, "onnx", directory / f"{name}.onnx")
         assert network.training
     return {name: directory / f"{name}.onnx" for name in CONFIGS}
@@ -118,7 +108,7 @@ def test_the_graph_computes_encoder_frames_of_audio_at_sizes_that_were_not_trace
         audio, lens = speech(*audio_lens)
         found, found_lens = session.run(None, {"audio": audio.numpy(), "audio_lens": lens.numpy()})
         rows = [torch.from_numpy(row[:num_frames]) for row, num_frames in zip(found, found_lens, strict=True)]
-        assert_exact(rows, encoded_exactly(network_of(CONFIGS[name]), audio, lens))
+        assert_exact(rows, encoded_exactly(with_statistics(NestNetwork(CONFIGS[name])), audio, lens))
         assert found.shape[1] == found_lens.max()
 
 
@@ -155,16 +145,16 @@ STREAMED = replace(
         ONE_LAYER.encoder,
         num_layers=2,
         att_context_size=((-1, -1), (6, 2)),
-        att_context_style="chunked_limited",
-        conv_context_size="causal",
-        causal_downsampling=True,
+        **CAUSAL,
     ),
 )
 
 
 @pytest.fixture(scope="module")
 def chunk_graph(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return export_model(network_of(STREAMED), "onnx-streaming", tmp_path_factory.mktemp("chunk") / "chunk.onnx")
+    return export_model(
+        with_statistics(NestNetwork(STREAMED)), "onnx-streaming", tmp_path_factory.mktemp("chunk") / "chunk.onnx"
+    )
 
 
 def test_a_graph_of_chunks_gives_the_frames_of_the_whole(chunk_graph: Path) -> None:
@@ -194,7 +184,7 @@ def test_a_graph_of_chunks_gives_the_frames_of_the_whole(chunk_graph: Path) -> N
         kept = dict(zip(kept, found[2:], strict=True))
         for row, part in enumerate(parts):
             part.append(torch.from_numpy(found[0][row, : found[1][row]]))
-    model = network_of(STREAMED)
+    model = with_statistics(NestNetwork(STREAMED))
     model.use_context((6, 2))
     assert_exact([torch.cat(part) for part in parts], encoded_exactly(model, audio, lens))
 
@@ -203,7 +193,11 @@ def test_a_graph_of_chunks_gives_the_frames_of_the_whole(chunk_graph: Path) -> N
 def test_the_lines_of_the_card_need_onnxruntime_and_numpy_alone(
     kind: str, graphs: Mapping[str, Path], chunk_graph: Path, tmp_path: Path
 ) -> None:
-    graph, model = (graphs["tiny"], network_of(TINY)) if kind == "whole" else (chunk_graph, network_of(STREAMED))
+    graph, model = (
+        (graphs["tiny"], with_statistics(NestNetwork(TINY)))
+        if kind == "whole"
+        else (chunk_graph, with_statistics(NestNetwork(STREAMED)))
+    )
     model.use_context(model.config.encoder.att_context_size[-1])
     (code,) = re.findall(r"```python\n(.*?)```", graph.with_name(f"{graph.name}.md").read_text(), re.DOTALL)
     audio, lens = speech(47012)

@@ -5,15 +5,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from nestmodel import (
-    NestModel,
-    NestNetwork,
-    QuantizerConfig,
-    WeightsError,
-    export_model,
-    load_network,
-    load_weights,
-)
+from nestmodel import NestModel, NestNetwork, QuantizerConfig, WeightsError, export_model, load_network, load_weights
 from nestmodel.formats.weights import differing_settings
 from tests.nestmodel.formats.models import CONFIG, assert_equal_states, checkpoint
 
@@ -50,10 +42,7 @@ def test_the_report_names_loaded_unused_missing_and_mismatched_weights(tmp_path:
     assert "quantizer.codebooks: 1 x 32 x 16 in the file, 1 x 64 x 16 in the model" in report.mismatched
     assert len(report.loaded) + len(report.missing) + len(report.mismatched) == len(network.state_dict())
     summary = report.summary()
-    assert "\n" not in summary
-    assert "1 unused (decoder_ssl.bias)" in summary
-    assert f"{len(report.missing)} missing ({report.missing[0]}, " in summary
-    assert f" and {len(report.missing) - 4} more)" in summary
+    assert f"1 unused (decoder_ssl.bias), {len(report.missing)} missing ({report.missing[0]}, " in summary
     assert "3 mismatched" in summary
 
 
