@@ -6,11 +6,9 @@ from typing import Any
 import pytest
 import torch
 
-from nestdata import OutputError
 from nestmodel import CtcProbeConfig, CtcProbeReport, NestNetwork, ProbeError, run_ctc_probe
 from nestmodel.evaluate.ctc_head import CtcHead, fits, num_labels_per_frame
 from tests.extras import needs
-from tests.nestmodel.evaluate.norm_statistics import norm_statistics, record_calibrated
 from tests.nestmodel.evaluate.spoken_tones import changed, write_manifest
 from tests.training import tiny_config
 
@@ -68,33 +66,7 @@ def test_texts_that_are_not_in_the_audio_are_not_recognised(model: NestNetwork, 
     assert min(score.characters.rate for score in found.contestants) > 0.5
 
 
-@pytest.mark.usefixtures("test_rows")
-def test_the_untrained_encoder_has_initial_weights(folder: Path, rows: Rows) -> None:
-    """Shown with layer norm: an encoder without batch norm is not calibrated."""
-    assert len(rows) == 80
-    config = tiny_config(conv_norm="layer_norm")
-    found = probe(NestNetwork(replace(config, seed=5)), folder, replace(SHORT, baselines=("untrained",), seed=5))
-    assert found.score("trained").by_seed == found.score("untrained").by_seed
-    assert found.differences[0].characters == (0.0, 0.0, 0.0)
-
-
-@pytest.mark.usefixtures("rows", "test_rows")
-def test_batch_norm_of_the_untrained_encoder_is_calibrated_on_the_training_corpus_only(
-    model: NestNetwork, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    calibrated = record_calibrated(monkeypatch)
-    write_manifest(folder, "other", range(200, 216))
-    config = replace(SHORT, baselines=("untrained",), seed=5)
-    reports = [probe(model, folder, config, test=test) for test in ("test", "test", "other")]
-    same, again, test_changed = map(norm_statistics, calibrated)
-    assert all(map(torch.equal, same, again))
-    assert all(map(torch.equal, same, test_changed))
-    assert not any(map(torch.equal, same, norm_statistics(model)))  # the same weights with initial statistics
-    assert reports[0].contestants == reports[1].contestants
-    assert reports[0].score("trained").characters != reports[0].score("untrained").characters
-
-
-def test_the_result_is_written(folder: Path, report: CtcProbeReport, model: NestNetwork) -> None:
+def test_the_result_is_written(folder: Path, report: CtcProbeReport) -> None:
     output = folder / "out"
     assert sorted(path.name for path in output.iterdir()) == [
         *("hypotheses.jsonl", "probe.json", "rejected.jsonl", "rejected_test.jsonl")
@@ -107,8 +79,6 @@ def test_the_result_is_written(folder: Path, report: CtcProbeReport, model: Nest
     lines = [json.loads(line) for line in (output / "hypotheses.jsonl").read_text().splitlines()]
     assert len(lines) == 16
     assert all(line["log_mel"].keys() == {"0", "1"} for line in lines)
-    with pytest.raises(OutputError, match="exists already"):
-        probe(model, folder, SHORT, output=output)
 
 
 def test_a_learning_rate_at_the_edge_of_the_grid_is_named(report: CtcProbeReport) -> None:

@@ -21,6 +21,7 @@ from nestmodel import (
 )
 from nestmodel.evaluate.encode import iterate_corpus, log_mel_function, resolve_layers, stacked_mel_function
 from nestmodel.evaluate.extract import file_stem
+from tests.nestmodel.networks import with_statistics
 from tests.synthesis import chirp, hiss, read_audio, write_audio
 from tests.training import tiny_config
 
@@ -30,13 +31,9 @@ LENGTHS = (160, 1439, 1440, 4800, 16000, 16123, 35200)
 
 @pytest.fixture(scope="module")
 def model() -> NestModel:
-    """A model in training mode, with running means other than zero in its batch norms."""
+    """A model in training mode."""
     model = NestModel(tiny_config())
-    generator = torch.Generator().manual_seed(3)
-    for module in model.modules():
-        if isinstance(module, torch.nn.BatchNorm1d):
-            assert module.running_mean is not None
-            module.running_mean.normal_(generator=generator)
+    with_statistics(model).train()
     return model
 
 

@@ -149,12 +149,10 @@ def test_audio_that_has_gone_since_leaves_no_features(
 def test_two_ranks_equal_one_and_a_rank_with_other_settings_is_refused(
     model: NestModel, corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(extract_ranks, "_BEAT_S", 0.05)
-    monkeypatch.setattr(extract_ranks, "_POLL_S", 0.05)
+    monkeypatch.setattr(extract_ranks, "SILENCE_S", 5.0)
     extract_features(model, corpus, tmp_path / "one", CONFIG)
     assert in_two_ranks(model, corpus, tmp_path / "two").num_utterances == 2 * NUM_BATCHES
     assert contents(tmp_path / "one") == contents(tmp_path / "two")
-    monkeypatch.setattr(extract_ranks, "SILENCE_S", 5.0)
     other = ExtractConfig(device="cpu", max_batch_seconds=0.5, dtype="float16")
     with pytest.raises(ExtractError, match="rank 1 of 2 has another dtype than rank 0"):
         in_two_ranks(model, corpus, tmp_path / "three", other)
@@ -162,7 +160,6 @@ def test_two_ranks_equal_one_and_a_rank_with_other_settings_is_refused(
 
 def test_a_rank_without_a_sign_of_life_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(extract_ranks, "SILENCE_S", 0.1)
-    monkeypatch.setattr(extract_ranks, "_POLL_S", 0.01)
     with Ranks(tmp_path, 0, 3) as ranks, pytest.raises(ExtractError, match="rank 1 of 3 has given no sign of life"):
         ranks.start({}, [])
     with Ranks(tmp_path, 2, 3) as ranks, pytest.raises(ExtractError, match="rank 0 of 3 has given no sign of life"):
@@ -216,8 +213,7 @@ def test_a_rank_of_an_earlier_start_ends_and_writes_nothing_into_a_later_one(tmp
                 assert [path.name for path in (tmp_path / "batches").glob("*.jsonl")] == ["kept.jsonl"]
 
 
-def test_of_two_processes_with_one_number_the_first_takes_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(extract_ranks, "_POLL_S", 0.01)
+def test_of_two_processes_with_one_number_the_first_takes_part(tmp_path: Path) -> None:
     with Ranks(tmp_path, 0, 2) as first, Ranks(tmp_path, 1, 2) as second:
         names = first.start({}, []).names
         with Ranks(tmp_path, 1, 2) as third:
