@@ -11,21 +11,7 @@ import pytest
 from lhotse import MonoCut, Recording
 
 from nestcli.nestdata import main
-from nestdata import (
-    AudioNoiseDataset,
-    BatchPlan,
-    ConfigError,
-    Corpora,
-    Corpus,
-    MicrobatchKey,
-    OutputError,
-    PackConfig,
-    PlanConfig,
-    PrepareConfig,
-    batch_digest,
-    pack_corpora,
-    prepare_corpus,
-)
+from nestdata import ConfigError, Corpus, OutputError, PackConfig, PrepareConfig, pack_corpora, prepare_corpus
 from tests.conftest import MessyCorpora
 from tests.nestdata.full_disk import files_up_to
 from tests.nestdata.pack.packing import DEMO, digests, pack, samples_by_id, shar_of
@@ -41,8 +27,8 @@ def assert_holds(shar: Path, corpus: Path) -> None:
     assert all(np.array_equal(found[name], samples) for name, samples in expected.items())
 
 
-def test_lhotse_reads_the_same_samples_ids_and_labels(speech: Path, packed: Path) -> None:
-    corpus, found = Corpus.open(speech), shar_of(packed)
+def test_lhotse_reads_the_same_samples_ids_and_labels(demo_speech: Path, demo_packed: Path) -> None:
+    corpus, found = Corpus.open(demo_speech), shar_of(demo_packed)
     assert len(found) == len(corpus) == 40
     for index in range(len(corpus)):
         cut = corpus[index]
@@ -142,66 +128,66 @@ pack(Path(sys.argv[1]), Path(sys.argv[2]))
 
 
 @pytest.mark.slow
-def test_a_killed_run_goes_on_with_the_shards_that_are_missing(speech: Path, tmp_path: Path) -> None:
+def test_a_killed_run_goes_on_with_the_shards_that_are_missing(demo_speech: Path, tmp_path: Path) -> None:
     output = tmp_path / "100% packed"
-    command = [sys.executable, "-c", KILLED, str(speech), str(output)]
+    command = [sys.executable, "-c", KILLED, str(demo_speech), str(output)]
     done = subprocess.run(command, cwd=DEMO.parents[1], timeout=300, check=False)
     assert done.returncode == -signal.SIGKILL
     assert [path.name for path in output.glob("recording.*")] == ["recording.000000.tar"]
     assert (output / "cuts.pack/000001.json.partial/recording.000001.tar").is_file()
     before = (output / "recording.000000.tar").stat()
-    report = pack(speech, output)
+    report = pack(demo_speech, output)
     assert (report.num_kept_shards, report.num_cuts) == (1, 40)
     after = (output / "recording.000000.tar").stat()
     assert (after.st_ino, after.st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
     assert not list(output.rglob("*.partial"))
-    assert_holds(output, speech)
+    assert_holds(output, demo_speech)
 
 
 @pytest.mark.slow
 @pytest.mark.multiprocess
-def test_several_processes_write_the_same_shar(speech: Path, tmp_path: Path) -> None:
+def test_several_processes_write_the_same_shar(demo_speech: Path, tmp_path: Path) -> None:
     done: list[tuple[int, int | None]] = []
-    pack(speech, tmp_path / "three", jobs=3, on_progress=lambda *counts: done.append(counts))
+    pack(demo_speech, tmp_path / "three", jobs=3, on_progress=lambda *counts: done.append(counts))
     assert done == [(1, 3), (2, 3), (3, 3)]
-    assert_holds(tmp_path / "three", speech)
+    assert_holds(tmp_path / "three", demo_speech)
 
 
 def test_shards_of_which_files_are_gone_or_incomplete_are_written_again(
-    speech: Path, packed: Path, tmp_path: Path
+    demo_speech: Path, demo_packed: Path, tmp_path: Path
 ) -> None:
-    output = Path(shutil.copytree(packed, tmp_path / "packed"))
+    output = Path(shutil.copytree(demo_packed, tmp_path / "packed"))
     (output / "recording.000000.tar").unlink()
     with (output / "cuts.000001.jsonl.gz").open("r+b") as file:
         file.truncate(100)
-    assert pack(speech, output).num_kept_shards == 1
-    assert_holds(output, speech)
-    assert pack(speech, output).num_kept_shards == 3
+    assert pack(demo_speech, output).num_kept_shards == 1
+    assert_holds(output, demo_speech)
+    assert pack(demo_speech, output).num_kept_shards == 3
 
 
 def test_other_settings_or_corpora_replace_shards_only_if_asked(
-    speech: Path, packed: Path, messy_corpora: MessyCorpora, tmp_path: Path
+    demo_speech: Path, demo_packed: Path, messy_corpora: MessyCorpora, tmp_path: Path
 ) -> None:
-    output = Path(shutil.copytree(packed, tmp_path / "packed"))
+    output = Path(shutil.copytree(demo_packed, tmp_path / "packed"))
     (output / "notes.txt").write_text("mine")
     before = digests(output)
     for corpus, options, named in (
-        (speech, {"codec": "wav"}, "codec"),
-        (speech, {"shard_hours": 1.0}, "shard_hours"),
+        (demo_speech, {"codec": "wav"}, "codec"),
+        (demo_speech, {"shard_hours": 1.0}, "shard_hours"),
         (messy_corpora.speech, {}, "corpora"),
     ):
         with pytest.raises(OutputError, match=rf"holds shards of other {named}. Choose another path, or pass"):
             pack(corpus, output, **options)
     assert digests(output) == before
-    report = pack(speech, output, shard_hours=1.0, overwrite=True)
+    report = pack(demo_speech, output, shard_hours=1.0, overwrite=True)
     assert (report.num_shards, report.num_kept_shards) == (1, 0)
     assert (output / "notes.txt").read_text() == "mine"
     (output / "notes.txt").unlink()
-    assert_holds(output, speech)
+    assert_holds(output, demo_speech)
 
 
-def test_shar_is_not_replaced_by_packing_its_own_audio(packed: Path, tmp_path: Path) -> None:
-    output, link = Path(shutil.copytree(packed, tmp_path / "packed")), tmp_path / "link"
+def test_shar_is_not_replaced_by_packing_its_own_audio(demo_packed: Path, tmp_path: Path) -> None:
+    output, link = Path(shutil.copytree(demo_packed, tmp_path / "packed")), tmp_path / "link"
     prepare_corpus([output], tmp_path / "packed.corpus")
     link.symlink_to(output)
     before = digests(output)
@@ -211,46 +197,32 @@ def test_shar_is_not_replaced_by_packing_its_own_audio(packed: Path, tmp_path: P
     assert digests(output) == before
 
 
-def test_other_files_are_never_replaced(speech: Path, tmp_path: Path) -> None:
+def test_other_files_are_never_replaced(demo_speech: Path, tmp_path: Path) -> None:
     (tmp_path / "cuts.000000.jsonl").write_text("mine")
     for overwrite in (False, True):
         with pytest.raises(OutputError, match=r"is not empty, and not from `nestdata pack`"):
-            pack(speech, tmp_path, overwrite=overwrite)
+            pack(demo_speech, tmp_path, overwrite=overwrite)
     assert digests(tmp_path).keys() == {"cuts.000000.jsonl"}
 
 
 # Lhotse leaves the tar that could not be written to the garbage collector.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_a_full_disk_is_one_error_and_the_next_run_goes_on(speech: Path, tmp_path: Path) -> None:
+def test_a_full_disk_is_one_error_and_the_next_run_goes_on(demo_speech: Path, tmp_path: Path) -> None:
     with files_up_to(500_000), pytest.raises(OutputError, match=r"cannot be written .* Complete shards are kept: free"):
-        pack(speech, tmp_path / "packed")
+        pack(demo_speech, tmp_path / "packed")
     assert list((tmp_path / "packed").rglob("*.partial")) == []
-    pack(speech, tmp_path / "packed")
-    assert_holds(tmp_path / "packed", speech)
+    pack(demo_speech, tmp_path / "packed")
+    assert_holds(tmp_path / "packed", demo_speech)
 
 
-def test_packed_audio_gives_the_same_fingerprint_and_batches(speech: Path, packed: Path, tmp_path: Path) -> None:
-    prepare_corpus([packed], tmp_path / "packed.corpus")
-    assert Corpus.open(tmp_path / "packed.corpus").fingerprint == Corpus.open(speech).fingerprint
-
-    def batch_digests(path: Path) -> list[dict[str, str]]:
-        corpora = Corpora.open([path])
-        dataset = AudioNoiseDataset(
-            corpora, BatchPlan.of(corpora, PlanConfig(max_batch_seconds=20.0, microbatches_per_step=2))
-        )
-        return [batch_digest(dataset[MicrobatchKey(step, microbatch)]) for step in range(2) for microbatch in range(2)]
-
-    assert batch_digests(tmp_path / "packed.corpus") == batch_digests(speech)
-
-
-def test_corpora_with_a_common_id_are_refused_and_others_are_packed_together(speech: Path, tmp_path: Path) -> None:
+def test_corpora_with_a_common_id_are_refused_and_others_are_packed_together(demo_speech: Path, tmp_path: Path) -> None:
     noise = tmp_path / "noise.corpus"
     prepare_corpus([DEMO / "noise.json"], noise)
-    report = pack_corpora([speech, noise], tmp_path / "both", PackConfig())
+    report = pack_corpora([demo_speech, noise], tmp_path / "both", PackConfig())
     found = shar_of(tmp_path / "both")
     assert report.num_cuts == len(found) == 40 + len(Corpus.open(noise))
     with pytest.raises(ConfigError, match=r"several corpora have a cut with the id 'speech/"):
-        pack_corpora([speech, noise, speech], tmp_path / "twice")
+        pack_corpora([demo_speech, noise, demo_speech], tmp_path / "twice")
 
 
 def test_absolute_ids_lose_their_slash_and_unusable_ones_are_left_out(tmp_path: Path) -> None:
@@ -289,8 +261,4 @@ def test_the_command_packs_and_prints_what_it_did(
     assert main([*arguments, "--overwrite"]) == 0
     found = capsys.readouterr().out.splitlines()
     assert found[0].startswith(f"{output}: {summary['num_cuts']} cuts, 0.02 h, 1 shards, ")
-    assert found[1:] == [
-        f"  rounded to 16 bits: {summary['num_rounded']} cuts",
-        f"  left out: {summary['left_out']['changed']} changed; see {output}/cuts.pack/left_out.jsonl",
-        f"  prepare a corpus from it: nestdata prepare {output} -o packed.corpus",
-    ]
+    assert found[-1].endswith(f"nestdata prepare {output} -o packed.corpus")

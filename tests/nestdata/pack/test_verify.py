@@ -5,16 +5,8 @@ from pathlib import Path
 import pytest
 
 from nestcli.nestdata import main
-from nestdata import (
-    ConfigError,
-    Corpus,
-    PrepareConfig,
-    StorageError,
-    VerifyReport,
-    prepare_corpus,
-    verify_corpus,
-)
-from tests.synthesis import folder_corpus, hiss, tone
+from nestdata import ConfigError, Corpus, PrepareConfig, StorageError, VerifyReport, prepare_corpus, verify_corpus
+from tests.synthesis import folder_corpus, hiss, tone, write_audio
 
 
 def flip_byte(path: Path, position: int) -> None:
@@ -29,10 +21,10 @@ def kinds(report: VerifyReport) -> list[tuple[str, str]]:
 
 
 @pytest.fixture(scope="module")
-def intact(packed: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def intact(demo_packed: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Shar with a corpus of it beside it; each test changes it and restores what it changed."""
     folder = tmp_path_factory.mktemp("verify")
-    shutil.copytree(packed, folder / "packed")
+    shutil.copytree(demo_packed, folder / "packed")
     prepare_corpus([folder / "packed"], folder / "packed.corpus")
     return folder
 
@@ -78,9 +70,7 @@ def test_files_of_a_corpus_must_exist_and_with_decode_be_readable(tmp_path: Path
     (tmp_path / "in/gone.wav").unlink()
     (tmp_path / "in/folder.wav").unlink()
     (tmp_path / "in/folder.wav").mkdir()
-    shutil.copyfile(
-        folder_corpus(tmp_path / "x", {"t.wav": tone(300, 0.2)}).path.parent / "x/t.wav", tmp_path / "in/short.wav"
-    )
+    write_audio(tmp_path / "in/short.wav", tone(300, 0.2))
     wrong = [("empty.wav", "empty"), ("folder.wav", "not_a_file"), ("gone.wav", "missing")]
     report = verify_corpus(corpus.path)
     assert (sorted(kinds(report)), report.num_shards) == ([*wrong, ("short.wav", "changed")], 0)
@@ -93,14 +83,12 @@ def test_the_command_lists_problems_and_exits_with_1(
     intact: Path, shard: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["verify", str(intact / "packed.corpus")]) == 0
-    out = capsys.readouterr().out
-    assert out.startswith(f"{intact / 'packed.corpus'}: 40 cuts, 3 shards: no problems in sizes and times")
-    assert "no audio was read, which --decode does" in out
+    assert capsys.readouterr().out.startswith(f"{intact / 'packed.corpus'}: 40 cuts, 3 shards: no problems")
     shard.unlink()
     assert main(["verify", str(intact / "packed.corpus")]) == 1
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[0].startswith(f"{shard}: missing: ")
-    assert lines[1:] == [f"{intact / 'packed.corpus'}: 40 cuts, 3 shards: 1 problems"]
+    problem, summary = capsys.readouterr().out.splitlines()
+    assert problem.startswith(f"{shard}: missing: ")
+    assert summary == f"{intact / 'packed.corpus'}: 40 cuts, 3 shards: 1 problems"
     assert main(["verify", str(intact / "packed.corpus"), "--json"]) == 1
     found = json.loads(capsys.readouterr().out)
     assert found["problems"][0]["kind"] == "missing"
