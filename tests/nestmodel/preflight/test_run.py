@@ -48,6 +48,13 @@ def readable_data(corpora: MessyCorpora, *, num_workers: int = 0, seconds: float
     return NestDataModule(DataConfig(corpora.speech, corpora.banked, plan=plan, num_workers=num_workers))
 
 
+def hissing_data(directory: Path, *, num_workers: int = 0) -> NestDataModule:
+    """Data of eight files of one second, in `speech`."""
+    corpus = folder_corpus(directory / "speech", {f"{i}.wav": hiss(16000, i) for i in range(8)})
+    plan = PlanConfig(max_batch_seconds=4.0, microbatches_per_step=1)
+    return NestDataModule(DataConfig(corpus.path, plan=plan, num_workers=num_workers))
+
+
 def result(status: Any = "ok", value: str = "", **figures: float) -> CheckResult:
     return CheckResult(status=status, value=value, advice="do it" if status == "failed" else "", figures=figures)
 
@@ -111,12 +118,9 @@ def test_a_full_disk_fails_with_its_size_and_too_little_memory_is_a_warning(
 
 
 def test_an_unreadable_corpus_fails_its_check_and_the_other_checks_continue(tmp_path: Path) -> None:
-    corpus = folder_corpus(tmp_path / "speech", {f"{i}.wav": hiss(16000, i) for i in range(4)})
+    data = hissing_data(tmp_path, num_workers=1)
     for path in (tmp_path / "speech").glob("*.wav"):
         path.write_bytes(b"no audio")
-    data = NestDataModule(
-        DataConfig(corpus.path, plan=PlanConfig(max_batch_seconds=4.0, microbatches_per_step=1), num_workers=1)
-    )
     report = run_preflight(NestModel(tiny_config()), data, trainer(tmp_path))
     assert report.has_failed
     audio = results_of(report)["audio"]
@@ -128,11 +132,8 @@ def test_an_unreadable_corpus_fails_its_check_and_the_other_checks_continue(tmp_
 
 
 def test_an_unusable_cut_is_a_warning_with_its_id_and_reason(tmp_path: Path) -> None:
-    corpus = folder_corpus(tmp_path / "speech", {f"{i}.wav": hiss(16000, i) for i in range(8)})
+    data = hissing_data(tmp_path)
     (tmp_path / "speech" / "3.wav").unlink()
-    data = NestDataModule(
-        DataConfig(corpus.path, plan=PlanConfig(max_batch_seconds=4.0, microbatches_per_step=1), num_workers=0)
-    )
     config = PreflightConfig(num_batches=data.train_dataset.plan.steps_per_epoch)
     report = run_preflight(NestModel(tiny_config()), data, trainer(tmp_path), config)
     audio = results_of(report)["audio"]
