@@ -14,8 +14,9 @@ from tests.kernel_definitions import code_for_gpus
 CPU = torch.device("cpu")
 
 
+@pytest.mark.usefixtures("triton_cache")
 def test_a_kernel_that_cannot_be_compiled_is_not_used() -> None:
-    kernels = pytest.importorskip("nestmodel.nn.gpu.dropout_kernel", reason="Triton comes with torch for GPUs")
+    from nestmodel.nn.gpu import dropout_kernel as kernels
 
     def launch() -> bool:
         kernels.launch_drop(torch.ones(3), torch.zeros(2, dtype=torch.int32), 1, 1.0)  # Triton has no driver for a CPU

@@ -49,31 +49,6 @@ def one_block() -> OperationLog:
     return encode(num_layers=1, with_loss=True)
 
 
-@pytest.fixture(scope="module")
-def block() -> dict[str, int]:
-    """The operations that a second block of large adds."""
-    one, two = (encode(num_layers=number).counts for number in (1, 2))
-    return {name: count - one.get(name, 0) for name, count in two.items() if count > one.get(name, 0)}
-
-
-def test_a_block_launches_a_known_number_of_kernels(block: dict[str, int]) -> None:
-    assert block == {
-        "_foreach_copy_": 1,  # all weights of the block
-        "native_layer_norm": 5,
-        "_to_copy": 4,  # outputs of norms
-        "addmm": 6,
-        "mm": 3,
-        "clone": 2,  # encodings, and what attention returns, with other strides
-        "relative_attention": 1,
-        "gated_convolution": 1,
-        "native_batch_norm": 1,
-        "silu": 3,
-        "drop": 6,
-        "add": 4,
-        "add_": 1,  # batch norm counts its batches
-    }
-
-
 def test_matrix_products_run_in_bfloat16_and_norms_and_the_loss_in_float32(one_block: OperationLog) -> None:
     seen: dict[str, set[torch.dtype]] = {}
     for operation in one_block.operations:
