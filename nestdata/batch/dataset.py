@@ -299,8 +299,7 @@ class AudioNoiseDataset(Dataset[AudioNoiseBatch]):
             num_samples,
             self._rng("noise", key, position),
             on_cut=rows.heartbeat.note_cut,
-            content_of=None if self.remote is None else self.remote.noise,
-            store=None if self.remote is None else self.remote.storage,
+            bytes_of=None if self.remote is None else self.remote.noise,
         )
         if not self._noise_chain:
             return span

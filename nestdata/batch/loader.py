@@ -145,12 +145,10 @@ class BatchLoader(DataLoader[AudioNoiseBatch]):
 
         A worker that reads a memory-mapped file beyond its new end is killed by SIGBUS.
         """
-        try:
-            pickle.loads(pickle.dumps(self.dataset))
-        except NestError:
-            raise
-        except Exception as error:  # a forked worker receives any dataset
-            _log.debug("the dataset cannot be pickled: %s", error)
+        dataset: Any = self.dataset
+        for corpus in (*dataset.corpus.corpora, dataset.noise.corpus):
+            if corpus is not None:
+                corpus.reopen()
 
     def _new_context(self) -> Any:
         """Returns the multiprocessing context that starts the workers of one iteration."""

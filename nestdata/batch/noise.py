@@ -7,7 +7,7 @@ resort. Every fallback is counted.
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,10 +17,10 @@ from nestdata.batch.bad_audio import BadCut
 from nestdata.config_checks import require_at_least
 from nestdata.corpus.corpora import CorpusInput, open_corpus
 from nestdata.corpus.corpus import Corpus
+from nestdata.corpus.members import UNREAD, MemberBytes
 from nestdata.errors import AudioError
 from nestdata.field_docs import with_field_docs
 from nestdata.stateless_rng import StatelessRng
-from nestdata.storage import Storage
 
 # Crops of one noise cut that are read one by one; after that many silent crops, the whole cut is read.
 _CROPS_READ_SINGLY = 10
@@ -100,8 +100,7 @@ class NoiseSampler:
         rng: StatelessRng,
         *,
         on_cut: Callable[[str], None] | None = None,
-        content_of: Callable[[int], bytes | None] | None = None,
-        store: Storage | None = None,
+        bytes_of: Callable[[int], MemberBytes] | None = None,
     ) -> NoiseSpan:
         """Returns a span of noise of `num_samples` samples, or fewer if the noise cut is shorter.
 
@@ -109,9 +108,7 @@ class NoiseSampler:
             num_samples: Number of samples, at least 1.
             rng: Source of the random numbers for the choice of noise, the position of the crop, and white noise.
             on_cut: Called with the id of each noise cut before it is decoded, for instance to refresh a heartbeat.
-            content_of: Returns the bytes of a noise cut by its index, compared with the checksum in the corpus, or None
-                if `Corpus.load` has to read them.
-            store: The storage that `Corpus.load` then uses.
+            bytes_of: Returns the bytes of a noise cut by its index, for `Corpus.load`, which reads them by default.
         """
         if self.corpus is None:
             return NoiseSpan(samples=np.zeros(num_samples, np.float32), kind="none")
@@ -119,9 +116,8 @@ class NoiseSampler:
         while len(bad) < self.config.max_reads:
             index = rng.below(len(self.corpus))
             try:
-                content = content_of(index) if content_of else None
-                options: dict[str, Any] = {"on_cut": on_cut, "content": content, "is_checked": True, "store": store}
-                read = partial(self.corpus.load, index, **options)
+                given = bytes_of(index) if bytes_of else UNREAD
+                read = partial(self.corpus.load, index, on_cut=on_cut, given=given)
                 cut_id, samples, num_silent = self._crop(
                     read, self.corpus.num_samples_of(index) - num_samples + 1, num_samples, rng
                 )

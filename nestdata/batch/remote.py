@@ -17,7 +17,7 @@ from nestdata.config_checks import require, require_at_least
 from nestdata.corpus.cache import PinnedCache, is_pinned, shares_of_corpora
 from nestdata.corpus.corpora import Corpora
 from nestdata.corpus.corpus import Corpus
-from nestdata.corpus.members import is_intact
+from nestdata.corpus.members import MemberBytes, is_intact
 from nestdata.errors import StorageError
 from nestdata.field_docs import with_field_docs
 from nestdata.plan.microbatch import MicrobatchKey
@@ -133,8 +133,8 @@ class RemoteReader:
             self._process = _ReaderOfProcess(self.config, shares)
         self._process.begin(key, upcoming, self._requests)
 
-    def speech(self, index: int) -> bytes | None:
-        """Returns the intact bytes of a cut of the speech; None if `Corpora.load` has to read them.
+    def speech(self, index: int) -> MemberBytes:
+        """Returns the bytes of a cut of the speech for `Corpora.load`, which has to read them if there are none.
 
         Raises:
             StorageError: The store did not answer within the patience, or refuses the credentials.
@@ -142,14 +142,10 @@ class RemoteReader:
         corpus, own_index = self._speech.locate(index)
         return self._take(corpus, own_index)
 
-    def noise(self, index: int) -> bytes | None:
-        """Returns the bytes of a cut of the noise; None and errors have the same meaning as for `speech`."""
-        return None if self._noise is None else self._take(self._noise, index)
-
-    @property
-    def storage(self) -> Storage:
-        """The storage for reading missing or damaged bytes again; has the patience and connections of this process."""
-        return self._started().storage
+    def noise(self, index: int) -> MemberBytes:
+        """Returns the bytes of a cut of the noise; raises the same errors as `speech`."""
+        assert self._noise is not None, "there is a noise corpus"
+        return self._take(self._noise, index)
 
     def drop(self, index: int) -> None:
         """Removes from the cache a cut of the speech whose audio could not be used."""
@@ -169,16 +165,17 @@ class RemoteReader:
             found += [process.request(self._noise, cut) for cut in cuts.noise]
         return [request for request in found if request is not None]
 
-    def _take(self, corpus: Corpus, index: int) -> bytes | None:
+    def _take(self, corpus: Corpus, index: int) -> MemberBytes:
         process = self._started()
         request = process.request(corpus, index)
         if request is None:
-            return None
+            return MemberBytes(store=process.storage)
 
         def note_wait() -> None:
             nestguard.current().note_wait(corpus.line(index)["id"], redacted(request.address.location))
 
-        return process.ahead.take(request, note_wait)
+        # Missing and damaged bytes are read again with the patience and the connections of this process.
+        return MemberBytes(process.ahead.take(request, note_wait), is_checked=True, store=process.storage)
 
     def _started(self) -> "_ReaderOfProcess":
         assert self._process is not None, "begin() comes first"

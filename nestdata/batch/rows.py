@@ -1,7 +1,5 @@
 """Loads the speech of a microbatch into the rows of one array, with substitutes for cuts that cannot be used."""
 
-from typing import Any
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -10,6 +8,7 @@ from nestdata.batch.bad_audio import BadCut
 from nestdata.batch.mix import Speech
 from nestdata.batch.remote import RemoteReader
 from nestdata.corpus.corpora import Corpora
+from nestdata.corpus.members import UNREAD
 from nestdata.errors import AudioError
 from nestdata.options import ShortAudio
 from nestdata.plan.batch_plan import BatchPlan
@@ -83,11 +82,9 @@ class SpeechRows:
 
     def _decode(self, index: int, row: int, num_samples: int) -> str:
         """Decodes a cut to the start of a row and returns its id."""
-        options: dict[str, Any] = {"on_cut": self.heartbeat.note_cut}
-        if self._remote is not None:
-            content = self._remote.speech(index)
-            options |= {"content": content, "is_checked": True, "store": self._remote.storage}
-        cut_id, _ = self._corpus.load(index, out=self.samples[row, :num_samples], **options)
+        given = UNREAD if self._remote is None else self._remote.speech(index)
+        out = self.samples[row, :num_samples]
+        cut_id, _ = self._corpus.load(index, out=out, on_cut=self.heartbeat.note_cut, given=given)
         return cut_id
 
     def _extend(self, samples: NDArray[np.float32], num_samples: int) -> NDArray[np.float32]:

@@ -3,7 +3,7 @@
 import hashlib
 import os
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from nestdata.corpus.addresses import Address
 from nestdata.corpus.corpus import Corpus
+from nestdata.corpus.members import UNREAD, MemberBytes
 from nestdata.errors import ConfigError, CorpusError
 
 CorpusInput = str | os.PathLike[str] | Corpus | Any
@@ -93,10 +94,19 @@ class Corpora:
         corpus, own_index = self.locate(index)
         return corpus.line(own_index)
 
-    def load(self, index: int, **options: Any) -> tuple[str, NDArray[np.float32]]:
-        """Returns the id and the samples of a cut; options and errors are those of `Corpus.load`."""
+    def load(
+        self,
+        index: int,
+        *,
+        start: int = 0,
+        num_samples: int | None = None,
+        out: NDArray[np.float32] | None = None,
+        on_cut: Callable[[str], None] | None = None,
+        given: MemberBytes = UNREAD,
+    ) -> tuple[str, NDArray[np.float32]]:
+        """Returns the id and the samples of a cut; arguments and errors are those of `Corpus.load`."""
         corpus, own_index = self.locate(index)
-        return corpus.load(own_index, **options)
+        return corpus.load(own_index, start=start, num_samples=num_samples, out=out, on_cut=on_cut, given=given)
 
     def address(self, index: int) -> Address | None:
         """Returns where the bytes of the audio file of a cut are; see `Corpus.address`."""

@@ -28,11 +28,11 @@ from nestdata.audio.decode import empty_samples, load_samples, samples_in
 from nestdata.corpus.addresses import NO_SHARD, Address, AddressTable, Shard
 from nestdata.corpus.bank import SampleBank
 from nestdata.corpus.file_version import FileVersions, check_version
-from nestdata.corpus.members import load_member, point_to
+from nestdata.corpus.members import UNREAD, MemberBytes, load_member, point_to
 from nestdata.corpus.meta import meta_content, read_meta
 from nestdata.corpus.parts import map_array, parse_line
 from nestdata.errors import ConfigError, CorpusError
-from nestdata.storage import FileVersion, Storage, is_url, storage
+from nestdata.storage import FileVersion, is_url, storage
 from nestdata.wrong_path import wrong_path
 
 
@@ -166,6 +166,10 @@ class Corpus:
         self.meta = self.meta | {"root": self.root}
         storage().write(str(self.path.resolve() / "meta.json"), meta_content(self.meta))
 
+    def reopen(self) -> "Corpus":
+        """Opens the directory again; raises CorpusError if it was removed, cut off or prepared again meanwhile."""
+        return _reopen(self.path, self.root, self.fingerprint)
+
     def __len__(self) -> int:
         return int(self.meta["num_cuts"])
 
@@ -281,9 +285,7 @@ class Corpus:
         num_samples: int | None = None,
         out: NDArray[np.float32] | None = None,
         on_cut: Callable[[str], None] | None = None,
-        content: bytes | None = None,
-        is_checked: bool = False,
-        store: Storage | None = None,
+        given: MemberBytes = UNREAD,
     ) -> tuple[str, NDArray[np.float32]]:
         """Returns the id of a cut and its samples, or a span of them, shape (num_samples,).
 
@@ -293,10 +295,8 @@ class Corpus:
             num_samples: Number of samples to load; by default, all up to the end of the cut.
             out: Array that receives the samples; a new array by default.
             on_cut: Called with the id of the cut before its audio is decoded, for instance to refresh a heartbeat.
-            content: The bytes at the address of the cut, if the caller has read them; by default, they are read here.
-                Damaged bytes are read again. Has no effect on a cut without an address.
-            is_checked: Whether `content` has been compared with the checksum in the corpus.
-            store: Reads the bytes at the address of the cut, with the patience of its settings; `storage()` by default.
+            given: The bytes at the address of the cut, if the caller has read them; by default, they are read here.
+                Has no effect on a cut without an address.
 
         Raises:
             AudioError: The audio cannot be used; the message names the cut.
@@ -313,7 +313,7 @@ class Corpus:
         if self._bank is not None:
             self._bank.read(index, line["id"], start, out)
         elif address := self.address(index):
-            load_member(line, address, content, start=start, out=out, is_checked=is_checked, store=store)
+            load_member(line, address, given, start=start, out=out)
         else:
             self.check_file(index, line)
             load_samples(line, start=start, num_samples=len(out), out=out)

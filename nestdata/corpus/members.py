@@ -1,6 +1,6 @@
 """Bytes of members: fetched from their shards, checked, and decoded."""
 
-from typing import Any
+from typing import Any, NamedTuple
 from zlib import crc32
 
 import numpy as np
@@ -16,31 +16,40 @@ _TAR_BLOCK = 512
 _MAX_READS = 5
 
 
-def fetch(
-    address: Address,
-    cut_id: str,
-    content: bytes | None = None,
-    *,
-    is_checked: bool = False,
-    store: Storage | None = None,
-) -> bytes:
+class MemberBytes(NamedTuple):
+    """The bytes of a member, as far as the caller has read them. They have no effect on audio that is not a member."""
+
+    content: bytes | None = None
+    """The bytes; by default, they are read when they are needed. Damaged bytes are read again."""
+
+    is_checked: bool = False
+    """Whether `content` is known to be intact, see `is_intact`."""
+
+    store: Storage | None = None
+    """Reads bytes, with the patience of its settings; `storage()` by default."""
+
+
+UNREAD = MemberBytes()
+"""Bytes that the caller has not read."""
+
+
+def fetch(address: Address, cut_id: str, given: MemberBytes = UNREAD) -> bytes:
     """Returns the bytes of a member; damaged ones are read again until two reads agree.
 
     Args:
         address: Where the member is.
         cut_id: Names the cut in messages.
-        content: The bytes if they have been read already. They are returned if they are intact.
-        is_checked: Whether `content` is known to be intact, see `is_intact`.
-        store: Reads the bytes; `storage()` by default.
+        given: The bytes if they have been read already. They are returned if they are intact.
 
     Raises:
         AudioError: The shard is missing or has changed, or its bytes do not have the checksum in the corpus.
         StorageError: The shard cannot be read for another reason, which says nothing about the cut.
     """
-    if content is not None and (is_checked or is_intact(address, content)):
+    content = given.content
+    if content is not None and (given.is_checked or is_intact(address, content)):
         return content
     for _ in range(_MAX_READS):
-        before, content = content, _read(address, cut_id, store)
+        before, content = content, _read(address, cut_id, given.store)
         if is_intact(address, content):
             return content
         if content == before:
@@ -55,36 +64,32 @@ def fetch(
 def load_member(
     line: dict[str, Any],
     address: Address,
-    content: bytes | None,
+    given: MemberBytes = UNREAD,
     *,
     start: int,
     out: NDArray[np.float32],
-    is_checked: bool = False,
-    store: Storage | None = None,
 ) -> None:
     """Fills `out` with samples of a cut that has an address.
 
     Args:
         line: The cut as a dict.
         address: Where the bytes of its audio file are.
-        content: These bytes if the caller has read them.
+        given: These bytes if the caller has read them.
         start: First sample to load, counted from the start of the cut.
         out: Array that receives the samples, shape (num_samples,).
-        is_checked: As for `fetch`.
-        store: As for `fetch`.
 
     Raises:
         AudioError: The audio cannot be used; the message names the cut.
         StorageError: As for `fetch`.
     """
-    content = fetch(address, line["id"], content, is_checked=is_checked, store=store)
+    content, unread = fetch(address, line["id"], given), MemberBytes(store=given.store)
     for _ in range(_MAX_READS):
         try:
             load_samples(line, start=start, num_samples=len(out), out=out, content=content)
             return
         except AudioError:
             # Without a checksum, only the decoder notices bytes that were damaged on their way.
-            if address.crc32 is not None or (again := fetch(address, line["id"], store=store)) == content:
+            if address.crc32 is not None or (again := fetch(address, line["id"], unread)) == content:
                 raise
             content = again
     raise _unsteady(address, line["id"])

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from nestdata.corpus.addresses import Address
 from nestdata.corpus.corpora import Corpora
-from nestdata.corpus.members import fetch
+from nestdata.corpus.members import MemberBytes, fetch
 from nestdata.errors import AudioError
 from nestdata.options import PackCodec
 from nestdata.output import flush_to_disk
@@ -102,7 +102,7 @@ def write_shard(task: ShardTask) -> ShardRecord:
                     record.leave_out(line, "unusable_id", "the id cannot be the name of a file")
                     continue
                 try:
-                    _, samples = corpora.load(index, content=content())
+                    _, samples = corpora.load(index, given=MemberBytes(content()))
                 except AudioError as error:
                     record.leave_out(line, error.reason, str(error))
                     continue

@@ -193,7 +193,7 @@ def _tasks(corpus: "Corpus", decode: bool, accept_changed: bool) -> Iterator[Cal
 
 def _check_shard(corpus: "Corpus", info: ObjectInfo, indices: Any) -> _Checked:
     """Compares the size of a shard, and loads the given cuts from it."""
-    from nestdata.corpus.members import fetch
+    from nestdata.corpus.members import MemberBytes, fetch
 
     if problems := _compare_size(info):
         return _Checked(0, problems)
@@ -203,7 +203,7 @@ def _check_shard(corpus: "Corpus", info: ObjectInfo, indices: Any) -> _Checked:
         for _, index in group:
             try:
                 content = content or fetch(address, corpus.line(index)["id"])
-                corpus.load(index, content=content, is_checked=True)
+                corpus.load(index, given=MemberBytes(content, is_checked=True))
             except AudioError as error:
                 problems.append(VerifyProblem(info.location, error.reason, str(error)))
                 break

@@ -64,7 +64,7 @@ class WrittenCuts:
             source["source"] = self._now(str(source["source"]))
         samples = empty_samples(row["id"], num_samples)
         if address := self._address(index):
-            load_member(row, address._replace(location=self._now(address.location)), None, start=0, out=samples)
+            load_member(row, address._replace(location=self._now(address.location)), start=0, out=samples)
             return samples
         return load_samples(row, num_samples=num_samples, out=samples)
 
