@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from nestdata.audio.channels import is_mixed
 from nestdata.audio.encoded import EncodedAudio
 from nestdata.audio.lhotse_audio import name_of, needs_whole_cut, parsed_transforms, transformed
+from nestdata.audio.reader import AudioReader
 from nestdata.audio.resampling import resample
 from nestdata.errors import AudioError, ConfigError
 
@@ -183,7 +184,7 @@ def _read(
             return num_found
         with audio.open(offset_s + seconds) as file:
             if offset_s:
-                file.seek(min(samples_in(offset_s, file.samplerate), file.frames))
+                file.seek(samples_in(offset_s, file.rate))
             return _decode(file, channel, transforms, rate, seconds, out)
     except (AudioError, ConfigError):
         raise
@@ -226,33 +227,31 @@ def _decode_flac(
 
 
 def _decode(
-    file: Any, channel: int | None, transforms: list[Any], rate: int, seconds: float, out: NDArray[np.float32]
+    file: AudioReader, channel: int | None, transforms: list[Any], rate: int, seconds: float, out: NDArray[np.float32]
 ) -> int:
     """Fills `out` with the next samples of an open file, after transforms if there are any, and returns their number.
 
     `channel` is the index of the channel in the file, or None for the average of all; `rate` that of `out`.
     """
-    file_rate: int = file.samplerate
-    if not file.frames:
+    if file.num_samples == 0:
         raise ValueError("it holds no samples")
-    has_rate = file_rate == rate and not transforms
-    if has_rate and file.channels == 1 and not channel and hasattr(file, "buffer_read_into"):
-        num_found = int(file.buffer_read_into(out, "float32"))
+    has_rate = file.rate == rate and not transforms
+    if has_rate and file.num_channels == 1 and not channel:
+        num_found = file.read_into(out)
         _check_damage(file, len(out) - num_found)
         return num_found
-    num_samples = len(out) if has_rate else samples_in(seconds, file_rate)
-    samples = _select(file.read(min(num_samples, file.frames), dtype="float32", always_2d=True), channel)
+    num_samples = len(out) if has_rate else samples_in(seconds, file.rate)
+    samples = _select(file.read(num_samples), channel)
     _check_damage(file, num_samples - len(samples))
     if transforms:
         return _fill(out, transformed(samples, transforms, rate))
-    return _fill(out, samples if has_rate else _resample(samples, file_rate, rate, len(out)))
+    return _fill(out, samples if has_rate else _resample(samples, file.rate, rate, len(out)))
 
 
-def _check_damage(file: Any, num_missing: int) -> None:
+def _check_damage(file: AudioReader, num_missing: int) -> None:
     """Raises the error for which an open file gave fewer samples than it was asked for, apart from rounding."""
-    damage: Exception | None = getattr(file, "damage", None)
-    if damage is not None and num_missing > (_LENGTH_TOLERANCE_S + _END_MARGIN_S) * file.samplerate:
-        raise damage
+    if file.damage is not None and num_missing > (_LENGTH_TOLERANCE_S + _END_MARGIN_S) * file.rate:
+        raise file.damage
 
 
 def _select(samples: NDArray[Any], channel: int | None) -> NDArray[Any]:

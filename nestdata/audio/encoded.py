@@ -2,19 +2,20 @@
 
 libsndfile and dr_flac read bytes in memory to the same samples as a file of the same bytes. Where libsndfile would end
 before the audio does, because a format has no header (MPEG) or a file is several streams one after the other (Ogg,
-MPEG, FLAC, WAV), it reads the streams one by one. What it does not know is left to torchcodec.
+MPEG), it reads the streams one by one. Several files of formats with a header, one behind the other, are an error. What
+libsndfile does not know is left to torchcodec.
 """
 
 import os
-import re
-from collections.abc import Callable
-from functools import partial
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
 
 from nestdata.audio import flac, mpeg, not_audio, ogg, torchcodec_audio, wav
 from nestdata.audio.byte_ranges import ByteRanges, SplicedStream
 from nestdata.audio.file_kind import check_regular_file, special_file_kind
-from nestdata.audio.parts import UNKNOWN_LENGTH, AudioPart, JoinedAudio, open_stream
+from nestdata.audio.parts import AudioPart, JoinedAudio, SoundFileAudio
+from nestdata.audio.reader import AudioReader, JoinedFilesError
 from nestdata.audio.torchcodec_audio import TorchcodecAudio
 from nestdata.audio.wav import PlainWav
 from nestdata.errors import AudioReason
@@ -22,19 +23,7 @@ from nestdata.errors import AudioReason
 # Holds the first frame of MPEG with a short ID3v2 tag before it.
 _HEAD_BYTES = 1 << 12
 _MPEG_STARTS = (b"ID3", b"\xff")
-# How other files of a format begin behind the samples of the first, and the bytes of a sample.
-_SIGNATURES = {
-    "CAF": re.compile(rb"caff\x00\x01\x00\x00"),
-    "W64": re.compile(rb"riff\x2e\x91\xcf\x11\xa5\xd6\x28\xdb"),
-    "RF64": re.compile(rb"RF64.{4}WAVEds64", re.DOTALL),
-    "NIST": re.compile(rb"NIST_1A\n"),
-}
 _AU_MAGIC = b".snd"
-_SAMPLE_BYTES = {
-    "PCM_S8": 1, "PCM_U8": 1, "PCM_16": 2, "PCM_24": 3, "PCM_32": 4, "FLOAT": 4, "DOUBLE": 8, "ULAW": 1, "ALAW": 1,
-}  # fmt: skip
-# A cut that ends this much behind the length in a header, in seconds, is not one whose duration was rounded.
-_MIN_EXCESS_S = 0.01
 
 
 class EncodedAudio(NamedTuple):
@@ -46,35 +35,35 @@ class EncodedAudio(NamedTuple):
     content: bytes | None = None
     """The bytes of the file if they have been read; the file is then not opened."""
 
-    def open(self, min_seconds: float = 0.0) -> Any:
-        """Opens the audio for a `with` statement, as a `soundfile.SoundFile`, or with its interface as far as used.
+    @contextmanager
+    def open(self, min_seconds: float = 0.0) -> Iterator[AudioReader]:
+        """Opens the audio.
 
         Args:
-            min_seconds: Position in seconds up to which the caller reads. If the header gives less, other streams are
-                looked for behind the first one.
+            min_seconds: Position in seconds up to which the caller reads; 0 if it is not known.
 
         Raises:
             OSError: The file cannot be opened, or it is a directory, pipe, socket or device, which is never opened.
-            MixedStreamsError: The file is several streams of different form.
+            JoinedFilesError: The file is several files, or several streams of different form.
             soundfile.LibsndfileError: No decoder knows the format.
         """
         if self.content is not None:
-            return self._open_ranges(ByteRanges.of_bytes(self.content), None, min_seconds)
+            with self._reader(ByteRanges.of_bytes(self.content), None, min_seconds) as file:
+                yield file
+            return
         check_regular_file(self.path)
         descriptor = os.open(self.path, os.O_RDONLY)
+        ranges = ByteRanges.of_file(descriptor, os.fstat(descriptor).st_size)
         try:
-            ranges = ByteRanges.of_file(descriptor, os.fstat(descriptor).st_size)
-            file = self._open_ranges(ranges, partial(open_copy, descriptor), min_seconds)
-        except BaseException:
+            with self._reader(ranges, lambda: open_copy(descriptor), min_seconds) as file:
+                yield file
+        finally:
             os.close(descriptor)
-            raise
-        if isinstance(file, PlainWav | JoinedAudio):
-            file.close_source = partial(_close, descriptor, ranges)
-        else:
-            os.close(descriptor)
-        return file
+            ranges.check()
 
-    def _open_ranges(self, ranges: ByteRanges, open_whole: Callable[[], Any] | None, min_seconds: float) -> Any:
+    def _reader(
+        self, ranges: ByteRanges, open_whole: Callable[[], SoundFileAudio] | None, min_seconds: float
+    ) -> AudioReader:
         import soundfile
 
         header = wav.parse_header(ranges.at(0, wav.HEAD_BYTES), ranges.size)
@@ -82,7 +71,7 @@ class EncodedAudio(NamedTuple):
         if header:
             return PlainWav(header, ranges)
         try:
-            return open_ranges(ranges, open_whole, min_seconds)
+            return open_ranges(ranges, open_whole)
         except soundfile.LibsndfileError as error:
             return self._open_other(error, min_seconds)
 
@@ -155,12 +144,12 @@ class EncodedAudio(NamedTuple):
             return "empty"
         try:
             with self.open() as file:
-                if file.frames == 0:
+                if file.num_samples == 0:
                     return "empty"
-                if file.frames == UNKNOWN_LENGTH:
+                if file.num_samples is None:
                     return "unreadable"
                 try:
-                    file.seek(file.frames - 1)
+                    file.seek(file.num_samples - 1)
                     return "unreadable" if len(file.read(1)) else "truncated"
                 except soundfile.LibsndfileError:
                     return "truncated"  # the header is valid, but the end that it describes is missing
@@ -168,73 +157,52 @@ class EncodedAudio(NamedTuple):
             return "unreadable"
 
 
-def open_ranges(
-    ranges: ByteRanges,
-    open_whole: Callable[[], Any] | None = None,
-    min_seconds: float = 0.0,
-    *,
-    searches: bool = False,
-) -> Any:
-    """Opens audio as a `soundfile.SoundFile`, or as `JoinedAudio` where libsndfile would not find all of it.
+def open_ranges(ranges: ByteRanges, open_whole: Callable[[], SoundFileAudio] | None = None) -> AudioReader:
+    """Opens audio that libsndfile decodes.
 
     Args:
         ranges: The bytes of the audio.
         open_whole: Opens all of them with libsndfile, if that is faster than by `ranges`.
-        min_seconds: As for `EncodedAudio.open`.
-        searches: Whether to look for FLAC files behind the first one whatever its header says.
 
     Raises:
-        MixedStreamsError: The file is several streams of different form.
+        JoinedFilesError: The file is several files, or several streams of different form.
         soundfile.LibsndfileError: The file has no audio format that libsndfile reads.
     """
-    open_whole = open_whole or (lambda: open_stream(SplicedStream(ranges)))
+    open_whole = open_whole or (lambda: SoundFileAudio(SplicedStream(ranges)))
     head = ranges.at(0, _HEAD_BYTES)
     if head.startswith(b"OggS"):
         links = ogg.links_of(ranges)
         if len(links) > 1 or any(link.is_flac or not link.is_clean for link in links):
             return JoinedAudio([AudioPart(ranges, link.pieces, is_clean=link.is_clean) for link in links])
         return open_whole()
-    starts = wav.starts_of_files(ranges, mpeg.tag_length(head))
-    streams = [stream for start in starts if (stream := wav.find_samples(ranges, start))]
-    if mpeg_streams := [stream for stream in streams if stream.is_mpeg]:
-        parts = [part for each in mpeg_streams for part in _mpeg_parts(ranges.part(each.begin, each.length))]
-        return JoinedAudio(parts, ends_early=mpeg_streams[-1].ends_early)
-    if len(starts) > 1:
-        return _files_at(ranges, starts)
+    tag_length = mpeg.tag_length(head)
+    check_single(wav.second_file(ranges, tag_length))
+    riff = wav.find_samples(ranges, tag_length)
+    if riff and riff.is_mpeg:
+        return JoinedAudio(_mpeg_parts(ranges.part(riff.begin, riff.length)), ends_early=riff.ends_early)
     if head.startswith(_MPEG_STARTS) and (start := mpeg.find_start(ranges)) is not None:
         return _open_mpeg(ranges, open_whole, start)
     if head.startswith(_AU_MAGIC):
-        # Its samples end with the file, as in FFmpeg: the length in the header is that of the first of joined files.
+        # Its samples end with the file, as in FFmpeg and as those of SPHERE, whatever length the header gives.
         return JoinedAudio([AudioPart(ranges, [head[:8] + b"\xff" * 4, (12, ranges.size - 12)])])
     file = open_whole()
-    file.ends_early = bool(streams) and streams[0].ends_early
-    is_longer = (min_seconds - _MIN_EXCESS_S) * file.samplerate > file.frames
+    file.ends_early = riff is not None and riff.ends_early
     if file.format == "MP3" and (start := mpeg.find_start(ranges, searches=True)) is not None:
         file.close()
         return _open_mpeg(ranges, open_whole, start)
-    starts = _starts_of_joined(file, ranges)
-    if file.format == "FLAC" and (searches or file.frames == UNKNOWN_LENGTH or is_longer):
-        starts = flac.starts_of_files(ranges)
-    if len(starts) > 1:
-        file.close()
-        return _files_at(ranges, starts)
     return file
 
 
-def _starts_of_joined(file: Any, ranges: ByteRanges) -> list[int]:
-    """Returns where files of uncompressed samples begin in one that may be several, one after the other."""
-    signature, width = _SIGNATURES.get(file.format), _SAMPLE_BYTES.get(file.subtype)
-    if signature is None or width is None:
-        return [0]
-    return [0, *ranges.find_all(signature, max(1, file.frames * file.channels * width))]
+def check_single(second: int | None) -> None:
+    """Raises JoinedFilesError if another file begins at a byte of a file; None if none does."""
+    if second is not None:
+        raise JoinedFilesError(
+            f"another file begins at byte {second}: files were joined byte by byte. Divide the file there, or join "
+            "the recordings with SoX, which writes one header for all of them"
+        )
 
 
-def _files_at(ranges: ByteRanges, starts: list[int]) -> JoinedAudio:
-    ends = [*starts[1:], ranges.size]
-    return JoinedAudio([AudioPart(ranges, [(start, end - start)]) for start, end in zip(starts, ends, strict=True)])
-
-
-def _open_mpeg(ranges: ByteRanges, open_whole: Callable[[], Any], start: int) -> Any:
+def _open_mpeg(ranges: ByteRanges, open_whole: Callable[[], SoundFileAudio], start: int) -> AudioReader:
     layout = mpeg.layout_of(ranges, start)
     return JoinedAudio(layout.parts, ends_early=layout.ends_early) if layout else open_whole()
 
@@ -246,16 +214,11 @@ def _mpeg_parts(ranges: ByteRanges) -> list[AudioPart]:
     return layout.parts if layout else [AudioPart(ranges, [(0, ranges.size)], is_clean=False)]
 
 
-def _close(descriptor: int, ranges: ByteRanges) -> None:
-    os.close(descriptor)
-    ranges.check()
-
-
-def open_copy(descriptor: int) -> Any:
-    """Opens a file at its start as `open_stream` does, and leaves the descriptor open; they share a position."""
+def open_copy(descriptor: int) -> SoundFileAudio:
+    """Opens a file at its start, and leaves the descriptor open; they share a position."""
     os.lseek(descriptor, 0, os.SEEK_SET)
     # libsndfile closes the copy, even if it does not know the format.
-    return open_stream(os.dup(descriptor))
+    return SoundFileAudio(os.dup(descriptor))
 
 
 def _name_of(head: bytes) -> str:

@@ -29,8 +29,6 @@ _FILE_START = re.compile(rb"fLaC[\x00\x80]\x00\x00\x22")
 # Bytes before the end of a file in which its last frame is looked for, if STREAMINFO does not give the longest frame.
 _TAIL_BYTES = 1 << 14
 _MAX_FRAME_HEADER = 16
-# Size of a file as a part of that of its samples, above which it may be several files.
-_MANY_BYTES = 0.75
 
 
 class FlacHeader(NamedTuple):
@@ -121,9 +119,24 @@ def parse_header(content: bytes) -> FlacHeader | None:
     return header if header.rate and header.num_samples and header.bits in _BITS else None
 
 
-def starts_of_files(ranges: ByteRanges) -> list[int]:
-    """Returns where FLAC files begin in one that may be several, one after the other; reads all bytes."""
-    return [*ranges.find_all(_FILE_START)]
+def is_too_large(content: bytes, header: FlacHeader, size: int) -> bool:
+    """Returns whether a file has more bytes than all its frames take, as several files of one length have.
+
+    Args:
+        content: The start of the file, whose STREAMINFO gives the shortest block and the longest frame.
+        header: What it says.
+        size: Number of bytes of the file.
+    """
+    longest = int.from_bytes(content[15:18], "big")
+    if not longest:  # not known: that of samples that are not compressed
+        longest = block_size(content) * header.num_channels * header.bits // 8 + _MAX_FRAME_HEADER
+    num_frames = header.num_samples // max(1, int.from_bytes(content[8:10], "big")) + 1
+    return size > num_frames * longest
+
+
+def second_file(ranges: ByteRanges, start: int) -> int | None:
+    """Returns where another FLAC file begins behind the one that begins at a byte; reads all bytes from there."""
+    return next(ranges.find_all(_FILE_START, start + 1), None)
 
 
 def stream_info(content: bytes) -> FlacHeader:
@@ -138,38 +151,11 @@ def block_size(content: bytes) -> int:
     return int.from_bytes(content[10:12], "big")
 
 
-def goes_back(content: bytes, ranges: ByteRanges) -> bool:
-    """Returns whether the numbers of samples decrease in a file, as in one that is joined with others of its length.
-
-    Only files that are hardly smaller than their samples are looked at: speech is half as long as they are.
-
-    Args:
-        content: The start of the file.
-        ranges: The file.
-    """
-    header = stream_info(content)
-    if ranges.size < _MANY_BYTES * header.num_samples * header.num_channels * header.bits / 8:
-        return False
-    found = [_sample_at(content, ranges, part * ranges.size // 4) for part in (1, 3)]
-    return -1 < found[1] <= found[0]
-
-
-def _sample_at(content: bytes, ranges: ByteRanges, position: int) -> int:
-    """Returns the first sample of the first frame at or behind a byte; -1 if none is found."""
-    block = ranges.at(position, 2 * (int.from_bytes(content[15:18], "big") or _TAIL_BYTES))
-    code, at = _SYNC_CODES[content[8:10] != content[10:12]], -1
-    while (at := block.find(code, at + 1)) >= 0:
-        head = block[at : at + _MAX_FRAME_HEADER]
-        if (found := _frame(head, block_size(content))) and _crc8(head[: found[2]]) == head[found[2]]:
-            return found[0]
-    return -1
-
-
 def last_sample(content: bytes, ranges: ByteRanges) -> int | None:
     """Returns the number of the sample behind the last frame of a file, which may be cut off.
 
-    A file that goes on behind the end that its header gives is several files that are joined; one that ends before is
-    cut off.
+    A file that goes on behind the end that its header gives may be several files that are joined; one that ends before
+    is cut off.
 
     Args:
         content: The start of the file, for which `parse_header` has found a header.
@@ -188,15 +174,15 @@ def last_sample(content: bytes, ranges: ByteRanges) -> int | None:
         found = _frame(head, block_size(content))
         if found is None:
             continue
-        _, end, checksum_at = found
+        end, checksum_at = found
         # Of 36 bits, so that the checksum is not needed.
         if end == num_samples or _crc8(head[:checksum_at]) == head[checksum_at]:
             return end
     return None
 
 
-def _frame(head: bytes, samples_of_block: int) -> tuple[int, int, int] | None:
-    """Returns the numbers of the first sample of a frame and of the one behind it, and where its checksum is.
+def _frame(head: bytes, samples_of_block: int) -> tuple[int, int] | None:
+    """Returns the number of the sample behind a frame, and where its checksum is.
 
     The layout is that of RFC 9639, section 9.1.
 
@@ -232,7 +218,7 @@ def _frame(head: bytes, samples_of_block: int) -> tuple[int, int, int] | None:
     if end >= len(head):
         return None
     first = number if head[1] & 1 else number * samples_of_block
-    return first, first + num_samples, end
+    return first + num_samples, end
 
 
 def _crc8(content: bytes) -> int:

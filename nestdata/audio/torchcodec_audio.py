@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nestdata.audio.parts import UNKNOWN_LENGTH, skip_samples
+from nestdata.audio.reader import AudioReader
 
 # Samples of all channels that are decoded at a time, in 512 MiB. torchcodec decodes a file from its start again for
 # each block, because it can only go on behind a time stamp, which is rounded in some formats.
@@ -35,12 +35,8 @@ _COUNTED_CODECS = ("aac", "alac", "flac", "mp3", "pcm_")
 _MARGIN_S = 0.5
 
 
-class TorchcodecAudio:
-    """An audio file, with the part of the interface of `soundfile.SoundFile` that decoding uses."""
-
-    frames = UNKNOWN_LENGTH
-    ends_early = False
-    subtype = format = "FFMPEG"
+class TorchcodecAudio(AudioReader):
+    """An audio file that FFmpeg decodes."""
 
     def __init__(self, source: str | bytes, min_seconds: float = 0.0) -> None:
         """Reads the header.
@@ -56,42 +52,29 @@ class TorchcodecAudio:
         self._min_seconds = min_seconds
         self._unused: Any = None
         decoder = self._unused = self._decoder()
-        self.samplerate = int(decoder.metadata.sample_rate)
-        self.channels = int(decoder.metadata.num_channels)
+        self.rate = int(decoder.metadata.sample_rate)
+        self.num_channels = int(decoder.metadata.num_channels)
         # The time stamp of the first sample in seconds, if those of all others follow from it.
         self._first_stamp: float | None = None
         if str(decoder.metadata.codec).startswith(_COUNTED_CODECS) and _is_mp4(source):
             self._first_stamp = float(decoder.metadata.begin_stream_seconds_from_header or 0)
         self._window_start = 0
         self._ahead: Iterator[NDArray[np.float32]] | None = None
-        self._rest = np.empty((0, self.channels), np.float32)
-
-    def __enter__(self) -> "TorchcodecAudio":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
+        self._rest = np.empty((0, self.num_channels), np.float32)
 
     def close(self) -> None:
         """Frees the decoder."""
         self._ahead = self._unused = None
 
-    def seek(self, position: int) -> int:
+    def seek(self, position: int) -> None:
         """Moves from the start to a position in samples, or to the end if that comes first."""
         if self._first_stamp is None:
-            return skip_samples(self, position)
-        self._window_start = position
-        return position
+            self.skip(position)
+        else:
+            self._window_start = position
 
-    def read(self, num_samples: int, dtype: str = "float32", always_2d: bool = True) -> NDArray[Any]:
-        """Returns the next samples, shape (num_samples, num_channels); fewer at the end.
-
-        Args:
-            num_samples: Number of samples of each channel.
-            dtype: "float32".
-            always_2d: Without effect.
-        """
-        del dtype, always_2d
+    def read(self, num_samples: int) -> NDArray[np.float32]:
+        """Returns the next samples; fewer at the end."""
         if self._ahead is None:
             self._ahead = self._blocks()
         found = []
@@ -113,11 +96,11 @@ class TorchcodecAudio:
         return decoder or AudioDecoder(self._source)
 
     def _blocks(self) -> Iterator[NDArray[np.float32]]:
-        seconds = max(1, _BLOCK_SAMPLES // (self.samplerate * self.channels))
+        seconds = max(1, _BLOCK_SAMPLES // (self.rate * self.num_channels))
         start, stop, num_ahead = _BEFORE_START, float(seconds), 0
         if self._first_stamp is not None:
-            num_ahead = min(self._window_start, round(_MARGIN_S * self.samplerate))
-            before_s = (self._window_start - num_ahead) / self.samplerate
+            num_ahead = min(self._window_start, round(_MARGIN_S * self.rate))
+            before_s = (self._window_start - num_ahead) / self.rate
             if before_s:
                 start = self._first_stamp + before_s
             stop = self._first_stamp + (self._min_seconds or before_s + seconds) + _MARGIN_S
@@ -138,7 +121,7 @@ class TorchcodecAudio:
         except RuntimeError as error:
             if "No audio frames were decoded" not in str(error):
                 raise
-            return np.empty((0, self.channels), np.float32)
+            return np.empty((0, self.num_channels), np.float32)
         return np.ascontiguousarray(samples.data.numpy().T)
 
 

@@ -6,13 +6,14 @@ everything else is left to libsndfile, which decides whether it can be used.
 """
 
 import struct
-from collections.abc import Callable, Mapping
-from typing import Any, Literal, NamedTuple
+from collections.abc import Mapping
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from nestdata.audio.byte_ranges import ByteRanges
+from nestdata.audio.reader import AudioReader
 
 _PCM = 1
 # How files begin, with the byte order of their lengths.
@@ -20,6 +21,8 @@ _BYTE_ORDERS: Mapping[tuple[bytes, bytes], Literal["little", "big"]] = {
     (b"RIFF", b"WAVE"): "little", (b"RF64", b"WAVE"): "little", (b"RIFX", b"WAVE"): "big",
     (b"FORM", b"AIFF"): "big", (b"FORM", b"AIFC"): "big",
 }  # fmt: skip
+_W64 = b"riff\x2e\x91\xcf\x11\xa5\xd6\x28\xdb\x04\xc1\x00\x00"
+_CAF = b"caff\x00\x01\x00\x00"
 # MPEG audio of layers 1 and 2, and of layer 3 (the registry of wave formats in RFC 2361).
 _MPEG_TAGS = (0x50, 0x55)
 # What programs write as the number of bytes when they write to a pipe and cannot go back to the header:
@@ -39,61 +42,36 @@ HEAD_BYTES = 1 << 12
 """Bytes from the start of a file in which all chunks have to begin; most headers have 44 or 78 bytes."""
 
 
-class PlainWav:
-    """A plain WAV file, with the part of the interface of `soundfile.SoundFile` that decoding uses."""
+class PlainWav(AudioReader):
+    """A plain WAV file."""
 
-    subtype = "PCM_16"
-    format = "WAV"
-    close_source: Callable[[], None] | None = None
-    """Closes the file that the bytes are in; called at the end."""
+    num_samples: int
 
     def __init__(self, header: "WavHeader", ranges: ByteRanges) -> None:
-        self.samplerate, self.channels, self.frames = header.rate, header.num_channels, header.num_samples
+        self.rate, self.num_channels, self.num_samples = header.rate, header.num_channels, header.num_samples
         self._begin = header.begin
         self._ranges = ranges
-        self._position = 0
+        self._num_left = header.num_samples
 
-    def __enter__(self) -> "PlainWav":
-        return self
+    def seek(self, position: int) -> None:
+        """Moves to a position in samples, or to the end if that comes first."""
+        self._num_left = max(0, self.num_samples - position)
 
-    def __exit__(self, *_: object) -> None:
-        if self.close_source:
-            self.close_source()
+    def read(self, num_samples: int) -> NDArray[np.float32]:
+        """Returns the next samples; fewer at the end of the file."""
+        out = np.empty((min(num_samples, self._num_left), self.num_channels), np.float32)
+        return out[: self.read_into(out)]
 
-    def seek(self, position: int) -> int:
-        """Sets the position of the next read, in samples.
-
-        Raises:
-            ValueError: It lies outside of the file.
-        """
-        if not 0 <= position <= self.frames:
-            raise ValueError(f"position {position} lies outside of {self.frames} samples")
-        self._position = position
-        return position
-
-    def read(self, num_samples: int, dtype: str = "float32", always_2d: bool = False) -> NDArray[Any]:
-        """Returns the next samples, shape (num_samples, num_channels); fewer at the end of the file.
-
-        Args:
-            num_samples: Number of samples of each channel.
-            dtype: "float32".
-            always_2d: Without effect.
-        """
-        del always_2d
-        out = np.empty((max(0, min(num_samples, self.frames - self._position)), self.channels), np.float32)
-        return out[: self.buffer_read_into(out, dtype)]
-
-    def buffer_read_into(self, out: NDArray[Any], dtype: str) -> int:
-        """Fills an array from its start with the next samples, and returns their number."""
-        del dtype
-        wanted, bytes_per_sample = max(0, min(len(out), self.frames - self._position)), 2 * self.channels
-        start, length = self._begin + self._position * bytes_per_sample, wanted * bytes_per_sample
+    def read_into(self, out: NDArray[np.float32]) -> int:
+        """Fills an array, shape (num_samples,) for one channel, or (num_samples, num_channels)."""
+        wanted, bytes_per_sample = min(len(out), self._num_left), 2 * self.num_channels
+        start, length = self._begin + (self.num_samples - self._num_left) * bytes_per_sample, wanted * bytes_per_sample
         whole = self._ranges.content
         content = self._ranges.at(start, length) if whole is None else memoryview(whole)[start : start + length]
         # Fewer than wanted if the file was cut off after its header was read.
-        found = np.frombuffer(content, "<i2", len(content) // bytes_per_sample * self.channels)
-        found = found.reshape(-1, self.channels)
-        self._position += len(found)
+        found = np.frombuffer(content, "<i2", len(content) // bytes_per_sample * self.num_channels)
+        found = found.reshape(-1, self.num_channels)
+        self._num_left -= len(found)
         target = out[: len(found)].reshape(found.shape)
         np.multiply(found, np.float32(1 / 32768), out=target)
         return len(found)
@@ -141,14 +119,31 @@ def parse_header(content: bytes, size: int) -> WavHeader | None:
     return _checked(form, *data) if begin == size else None
 
 
-def starts_of_files(ranges: ByteRanges, position: int = 0) -> list[int]:
-    """Returns where WAV or AIFF files begin in one that may be several, one after the other, from a position."""
-    found: list[int] = []
-    while (head := ranges.at(position, 12)) and (order := _BYTE_ORDERS.get((head[:4], head[8:]))):
-        found.append(position)
-        length = int.from_bytes(head[4:8], order)
-        position += 8 + length + length % 2
-    return found
+def second_file(ranges: ByteRanges, start: int) -> int | None:
+    """Returns where another file of WAV, AIFF, RF64, W64 or CAF begins behind the one that begins at a position.
+
+    Returns:
+        None if no other file does, or the first one has no length, as those have that programs write to a pipe.
+    """
+    head = ranges.at(start, 28)
+    if order := _byte_order(head):
+        length = int.from_bytes(head[20:28], order) if head[:4] == b"RF64" else int.from_bytes(head[4:8], order)
+        end = start + 8 + length + length % 2
+    elif head.startswith(_W64):
+        end = start + int.from_bytes(head[16:24], "little")
+    elif head.startswith(_CAF):
+        end = start + len(_CAF)
+        while len(chunk := ranges.at(end, 12)) == 12 and chunk[0] and not chunk.startswith(_CAF):
+            end += 12 + int.from_bytes(chunk[4:], "big")
+    else:
+        return None
+    head = ranges.at(end, 16)
+    return end if _byte_order(head) or head.startswith((_W64, _CAF)) else None
+
+
+def _byte_order(head: bytes) -> Literal["little", "big"] | None:
+    """Returns the byte order of the lengths in a WAV, AIFF or RF64 file, given its start; None for another file."""
+    return _BYTE_ORDERS.get((head[:4], head[8:12]))
 
 
 class RiffSamples(NamedTuple):
@@ -167,8 +162,7 @@ class RiffSamples(NamedTuple):
 
 def find_samples(ranges: ByteRanges, start: int) -> RiffSamples | None:
     """Finds the samples of a WAV or AIFF file that begins at a position; returns None if there are none."""
-    head = ranges.at(start, 12)
-    order = _BYTE_ORDERS.get((head[:4], head[8:]))
+    order = _byte_order(ranges.at(start, 12))
     position, long_length, tag, block_bytes = start + 12, 0, 0, 1
     while order and len(head := ranges.at(position, 8)) == 8 and head[:4] != bytes(4):
         kind, length, begin = head[:4], int.from_bytes(head[4:], order), position + 8

@@ -7,13 +7,14 @@ possible, otherwise by decoding.
 
 import os
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from nestdata.audio import flac, wav
+from nestdata.audio import flac, mpeg, wav
 from nestdata.audio.byte_ranges import ByteRanges
-from nestdata.audio.encoded import EncodedAudio, open_copy, open_ranges
+from nestdata.audio.encoded import EncodedAudio, check_single, open_copy, open_ranges
 from nestdata.audio.file_kind import check_regular_file, special_file_kind
-from nestdata.audio.parts import UNKNOWN_LENGTH, JoinedAudio, MixedStreamsError, count_samples
+from nestdata.audio.parts import SoundFileAudio
+from nestdata.audio.reader import AudioReader, JoinedFilesError
 from nestdata.errors import AudioError
 from nestdata.prepare.inputs.audio import HEAD_BYTES, File, Member, Unusable
 from nestdata.storage import FileVersion, is_url
@@ -42,8 +43,8 @@ def read_header(audio: File | Member, *, searches: bool = False) -> AudioInfo | 
 
     Args:
         audio: The audio.
-        searches: Whether to look for a second file behind the end that a header gives, which reads all bytes of FLAC;
-            if not, the last frame of a FLAC file is compared with its header.
+        searches: Whether to look for a second file in all bytes of FLAC; if not, its last frame is compared with its
+            header.
 
     Raises:
         StorageError: The member cannot be read.
@@ -56,7 +57,9 @@ def read_header(audio: File | Member, *, searches: bool = False) -> AudioInfo | 
         else:
             is_distant = is_url(audio.location) and not audio.is_loaded
             info, size = _header_in(audio.ranges(), None, searches, is_distant=is_distant), audio.length
-    except (MixedStreamsError, AudioError) as error:
+    except JoinedFilesError as error:
+        return Unusable("joined", f"{audio}: {error}")
+    except AudioError as error:
         return Unusable("unreadable", f"{audio}: {error}")
     except (soundfile.LibsndfileError, OSError, ValueError) as error:
         found = _header_after(error, audio)
@@ -90,7 +93,7 @@ def _header_of_file(path: str, searches: bool) -> tuple[AudioInfo, int]:
 
 
 def _header_in(
-    ranges: ByteRanges, open_whole: Callable[[], Any] | None, searches: bool, *, is_distant: bool = False
+    ranges: ByteRanges, open_whole: Callable[[], SoundFileAudio] | None, searches: bool, *, is_distant: bool = False
 ) -> AudioInfo:
     """Returns the header of audio.
 
@@ -104,14 +107,15 @@ def _header_in(
     """
     head = ranges.at(0, HEAD_BYTES)
     info = _plain_header(head, ranges.size)
-    if head.startswith(_FLAC_MAGIC) and not is_distant:
-        claimed, last = flac.stream_info(head).num_samples, flac.last_sample(head, ranges)
-        if searches or claimed != last or flac.goes_back(head, ranges):
-            with open_ranges(ranges, open_whole, searches=True) as file:
-                if isinstance(file, JoinedAudio):
-                    info = _info_of(file)
-                elif claimed != last:
-                    info = _counted_flac(file, claimed, (last or 0) - flac.block_size(head))
+    start = mpeg.tag_length(head)
+    behind_tag = ranges.at(start, HEAD_BYTES) if start else head
+    if behind_tag.startswith(_FLAC_MAGIC) and not is_distant:
+        header, last = flac.stream_info(behind_tag), flac.last_sample(behind_tag, ranges)
+        if searches or header.num_samples != last or flac.is_too_large(behind_tag, header, ranges.size):
+            check_single(flac.second_file(ranges, start))
+        if header.num_samples != last:
+            with open_ranges(ranges, open_whole) as file:
+                info = _counted_flac(file, header.num_samples, (last or 0) - flac.block_size(behind_tag))
     if info is None:
         if is_distant:
             ranges.at(HEAD_BYTES, 1)  # not under the lock of the process that soundfile holds while it opens a stream
@@ -130,7 +134,7 @@ def _plain_header(head: bytes, size: int) -> AudioInfo | None:
     return AudioInfo(found.rate, found.num_samples, found.num_channels) if found else None
 
 
-def _counted_flac(file: Any, claimed: int, last_block: int) -> AudioInfo:
+def _counted_flac(file: AudioReader, claimed: int, last_block: int) -> AudioInfo:
     """Returns the header of an open FLAC file with the number of samples that can be decoded.
 
     Args:
@@ -141,19 +145,16 @@ def _counted_flac(file: Any, claimed: int, last_block: int) -> AudioInfo:
     Raises:
         AudioError: Its header gives no length, and frames follow behind damage.
     """
-    num_samples = count_samples(file)
+    num_samples = file.skip()
     if not claimed and last_block > num_samples:
-        after, seconds = num_samples / file.samplerate, (last_block - num_samples) / file.samplerate
+        after, seconds = num_samples / file.rate, (last_block - num_samples) / file.rate
         raise AudioError(f"damaged after {after:.2f} s, and {seconds:.2f} s follow")
-    return AudioInfo(file.samplerate, num_samples, file.channels, num_samples < claimed)
+    return AudioInfo(file.rate, num_samples, file.num_channels, num_samples < claimed)
 
 
-def _info_of(file: Any) -> AudioInfo:
+def _info_of(file: AudioReader) -> AudioInfo:
     """Returns the header of an open file; counts the samples if they are not known."""
-    num_samples = file.frames
-    if num_samples == UNKNOWN_LENGTH:
-        num_samples = file.count() if isinstance(file, JoinedAudio) else count_samples(file)
-    return AudioInfo(file.samplerate, num_samples, file.channels, file.ends_early)
+    return AudioInfo(file.rate, file.count(), file.num_channels, file.ends_early)
 
 
 def _header_after(error: Exception, audio: File | Member) -> tuple[AudioInfo, int] | Unusable:

@@ -162,16 +162,20 @@ def test_torchcodec_is_given_absolute_paths_or_bytes_and_no_text(
             assert min_seconds == 0
             given.append(source)
 
+        def close(self) -> None:
+            pass
+
     monkeypatch.setattr("nestdata.audio.encoded.TorchcodecAudio", Noting)
     monkeypatch.setattr("nestdata.audio.torchcodec_audio.problem", lambda: "")
     monkeypatch.chdir(tmp_path)
     content = b"\0\0\0\x20ftypM4A " + bytes(64)
     Path("http:a.m4a").write_bytes(content)
-    EncodedAudio("http:a.m4a").open()
-    EncodedAudio("concat:a|b", content).open()
+    for audio in (EncodedAudio("http:a.m4a"), EncodedAudio("concat:a|b", content)):
+        with audio.open():
+            pass
     for text in (b"#EXTM3U\n#EXTINF:1\nhttp://localhost/a.ts\n", b"ffconcat version 1.0\nfile /etc/passwd\n", b"v=0\n"):
-        with pytest.raises(soundfile.LibsndfileError):
-            EncodedAudio("a.m4a", text).open()
+        with pytest.raises(soundfile.LibsndfileError), EncodedAudio("a.m4a", text).open():
+            pass
     assert given == [str(tmp_path / "http:a.m4a"), content]
 
 

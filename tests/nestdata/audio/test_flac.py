@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from nestdata import AudioError
 from nestdata.audio import flac
 from nestdata.audio.decode import load_samples
-from nestdata.audio.encoded import open_stream
 from nestdata.audio.flac import FlacFile, read_flac
+from nestdata.audio.parts import SoundFileAudio
 from tests.nestdata.bad_files import without_length
 from tests.synthesis import chirp, hiss, tone, write_audio
 
@@ -156,8 +156,8 @@ def is_wrongly_accepted(path: Path) -> bool:
     if found is None:
         return False
     try:
-        with open_stream(os.open(path, os.O_RDONLY)) as reference:
-            expected, rate = reference.read(reference.frames, "float32", always_2d=True), reference.samplerate
+        with SoundFileAudio(os.open(path, os.O_RDONLY)) as reference:
+            expected, rate = reference.read(reference.count()), reference.rate
     except soundfile.LibsndfileError:
         return True
     file = read_flac(str(path))

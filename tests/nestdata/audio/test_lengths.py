@@ -14,7 +14,8 @@ from nestdata import Corpus, PrepareConfig, load_audio, prepare_corpus
 from nestdata.audio import mpeg, ogg
 from nestdata.audio.byte_ranges import ByteRanges
 from nestdata.audio.encoded import EncodedAudio
-from nestdata.audio.parts import JoinedAudio
+from nestdata.audio.parts import JoinedAudio, SoundFileAudio
+from nestdata.audio.reader import JoinedFilesError
 from nestdata.prepare.header import AudioInfo, read_header
 from nestdata.prepare.inputs.audio import File, Member, Unusable
 from nestdata.storage import ObjectInfo
@@ -34,7 +35,7 @@ def encoded(samples: Samples, form: str, subtype: str | None = None, rate: int =
 
 def decoded(content: bytes) -> Samples:
     with EncodedAudio("a", content).open() as file:
-        samples: Samples = file.read(1_000_000, dtype="float32", always_2d=True)[:, 0]
+        samples: Samples = file.read(1_000_000)[:, 0]
     return samples
 
 
@@ -113,14 +114,14 @@ def test_an_mp3_file_without_a_tag_has_the_samples_of_all_its_frames(tmp_path: P
     with soundfile.SoundFile(io.BytesIO(UNTAGGED)) as file:
         assert file.frames != num_samples  # libsndfile's estimate
     # The frame of the tag is silent to a decoder, and what follows it is decoded as in the file with the tag.
-    expected = EncodedAudio("a", UNTAGGED).open().read(10**6)[:, 0]
+    expected = decoded(UNTAGGED)
     assert len(expected) == num_samples
     np.testing.assert_allclose(expected[1105 : 1105 + 60_000], decoded(MP3), rtol=0, atol=1e-6)
     check_all_ways(tmp_path, "a.mp3", UNTAGGED, expected)
 
 
 def test_the_file_behind_an_mp3_file_with_a_tag_is_not_lost(tmp_path: Path) -> None:
-    joined = EncodedAudio("a", MP3 + SECOND_MP3).open().read(10**6)[:, 0]
+    joined = decoded(MP3 + SECOND_MP3)
     np.testing.assert_array_equal(joined[:60_000], decoded(MP3))
     assert len(joined) == 60_000 + 576 * num_frames_of(SECOND_MP3)
     start = 60_000 + 576 + 1105  # the frame of the tag, and the delay of the encoder
@@ -171,27 +172,43 @@ def test_mp3_streams_of_different_form_are_rejected_with_the_place(tmp_path: Pat
 @pytest.mark.parametrize("content", [MP3, MP3 + b"TAG" + bytes(125), ID3 + MP3])
 def test_an_mp3_file_whose_tag_accounts_for_it_is_decoded_as_one_stream(content: bytes) -> None:
     with EncodedAudio("a", content).open() as file:
-        assert isinstance(file, soundfile.SoundFile)
-        assert file.frames == 60_000
+        assert isinstance(file, SoundFileAudio)
+        assert file.num_samples == 60_000
+
+
+@pytest.mark.parametrize(("name", "parts"), [("a.ogg", [OGG, SECOND_OGG, OGG]), ("a.opus", [OPUS, SECOND_OPUS])])
+def test_joined_files_of_ogg_have_the_samples_of_all_of_them(tmp_path: Path, name: str, parts: list[bytes]) -> None:
+    check_all_ways(tmp_path, name, b"".join(parts), np.concatenate([decoded(part) for part in parts]))
 
 
 @pytest.mark.parametrize(
-    ("name", "parts"),
+    ("first", "second"),
     [
-        ("a.ogg", [OGG, SECOND_OGG, OGG]),
-        ("a.opus", [OPUS, SECOND_OPUS]),
-        ("a.flac", [SECOND_FLAC, SECOND_FLAC, FLAC]),
-        ("a.flac", [without_length(FLAC), without_length(SECOND_FLAC)]),
-        ("a.wav", [WAV, SECOND_WAV]),
+        *((encoded(speech(n), form, "PCM_16"), encoded(speech(20_001), form, "PCM_16"))
+          for form in ("WAV", "WAVEX", "AIFF", "RF64", "W64", "CAF", "FLAC") for n in (20_001, 30_000, 10_000)),
+        *((encoded(speech(n), "WAV", subtype),) * 2 for subtype in ("ULAW", "FLOAT", "IMA_ADPCM") for n in (1, 20_001)),
+        (without_length(FLAC), without_length(SECOND_FLAC)),
+        (without_length(FLAC), FLAC),
+        (FLAC, without_length(FLAC)),
     ],
-)
-def test_joined_files_have_the_samples_of_all_of_them(tmp_path: Path, name: str, parts: list[bytes]) -> None:
-    with_length = {without_length(part): part for part in (FLAC, SECOND_FLAC)}
-    expected = np.concatenate([decoded(with_length.get(part, part)) for part in parts])
-    check_all_ways(tmp_path, name, b"".join(parts), expected)
+)  # fmt: skip
+@pytest.mark.parametrize("before", [b"", ID3])
+def test_a_file_behind_another_one_is_rejected_with_its_place(
+    tmp_path: Path, first: bytes, second: bytes, before: bytes
+) -> None:
+    for parts in ([first, second], [first, second, first]):
+        found = header_of(tmp_path / "a", before + b"".join(parts))
+        assert isinstance(found, Unusable), found
+        assert (found.reason, f"begins at byte {len(before + first)}:" in found.detail) == ("joined", True)
 
 
-def test_joined_files_of_different_rates_are_rejected(tmp_path: Path) -> None:
+@pytest.mark.parametrize("content", [WAV + SECOND_WAV, encoded(speech(9000), "W64", "PCM_16") * 2])
+def test_a_corpus_whose_file_became_several_does_not_load(content: bytes) -> None:
+    with pytest.raises(JoinedFilesError, match="begins at byte"), EncodedAudio("a", content).open():
+        pass
+
+
+def test_streams_of_different_rates_are_rejected(tmp_path: Path) -> None:
     found = header_of(tmp_path / "a", OGG + encoded(hiss(9000, 1), "OGG", "VORBIS", 8000))
     assert isinstance(found, Unusable)
     assert "stream 2 of the file has 8000 Hz and 1 channels, the first one 16000 Hz and 1" in found.detail

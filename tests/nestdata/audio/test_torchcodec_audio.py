@@ -96,7 +96,7 @@ def test_a_window_has_the_samples_of_the_whole_file(tmp_path: Path, name: str, r
     path = tmp_path / name
     ffmpeg("-i", source, "-ar", str(rate), *(EXACT_FORMS.get(name) or FORMS[name]), path)
     with EncodedAudio(str(path)).open() as file:
-        whole = file.read(40 * file.samplerate)
+        whole = file.read(40 * file.rate)
     assert len(whole) >= 20 * rate - 4000
     rng = np.random.default_rng(rate)
     for number in range(12):

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nestdata.audio import encoded as encoded_audio
-from nestdata.audio.encoded import open_stream
+from nestdata.audio.parts import SoundFileAudio
 from nestdata.prepare import header
 from nestdata.prepare.header import AudioInfo, read_header
 from nestdata.prepare.inputs.audio import HEAD_BYTES, File, Member, Unusable
@@ -40,7 +40,7 @@ def with_block(content: bytes, kind: int, size: int) -> bytes:
 
 def by_libsndfile(content: bytes) -> AudioInfo | None:
     try:
-        with open_stream(io.BytesIO(content)) as file:
+        with SoundFileAudio(io.BytesIO(content)) as file:
             return header._info_of(file)
     except soundfile.LibsndfileError:
         return None
@@ -68,9 +68,9 @@ def test_plain_members_are_read_without_libsndfile_and_others_with_it(monkeypatc
 
     def noting(stream: Any) -> Any:
         opened.append(stream)
-        return open_stream(stream)
+        return SoundFileAudio(stream)
 
-    monkeypatch.setattr(encoded_audio, "open_stream", noting)
+    monkeypatch.setattr(encoded_audio, "SoundFileAudio", noting)
     plain, other = encoded("FLAC", "PCM_16"), encoded("WAV", "FLOAT")
     assert read_header(member_of(plain)) == AudioInfo(22050, 3000, 1)
     assert not opened

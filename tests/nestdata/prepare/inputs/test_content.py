@@ -8,7 +8,7 @@ import pytest
 import soundfile
 
 from nestdata.audio.byte_ranges import SplicedStream
-from nestdata.audio.encoded import open_stream
+from nestdata.audio.parts import SoundFileAudio
 from nestdata.prepare.inputs.audio import Member
 from nestdata.storage import ObjectInfo, Storage
 from tests.synthesis import hiss
@@ -36,5 +36,7 @@ def test_long_content_is_the_same_as_in_memory(monkeypatch: pytest.MonkeyPatch, 
 
     monkeypatch.setattr(Storage, "read_range", read_range)
     stream = SplicedStream(remote(content, content[:num_known]).ranges())
-    with open_stream(stream) as file, open_stream(io.BytesIO(content)) as expected:
-        np.testing.assert_array_equal(file.read(file.frames), expected.read(file.frames))
+    with SoundFileAudio(stream) as file, SoundFileAudio(io.BytesIO(content)) as expected:
+        num_samples = expected.num_samples or 0
+        assert num_samples
+        np.testing.assert_array_equal(file.read(num_samples), expected.read(num_samples))
