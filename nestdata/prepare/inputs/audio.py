@@ -45,6 +45,7 @@ ADVICE = {
     "invalid_url": "Give URLs of object stores, without user names, passwords, queries and fragments.",
     "malformed_row": "Fix these rows, or drop them.",
     "unknown_pointer": "Write the manifest with Lhotse's Shar writers, or name the tars themselves.",
+    "transform": "Write the audio to files in Lhotse first, with `CutSet.save_audios`.",
     "command": "Commands are not run. Write the audio to files first, and name these.",
 }
 """What to do about rejected audio, by the reason of the reject."""

@@ -57,6 +57,9 @@ class LhotseManifest(LineSource):
             raise ManifestError(
                 f"{where}: not a Lhotse cut or recording ({in_one_line(error)}). Fix this line."
             ) from error
+        if isinstance(cut, Unusable):
+            yield Entry(where, row["id"], cut)
+            return
         hint = ""
         for source in cut["recording"]["sources"]:
             kind, location = source.get("type"), source.get("source")
@@ -73,8 +76,8 @@ class LhotseManifest(LineSource):
         found = self._located(cut)
         yield Entry(where, cut["id"], found if isinstance(found, Unusable) else LhotseCut(cut, found, hint=hint))
 
-    def parse_cut(self, row: dict[str, Any], where: str) -> dict[str, Any]:
-        """Returns the dict of a MonoCut, completed and checked by Lhotse; modifies `row`."""
+    def parse_cut(self, row: dict[str, Any], where: str) -> dict[str, Any] | Unusable:
+        """Returns the dict of a MonoCut, completed and checked by Lhotse, or why its audio is not; modifies `row`."""
         from lhotse import MonoCut
 
         kind = row.pop("type", "Recording" if "sources" in row else "MonoCut")
@@ -91,7 +94,8 @@ class LhotseManifest(LineSource):
         _check_cut(row, where)
         if self.channel is not None:
             row = _in_channel(row, self.channel)
-        _check_transforms(row["recording"], where)
+        if problem := _problem_of_transforms(row["recording"], where):
+            return Unusable("transform", problem)
         cut = dict(MonoCut.from_dict(row).to_dict())
         _check_recording(cut, where)
         cut["start"] = float(cut["start"])  # Lhotse's writers set the integer 0
@@ -251,11 +255,15 @@ def _check_recording(cut: dict[str, Any], where: str) -> None:
             raise ManifestError(f"{where}: the channels of a source are {channels!r}. Give a list of numbers.")
 
 
-def _check_transforms(recording: Any, where: str) -> None:
-    """Checks transforms before Lhotse builds them, which fails without a word on the remedy if a package is missing."""
+def _problem_of_transforms(recording: Any, where: str) -> str:
+    """Returns why transforms cannot be applied; empty if they can. Lhotse, which builds them next, does not say it.
+
+    Raises:
+        ManifestError: A package is missing.
+    """
     transforms, rate = recording.get("transforms"), recording.get("sampling_rate")
     if not transforms or type(rate) is not int:
-        return
+        return ""
     from nestdata.audio.lhotse_audio import check_transforms  # imports numpy
 
     try:
@@ -263,9 +271,8 @@ def _check_transforms(recording: Any, where: str) -> None:
     except ConfigError as error:
         raise ManifestError(f"{where}: {error}") from None
     except ValueError as error:
-        raise ManifestError(
-            f"{where}: {error}. Write the audio to files in Lhotse first, with `CutSet.save_audios`."
-        ) from None
+        return str(error)
+    return ""
 
 
 def _seconds(row: dict[str, Any], key: str, where: str) -> float | None:

@@ -121,6 +121,8 @@ class SharDirectory(ShardSource):
             raise ManifestError(
                 f"{where}: not a cut with the recording {name} ({in_one_line(error)}). Write the shard again."
             ) from error
+        if isinstance(cut, Unusable):
+            return self._rejected(line, cut)
         return Entry(where, line.cut_id, LhotseCut(cut, member), number=line.number)
 
     def _rejected(self, line: _Line, problem: Unusable) -> Entry:
