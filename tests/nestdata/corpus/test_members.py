@@ -17,7 +17,6 @@ from lhotse import AudioSource, CutSet, MonoCut, Recording
 import nestdata.corpus.members
 from nestdata import Address, AudioError, Corpora, Corpus, CorpusError, PrepareConfig, prepare_corpus
 from nestdata.audio.decode import load_samples
-from nestdata.corpus.members import MemberBytes
 from nestdata.errors import ManifestError, StorageError
 from nestdata.prepare.inputs.audio import File, Member
 from nestdata.storage import ObjectInfo, Storage
