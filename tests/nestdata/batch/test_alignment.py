@@ -64,17 +64,14 @@ def test_each_recorded_response_has_its_own_delay_taken_out(tmp_path: Path, insi
     spec: Any = {"ApplyImpulseResponse": {"ir_path": str(responses(tmp_path, delays)), "p": 1.0}}
     spec = {"OneOf": {"transforms": [spec], "p": 1.0}} if inside else spec
     aligned, free = chain([spec], remedy="Remove it."), chain([spec])
+    share_at_end = float(np.square(SPEECH[-RATE // 4 :]).sum() / np.square(SPEECH).sum())
     found = {lag_of(free(SPEECH, key), SPEECH) for key in range(30)}
     assert found == set(delays)
     for key in range(30):
         changed = aligned(SPEECH, key)
         assert lag_of(changed, SPEECH) == 0
         # All of the speech is there, up to its end.
-        assert np.square(changed[-RATE // 4 :]).sum() > 0.2 * np.square(free(SPEECH, key)).sum() * _share_at_end()
-
-
-def _share_at_end() -> float:
-    return float(np.square(SPEECH[-RATE // 4 :]).sum() / np.square(SPEECH).sum())
+        assert np.square(changed[-RATE // 4 :]).sum() > 0.2 * np.square(free(SPEECH, key)).sum() * share_at_end
 
 
 @pytest.mark.parametrize("samples", [-900, 900])

@@ -1,4 +1,3 @@
-import logging
 from typing import Any
 
 import pytest
@@ -7,19 +6,6 @@ from nestdata import AudioError, BadAudioConfig, BadCut, ConfigError
 from nestdata.batch.bad_audio import BadAudioCounter
 
 GONE = BadCut("a", "missing", "cut 'a': cannot read a.wav")
-
-
-def test_cut_is_logged_once_and_counted_every_time(caplog: pytest.LogCaptureFixture) -> None:
-    counter = BadAudioCounter("speech", 1.0, 0)
-    with caplog.at_level(logging.WARNING):
-        for _ in range(3):
-            counter.add(10, [GONE])
-        counter.add(10, [BadCut("b", "empty", "cut 'b': b.wav is empty")])
-    assert counter.reasons == {"missing": 3, "empty": 1}
-    assert [record.message for record in caplog.records] == [
-        "speech replaced, missing: cut 'a': cannot read a.wav",
-        "speech replaced, empty: cut 'b': b.wav is empty",
-    ]
 
 
 def test_share_is_limited_only_above_the_minimum_count() -> None:

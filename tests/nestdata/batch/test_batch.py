@@ -21,12 +21,6 @@ def batch() -> AudioNoiseBatch:
     )
 
 
-def test_tensors_returns_all_tensors_by_name_in_the_order_of_the_fields(batch: AudioNoiseBatch) -> None:
-    tensors = batch.tensors()
-    assert list(tensors) == ["audio", "audio_len", "noise", "noise_len", "noisy_audio", "noisy_audio_len"]
-    assert all(tensors[name] is getattr(batch, name) for name in tensors)
-
-
 def test_moving_a_batch_moves_every_tensor_and_keeps_the_rest(batch: AudioNoiseBatch) -> None:
     moved = batch.to("meta")
     assert {tensor.device.type for tensor in moved.tensors().values()} == {"meta"}

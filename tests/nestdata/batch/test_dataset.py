@@ -2,6 +2,7 @@ import itertools
 import multiprocessing
 import os
 import pickle
+import random
 import signal
 import time
 from pathlib import Path
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 import soundfile
 import torch
+from torch.utils.data import DataLoader
 
 import nestguard
 from nestdata import (
@@ -29,12 +31,13 @@ from nestdata import (
     ShortAudio,
     SpeakerNoiseMixer,
     microbatches,
+    prepare_corpus,
 )
 from nestdata.audio.decode import load_samples
 from nestdata.batch.worker import StartWorker
 from tests.batches import STEPS_WITH_ALL_SHAPES, digest, full_dataset, messy_dataset
 from tests.conftest import MessyCorpora
-from tests.synthesis import folder_corpus, hiss, read_audio, tone
+from tests.synthesis import folder_corpus, hiss, read_audio, tone, write_audio, write_jsonl
 
 # Three workers are started on any machine. PyTorch warns on machines with fewer cores; newer Pythons warn of forks.
 many_workers = pytest.mark.filterwarnings("ignore:This DataLoader will create", "ignore:.*multi-threaded.*fork")
@@ -74,46 +77,15 @@ def messy_batches(messy: AudioNoiseDataset) -> list[AudioNoiseBatch]:
     num_threads = torch.get_num_threads()
     torch.set_num_threads(4)
     try:
-        return all_batches(messy, num_epochs=2)
+        batches = all_batches(messy, num_epochs=2)
     finally:
         torch.set_num_threads(num_threads)
-
-
-def test_messy_corpora_lead_to_every_kind_of_mix(messy_batches: list[AudioNoiseBatch]) -> None:
-    mixes = [mix for batch in messy_batches for mix in batch.mixes]
+    mixes = [mix for batch in batches for mix in batch.mixes]
     assert {mix.mode for mix in mixes} == {"noise", "speech", "none"}
     assert {len(mix.segments) for mix in mixes} == {0, 1, 2, 3}
     assert {len(mix.sources) for mix in mixes if mix.mode == "speech"} == {1, 2}
     assert any(mix.bad_noise for mix in mixes)
-
-
-def test_the_noise_that_is_read_ahead_is_the_noise_that_is_read_first(messy: AudioNoiseDataset) -> None:
-    corpus, num_reads = messy.noise.corpus, 0
-    assert corpus is not None
-    for step in range(messy.plan.steps_per_epoch):
-        batch = messy[step, 0]
-        if len(batch.mixes) == 1:
-            continue  # a cut without others beside it receives noise in place of speech
-        foretold = [corpus.line(index)["id"] for index in messy._cuts_of(MicrobatchKey(step, 0)).noise]
-        mixes = [mix for mix in batch.mixes if mix.num_reads]
-        assert len(mixes) == len(foretold)
-        for mix, cut_id in zip(mixes, foretold, strict=True):
-            read = [*(bad.cut_id for bad in mix.bad_noise), *mix.sources]
-            assert read[:1] in ([], ["white noise"], [cut_id])  # the id of a silent noise cut is not recorded
-            num_reads += read[:1] == [cut_id]
-    assert num_reads > 0
-
-
-@many_workers
-@pytest.mark.multiprocess
-@pytest.mark.parametrize("num_workers", [0, 3])
-def test_batches_are_the_same_byte_for_byte_with_any_number_of_workers(
-    messy: AudioNoiseDataset, messy_batches: list[AudioNoiseBatch], num_workers: int
-) -> None:
-    batch_indices = microbatches(messy.plan, num_steps=2 * messy.plan.steps_per_epoch)
-    loaded = list(messy.loader(batch_indices, num_workers=num_workers))
-    assert [batch.key for batch in loaded] == batch_indices
-    assert [digest(batch) for batch in loaded] == [digest(batch) for batch in messy_batches]
+    return batches
 
 
 @many_workers
@@ -136,15 +108,16 @@ def test_batches_with_every_feature_enabled_are_the_same_byte_for_byte_with_any_
 @many_workers
 @pytest.mark.multiprocess
 @pytest.mark.parametrize("num_workers", [0, 3])
-def test_loader_that_starts_at_a_later_step_continues_like_an_uninterrupted_one(
+def test_batches_are_the_same_byte_for_byte_from_any_step_on_with_any_number_of_workers(
     messy: AudioNoiseDataset, messy_batches: list[AudioNoiseBatch], num_workers: int
 ) -> None:
     num_steps, per_step = 2 * messy.plan.steps_per_epoch, messy.plan.config.microbatches_per_step
     expected = [digest(batch) for batch in messy_batches]
-    for step in (1, num_steps - 1):  # one step within each epoch
+    for step in (0, 1, num_steps - 1):  # one step within each epoch
         batch_indices = microbatches(messy.plan, start_step=step, num_steps=num_steps - step)
-        loaded = [digest(batch) for batch in messy.loader(batch_indices, num_workers=num_workers)]
-        assert loaded == expected[step * per_step :]
+        loaded = list(messy.loader(batch_indices, num_workers=num_workers))
+        assert [batch.key for batch in loaded] == batch_indices
+        assert [digest(batch) for batch in loaded] == expected[step * per_step :]
 
 
 def test_pickled_dataset_gives_the_same_batches(messy: AudioNoiseDataset, messy_batches: list[AudioNoiseBatch]) -> None:
@@ -264,23 +237,6 @@ def test_without_a_noise_corpus_only_speech_is_added(messy: AudioNoiseDataset) -
     dataset = AudioNoiseDataset(messy.corpus, messy.plan, mixer=SpeakerNoiseMixer(MixConfig(prob=1.0)))
     modes = {mix.mode for batch in all_batches(dataset) for mix in batch.mixes}
     assert modes == {"speech", "none"}
-
-
-def test_measured_ratio_in_a_batch_is_the_recorded_one(messy_batches: list[AudioNoiseBatch]) -> None:
-    num_checked = 0
-    for batch in messy_batches:
-        for position, mix in enumerate(batch.mixes):
-            if mix.mode == "none":
-                continue
-            spans = [slice(start, start + number) for start, number in mix.segments]
-            clean = torch.cat([batch.audio[position, span] for span in spans]).double()
-            noise = torch.cat([batch.noise[position, span] for span in spans]).double()
-            measured_db = 10 * torch.log10(clean.square().mean() / noise.square().mean())
-            assert float(measured_db) == pytest.approx(mix.snr_db, abs=0.01)
-            assert mix.sources
-            assert batch.sample_id[position] not in mix.sources
-            num_checked += 1
-    assert num_checked > 30
 
 
 def test_noise_at_another_rate_than_the_speech_is_rejected(tmp_path: Path) -> None:
@@ -410,3 +366,76 @@ def test_a_step_alone_is_its_first_microbatch(messy_corpora: MessyCorpora) -> No
     for wrong in (-1, (0, 100)):
         with pytest.raises(IndexError, match="steps start at 0"):
             dataset[wrong]
+
+
+def labelled_corpus(directory: Path, draw: random.Random, labels: dict[bytes, dict[str, str]]) -> Corpus:
+    """Prepares random audio, adds the labels of each cut by the bytes of its first samples, and removes some files."""
+    rows = []
+    for number in range(draw.randrange(8, 30)):
+        seconds, name = draw.uniform(0.3, 3.0), f"{number}.wav"
+        samples = hiss(round(seconds * 16000), draw.randrange(1 << 30))
+        write_audio(directory / name, samples, subtype="FLOAT")
+        own = {
+            "text": f"{directory.name} says {number}",
+            "speaker": f"s{draw.randrange(4)}",
+            "lang": directory.name,
+            "take": f"t{number}",
+        }
+        rows.append({"audio_filepath": name, "duration": len(samples) / 16000, **own})
+        labels[samples[:1000].tobytes()] = own
+    prepare_corpus([write_jsonl(directory / "rows.json", rows)], directory.with_suffix(".corpus"))
+    for row in draw.sample(rows, len(rows) // 8):
+        (directory / str(row["audio_filepath"])).unlink()
+    return Corpus.open(directory.with_suffix(".corpus"))
+
+
+@pytest.mark.multiprocess
+@pytest.mark.filterwarnings("ignore::UserWarning", "ignore:.*multi-threaded.*fork")
+@pytest.mark.parametrize("seed", range(3))
+def test_the_labels_of_a_row_are_those_of_the_audio_in_it(tmp_path: Path, seed: int) -> None:
+    draw, labels = random.Random(seed), dict[bytes, dict[str, str]]()
+    corpora = [labelled_corpus(tmp_path / name, draw, labels) for name in ("en", "sw")]
+    config = PlanConfig(
+        max_batch_seconds=9.0, microbatches_per_step=2, weights=(1.0, draw.uniform(0.1, 5.0)), seed=seed
+    )
+    plan = BatchPlan.of(corpora, config)
+    dataset = AudioNoiseDataset(corpora, plan, mixer=SpeakerNoiseMixer(), bad_audio=BadAudioConfig(max_share=1.0))
+    indices = microbatches(plan, num_steps=2 * plan.steps_per_epoch)
+    in_this_process, num_replaced = list(dataset.loader(indices)), 0
+    for num_workers in (0, 2):
+        # With two slots of shared memory, some batches come by pickle.
+        for expected, batch in zip(
+            in_this_process, dataset.loader(indices, num_workers=num_workers, num_slots=2), strict=True
+        ):
+            assert batch.indices == expected.indices
+            num_replaced += len(batch.bad_cuts)
+            for form in (batch, pickle.loads(pickle.dumps(batch)).to("cpu")):
+                for row, cut in enumerate(dataset.cuts(form)):
+                    own = labels[form.audio[row, :1000].numpy().tobytes()]
+                    (told,) = cut.supervisions
+                    assert [told.text, told.speaker, told.language, cut.custom["take"]] == list(own.values())
+    assert num_replaced > 0
+    assert len({index for batch in in_this_process for index in batch.indices}) < sum(map(len, corpora))
+
+
+def test_a_batch_of_another_dataset_has_no_cuts_here(messy_corpora: MessyCorpora) -> None:
+    plans = {path: BatchPlan.of(path) for path in (messy_corpora.speech, messy_corpora.windows)}
+    speech, windows = (AudioNoiseDataset(path, plan) for path, plan in plans.items())
+    for batch, other in ((speech[0], windows), (windows[0], speech)):
+        with pytest.raises(
+            ConfigError, match=r"is not of AudioNoiseDataset\(.*ask the dataset that it was loaded from"
+        ):
+            other.cuts(batch)
+
+
+def test_a_loader_of_torch_takes_the_batches_of_given_steps_and_no_others(messy_corpora: MessyCorpora) -> None:
+    plan = BatchPlan.of(messy_corpora.speech, PlanConfig(max_batch_seconds=8.0, microbatches_per_step=2))
+    dataset = AudioNoiseDataset(messy_corpora.speech, plan)
+    indices = microbatches(plan, num_steps=3)
+    loader: DataLoader[object] = DataLoader(dataset, sampler=indices, batch_size=None)
+    for batch, index in zip(loader, indices, strict=True):
+        assert torch.equal(batch.audio, dataset[index].audio)
+    for use in (len, list, lambda given: list(DataLoader(given)), lambda given: DataLoader(given, shuffle=True)):
+        with pytest.raises(TypeError, match=r"use dataset\.loader\(microbatches.*, not DataLoader\(dataset\)"):
+            use(dataset)
+    assert dataset

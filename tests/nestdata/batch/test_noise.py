@@ -5,7 +5,7 @@ import pytest
 
 from nestdata import ConfigError, Corpus, NoiseConfig, NoiseSampler, NoiseSpan
 from nestdata.stateless_rng import StatelessRng
-from tests.synthesis import Samples, chirp, folder_corpus, hiss, read_audio
+from tests.synthesis import Samples, folder_corpus, hiss, read_audio
 
 SILENCE = np.zeros(16000, np.float32)
 
@@ -29,17 +29,6 @@ def test_shorter_noise_is_returned_whole(tmp_path: Path) -> None:
     corpus = folder_corpus(tmp_path / "noise", {"a.wav": hiss(5000, 1)})
     span = NoiseSampler(corpus).draw(16000, StatelessRng(0, "noise"))
     np.testing.assert_array_equal(span.samples, read_audio(tmp_path / "noise" / "a.wav"))
-
-
-def test_crops_of_longer_noise_are_spread_over_all_of_it(tmp_path: Path) -> None:
-    corpus = folder_corpus(tmp_path / "noise", {"a.wav": chirp(100, 4000, 2.0)})
-    whole = read_audio(tmp_path / "noise" / "a.wav")
-    starts = []
-    for span in draw_many(NoiseSampler(corpus), 1000):
-        (start,) = positions_of(span.samples, whole)  # one position, because no two parts of a chirp are equal
-        starts.append(start)
-    assert min(starts) < 4000
-    assert max(starts) > 27000
 
 
 def test_first_and_last_position_of_a_noise_are_both_drawn(tmp_path: Path) -> None:
@@ -76,13 +65,6 @@ def test_white_noise_is_used_after_max_reads_failures(tmp_path: Path) -> None:
         assert len(span.samples) == 4000
 
 
-def test_twenty_reads_and_a_hundred_crops_are_tried_by_default(tmp_path: Path) -> None:
-    corpus = folder_corpus(tmp_path / "noise", {"a.wav": SILENCE})
-    assert NoiseSampler(corpus).draw(4000, StatelessRng(0, "noise")).num_silent_crops == 100
-    (tmp_path / "noise" / "a.wav").unlink()
-    assert NoiseSampler(corpus).draw(4000, StatelessRng(0, "noise")).num_reads == 20
-
-
 def test_noise_that_cannot_be_read_is_replaced_by_another(tmp_path: Path) -> None:
     corpus = folder_corpus(tmp_path / "noise", {f"{i}.wav": hiss(4000, i) for i in range(4)})
     (tmp_path / "noise" / "0.wav").unlink()
@@ -114,13 +96,6 @@ def test_white_noise_has_a_flat_spectrum_and_differs_by_key(tmp_path: Path) -> N
     assert abs(float(np.corrcoef(first.samples, second.samples)[0, 1])) < 0.03
     bands = np.square(np.abs(np.fft.rfft(first.samples)))[1:].reshape(8, -1).mean(axis=1)
     assert bands.max() / bands.min() < 1.3
-
-
-def test_white_noise_is_used_after_max_crops_silent_crops(tmp_path: Path) -> None:
-    corpus = folder_corpus(tmp_path / "noise", {"a.wav": SILENCE})
-    span = NoiseSampler(corpus, NoiseConfig(max_crops=7)).draw(4000, StatelessRng(0, "noise"))
-    assert (span.kind, span.num_silent_crops, len(span.bad)) == ("white", 7, 0)
-    assert len(span.samples) == 4000
 
 
 def test_at_most_max_crops_crops_are_tried(tmp_path: Path) -> None:
@@ -166,15 +141,6 @@ def test_silence_threshold_is_configurable(tmp_path: Path) -> None:
     assert NoiseSampler(corpus).draw(4000, StatelessRng(0, "noise")).kind == "noise"
     config = NoiseConfig(silence_db=-30.0)
     assert NoiseSampler(corpus, config).draw(4000, StatelessRng(0, "noise")).kind == "white"
-
-
-def test_on_cut_is_called_with_every_noise_that_is_read(tmp_path: Path) -> None:
-    corpus = folder_corpus(tmp_path / "noise", {"a.wav": hiss(8000, 1), "b.wav": hiss(8000, 2)})
-    (tmp_path / "noise" / "a.wav").unlink()
-    for key in range(20):
-        read: list[str] = []
-        span = NoiseSampler(corpus).draw(4000, StatelessRng(0, "noise", key), on_cut=read.append)
-        assert read == [*(bad.cut_id for bad in span.bad), "b"]
 
 
 def test_noise_without_a_corpus_is_zero() -> None:
