@@ -115,7 +115,7 @@ class Program:
             raise UsageError(self._unknown_command(" ".join(words[:2])))
         command, arguments = self.commands[name], words[name.count(" ") + 1 :]
         if command.starts_ranks:
-            from nestmodel.training.stopping.exit_codes import leave_on_signals
+            from nestmodel.training.exit_codes import leave_on_signals
 
             leave_on_signals()
         defaults = command.defaults(arguments)
@@ -208,7 +208,7 @@ def _fail_as_rank(error: Exception) -> int:
     Every rank finds the same mistakes, and rank 0 prints them: launchers end all ranks when one has failed. A rank that
     is still there after a while alone has the mistake.
     """
-    from nestmodel.training.starting.ranks import is_first_rank
+    from nestmodel.training.ranks import is_first_rank
 
     message = _message(error)
     if not is_first_rank():

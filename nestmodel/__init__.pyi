@@ -226,21 +226,21 @@ from .run_config import (
     TrainerConfig as TrainerConfig,
 )
 from .training.callbacks.curves import Curves as Curves
+from .training.callbacks.preemption import (
+    Preempted as Preempted,
+)
+from .training.callbacks.preemption import (
+    PreemptionHandler as PreemptionHandler,
+)
 from .training.callbacks.progress import Progress as Progress
 from .training.callbacks.stall_guard import StallGuard as StallGuard
 from .training.callbacks.throughput import Throughput as Throughput
 from .training.data import NestDataModule as NestDataModule
+from .training.deterministic import prepare_deterministic as prepare_deterministic
 from .training.module import NestModel as NestModel
 from .training.saving.checkpoint_files import newest_checkpoint as newest_checkpoint
 from .training.saving.checkpoints import Checkpoints as Checkpoints
-from .training.starting.deterministic import prepare_deterministic as prepare_deterministic
 from .training.step_stats import SkippedStepWarning as SkippedStepWarning
-from .training.stopping.preemption import (
-    Preempted as Preempted,
-)
-from .training.stopping.preemption import (
-    PreemptionHandler as PreemptionHandler,
-)
 
 __all__ = [
     "Alphabet",

@@ -26,10 +26,12 @@ from nestmodel.nn.encoder_base import Encoder
 from nestmodel.plain_values import build, read_yaml
 from nestmodel.run_config import LAST, RunConfig, parse_duration
 from nestmodel.training.callbacks.curves import Curves
+from nestmodel.training.callbacks.preemption import Preempted, PreemptionHandler
 from nestmodel.training.callbacks.progress import Progress
 from nestmodel.training.callbacks.stall_guard import StallGuard
 from nestmodel.training.callbacks.throughput import Throughput
 from nestmodel.training.data import NestDataModule
+from nestmodel.training.deterministic import prepare_deterministic
 from nestmodel.training.display import (
     print_left_out,
     print_nothing_to_train,
@@ -38,18 +40,16 @@ from nestmodel.training.display import (
     renderer,
     silence_libraries,
 )
+from nestmodel.training.launcher import check_main_address
 from nestmodel.training.lightning_private import attach_model, finds_launcher, forks_ranks, launched_processes
 from nestmodel.training.metrics_file import MetricsFile, claim_folder
 from nestmodel.training.module import NestModel, check_precision
+from nestmodel.training.ranks import check_start, find_launch, take_ranks
 from nestmodel.training.saving.checkpoints import Checkpoints, NotSaved
 from nestmodel.training.saving.compiled_code import CompiledCode
 from nestmodel.training.saving.resume import find_resumed, read_run
 from nestmodel.training.saving.run_folders import only_start
-from nestmodel.training.starting.deterministic import prepare_deterministic
-from nestmodel.training.starting.launcher import check_main_address
-from nestmodel.training.starting.ranks import check_start, find_launch, take_ranks
 from nestmodel.training.starting.run_checks import check_outputs, check_run
-from nestmodel.training.stopping.preemption import Preempted, PreemptionHandler
 from nestmodel.training.trackers import open_loggers, start_trackers
 
 _END_S = 10.0

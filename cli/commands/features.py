@@ -27,7 +27,7 @@ from ..program import exit_code_of
 from ..progress import progress
 
 if TYPE_CHECKING:
-    from nestmodel.training.starting.ranks import OwnRank
+    from nestmodel.training.ranks import OwnRank
 
 
 def features_command(
@@ -48,7 +48,7 @@ def features_command(
     as_json: AsJson = False,
 ) -> int:
     """Extract encoder features, one file per utterance."""
-    from nestmodel.training.starting.ranks import find_own_rank
+    from nestmodel.training.ranks import find_own_rank
 
     own = find_own_rank(os.environ)
     if devices < 1:
@@ -116,7 +116,7 @@ def _run_local_ranks(extract: Callable[["OwnRank"], None], number: int) -> int:
         ExtractError: Another rank has ended early, or rank 0 was killed.
     """
     from nestguard import describe_exit
-    from nestmodel.training.starting.ranks import OwnRank
+    from nestmodel.training.ranks import OwnRank
 
     context = multiprocessing.get_context("spawn")
     ranks = [context.Process(target=_run_rank, args=(extract, OwnRank(rank, number, rank))) for rank in range(number)]
@@ -149,7 +149,7 @@ def _run_local_ranks(extract: Callable[["OwnRank"], None], number: int) -> int:
 
 def _run_rank(extract: Callable[["OwnRank"], None], own: "OwnRank") -> None:
     """Runs one of the ranks that `_run_local_ranks` starts."""
-    from nestmodel.training.stopping.exit_codes import end_with_parent
+    from nestmodel.training.exit_codes import end_with_parent
 
     end_with_parent(is_on=True)
     os.environ["RANK"] = str(own.rank)  # by which only the first one prints a mistake of all

@@ -11,9 +11,9 @@ import torch.distributed as dist
 from nestmodel.errors import TrainingError
 from nestmodel.preflight.report import CheckResult
 from nestmodel.training.data import NestDataModule
+from nestmodel.training.deterministic import determinism
 from nestmodel.training.module import NestModel
-from nestmodel.training.saving.resume import Settings, changed_settings, flatten_settings
-from nestmodel.training.starting.deterministic import determinism
+from nestmodel.training.resume_checks import Settings, changed_settings, flatten_settings
 
 _NUM_SUMMED = 1_000_000
 """Size of the tensor: large enough that its packets are as long as those of gradients."""

@@ -18,8 +18,8 @@ from nestmodel.run_config import DataConfig
 from nestmodel.training.copy_ahead import Loader, copied_ahead
 from nestmodel.training.lightning_private import finds_launcher, uses_distributed_sampler
 from nestmodel.training.open_data import open_training_data, open_validation_data
-from nestmodel.training.saving.resume import STAGE_PREFIX, Settings, flatten_settings
-from nestmodel.training.starting.ranks import check_ranks
+from nestmodel.training.ranks import check_ranks
+from nestmodel.training.resume_checks import STAGE_PREFIX, Settings, flatten_settings
 from nestmodel.training.step_limits import convert_training_limits, convert_validation_limit
 
 

@@ -37,6 +37,7 @@ from nestmodel.nn.loss import CONTEXT_METRICS, LossStats, loss_stats
 from nestmodel.nn.network import NestNetwork
 from nestmodel.nn.network_input import NetworkInput
 from nestmodel.training.data import NestDataModule
+from nestmodel.training.launcher import destroy_process_group_at_exit
 from nestmodel.training.lightning_private import (
     fix_gradient_buckets,
     leave_finished_epoch,
@@ -45,9 +46,8 @@ from nestmodel.training.lightning_private import (
     set_global_step,
 )
 from nestmodel.training.pace import MIN_FACTOR, PHASES, WINDOW, Pace, SlowRanks, by_time
-from nestmodel.training.saving.resume import check_same_step, check_unchanged, run_settings
+from nestmodel.training.resume_checks import check_same_step, check_unchanged, run_settings
 from nestmodel.training.schedule import build_optimizer, divide_and_clip
-from nestmodel.training.starting.launcher import destroy_process_group_at_exit
 from nestmodel.training.step_stats import DecayedCounts, GradientSums, SkippedSteps, StepStats, StopRequests, fetch
 
 _PROGRESS_KEY = "nest_progress"

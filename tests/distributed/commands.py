@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from nestmodel.training.starting.ranks import STARTER
+from nestmodel.training.ranks import STARTER
 from tests.conftest import MessyCorpora
 from tests.distributed.runs import REPOSITORY
 from tests.training import TINY

@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
+from nestmodel.training.ranks import STARTER
 from nestmodel.training.saving.checkpoint_files import find_checkpoints
-from nestmodel.training.starting.ranks import STARTER
 from tests.conftest import MessyCorpora
 from tests.network.nodes import IPV4, Node
 from tests.ports import free_port

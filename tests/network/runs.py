@@ -12,8 +12,8 @@ from typing import Any
 
 import yaml
 
+from nestmodel.training.ranks import STARTER
 from nestmodel.training.saving.checkpoint_files import find_checkpoints
-from nestmodel.training.starting.ranks import STARTER
 from tests.conftest import MessyCorpora
 from tests.distributed.runs import state_of
 from tests.network.nodes import NAMES, Network, Node

@@ -1,1 +1,1 @@
-"""Lightning callbacks that monitor and log a run."""
+"""Lightning callbacks that monitor, log and end a run."""

@@ -20,8 +20,11 @@ import nestguard
 from nestdata import OutputError, last_error_line
 from nestdata.output import replace_file, unfinished_files
 from nestmodel.run_config import CheckpointConfig
+from nestmodel.training.exit_codes import EXIT_NOT_SAVED
+from nestmodel.training.launcher import destroy_process_group_at_exit
 from nestmodel.training.lightning_private import dump_checkpoint
 from nestmodel.training.module import NestModel
+from nestmodel.training.ranks import is_started_by_lightning
 from nestmodel.training.saving.best_checkpoint import BestCheckpoint
 from nestmodel.training.saving.checkpoint_files import (
     LAST,
@@ -32,10 +35,7 @@ from nestmodel.training.saving.checkpoint_files import (
     link_last,
     write_checkpoint,
 )
-from nestmodel.training.starting.launcher import destroy_process_group_at_exit
-from nestmodel.training.starting.ranks import is_started_by_lightning
 from nestmodel.training.step_limits import ends_step
-from nestmodel.training.stopping.exit_codes import EXIT_NOT_SAVED
 
 _ABANDONED_S = 600.0
 """Age from which on a file that is not complete is one that a killed process has left, in seconds."""

@@ -17,8 +17,8 @@ from nestdata import OutputError
 from nestdata.output import check_writable, locked_file
 from nestmodel.errors import ConfigError
 from nestmodel.plain_values import read_yaml
+from nestmodel.training.ranks import is_first_rank, is_started_by_lightning
 from nestmodel.training.saving.checkpoint_files import NAMES, checkpoint_folders, list_checkpoints, step_in_name
-from nestmodel.training.starting.ranks import is_first_rank, is_started_by_lightning
 
 LOCK = ".lock"
 _WAIT_S = 120.0

@@ -1,1 +1,1 @@
-"""What happens before the first step: checks, ranks, the deterministic mode, the summary of the run."""
+"""What happens before the first step: checks, and the summary of the run."""

@@ -18,9 +18,10 @@ from nestmodel.config import NestConfig
 from nestmodel.errors import ConfigError
 from nestmodel.training.data import NestDataModule, check_accumulation, check_share
 from nestmodel.training.module import NestModel, check_sampling_rate
+from nestmodel.training.resume_checks import run_settings
 from nestmodel.training.saving.checkpoint_files import checkpoint_folders
 from nestmodel.training.saving.checkpoints import Checkpoints
-from nestmodel.training.saving.resume import check_unchanged, read_run, run_settings
+from nestmodel.training.saving.resume import check_resumes
 from nestmodel.training.saving.run_folders import check_checkpoint_folder
 from nestmodel.training.schedule import check_schedule
 from nestmodel.training.step_limits import check_training_limits, num_steps_of_run, validates_at_multiples
@@ -67,11 +68,9 @@ def check_run(
     savers = [callback for callback in trainer.checkpoint_callbacks if isinstance(callback, Checkpoints)]
     directory = savers[0].config.directory if savers else None
     check_checkpoint_folder(directory, ckpt_path)
-    stored = None if ckpt_path is None else read_run(ckpt_path)
-    if ckpt_path is not None and stored is not None and stored.settings is not None:
-        settings = run_settings(model.config, model.backend_name, trainer, data)
+    if ckpt_path is not None:
         folders = checkpoint_folders(Path(trainer.default_root_dir), directory)
-        check_unchanged(stored.settings, settings, step=stored.step, path=ckpt_path, folders=folders)
+        check_resumes(ckpt_path, run_settings(model.config, model.backend_name, trainer, data), folders)
 
 
 def _warn_of_late_stages(plan: BatchPlan, num_steps: int | None) -> None:

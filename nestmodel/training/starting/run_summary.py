@@ -12,9 +12,9 @@ from nestmodel.class_config import ClassConfig
 from nestmodel.config import EncoderConfig
 from nestmodel.nn.backend import choose_backend
 from nestmodel.training.data import NestDataModule
+from nestmodel.training.deterministic import determinism
 from nestmodel.training.module import NestModel
 from nestmodel.training.saving.run_folders import unfinished_run
-from nestmodel.training.starting.deterministic import determinism
 from nestmodel.training.step_limits import num_steps_of_run
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ import torch
 from nestdata import AudioNoiseDataset, AugmentConfig, BatchPlan, ConfigError, PlanConfig, batch_digest, microbatches
 from nestdata.batch.augment import Chain
 from nestmodel import DataConfig, NestDataModule
-from nestmodel.training.saving.resume import check_unchanged
+from nestmodel.training.resume_checks import check_unchanged
 from tests.conftest import MessyCorpora
 from tests.nestdata.batch import own_transforms as own
 from tests.synthesis import chirp, hiss

@@ -12,9 +12,9 @@ from nestdata import AudioNoiseBatch
 from nestdata.output import unfinished_name
 from nestmodel import CheckpointConfig, Checkpoints, NestModel, PreemptionHandler, newest_checkpoint
 from nestmodel.nn.network import NestNetwork
+from nestmodel.training.exit_codes import EXIT_NOT_SAVED
 from nestmodel.training.saving.checkpoint_files import find_checkpoints, write_checkpoint
 from nestmodel.training.saving.checkpoints import NotSaved
-from nestmodel.training.stopping.exit_codes import EXIT_NOT_SAVED
 from tests.conftest import MessyCorpora
 from tests.flushes import Flushes
 from tests.training import fit, tiny_config

@@ -12,7 +12,7 @@ from nestmodel import ConfigError, NestNetwork, WeightsError, average_models, lo
 from nestmodel.training.metrics_file import MetricsFile
 from nestmodel.training.saving import run_folders
 from nestmodel.training.saving.checkpoint_files import link_last, list_checkpoints, write_checkpoint
-from nestmodel.training.saving.resume import check_unchanged, find_resumed
+from nestmodel.training.saving.resume import check_resumes, find_resumed
 from nestmodel.training.saving.run_folders import check_checkpoint_folder, only_start, unfinished_run
 from tests.training import tiny_config
 
@@ -109,7 +109,7 @@ def test_a_resume_with_other_settings_names_the_checkpoint_that_fits(tmp_path: P
     path = written(tmp_path / "version_1" / "checkpoints" / "step_00000009.ckpt", lr="2")
     folders = [path.parent, fits.parent]
     with pytest.raises(ConfigError, match=rf"^{path} was written .* add --ckpt-path {fits}"):
-        check_unchanged({"lr": "2"}, {"lr": "1"}, step=9, path=path, folders=folders)
+        check_resumes(path, {"lr": "1"}, folders)
 
 
 def test_an_unfinished_run_is_named(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import signal
 import sys
 from types import FrameType
 
-from nestmodel.training.starting.ranks import is_first_rank, is_started_by_lightning
+from nestmodel.training.ranks import is_first_rank, is_started_by_lightning
 
 EXIT_INTERRUPTED = 130
 """Ctrl-C has ended the run."""

@@ -8,7 +8,7 @@ from pytorch_lightning.strategies import DDPStrategy
 
 from nestmodel.errors import ConfigError
 from nestmodel.training.data import num_ranks
-from nestmodel.training.starting.ranks import check_ranks, check_start, find_launch, find_own_rank, take_ranks
+from nestmodel.training.ranks import check_ranks, check_start, find_launch, find_own_rank, take_ranks
 from tests.training import trainer
 
 Variables = dict[str, str]

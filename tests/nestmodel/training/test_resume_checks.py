@@ -8,8 +8,8 @@ import torch
 
 from nestdata import AudioNoiseBatch, MixConfig, MixtureStage, PlanConfig
 from nestmodel import CheckpointConfig, Checkpoints, ConfigError, DataConfig, NestDataModule, NestModel
+from nestmodel.training.resume_checks import check_same_step, check_unchanged
 from nestmodel.training.saving.checkpoint_files import find_checkpoints
-from nestmodel.training.saving.resume import check_same_step, check_unchanged
 from nestmodel.training.starting.run_checks import check_run
 from tests.conftest import MessyCorpora
 from tests.training import fit, messy_data, tiny_config, trainer

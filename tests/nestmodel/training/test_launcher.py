@@ -12,11 +12,11 @@ from lightning_fabric.plugins.environments.torchelastic import TorchElasticEnvir
 from pytorch_lightning.strategies import DDPStrategy
 
 from nestmodel.errors import TrainingError
-from nestmodel.training.starting import launcher
-from nestmodel.training.starting.launcher import check_main_address
+from nestmodel.training import launcher
+from nestmodel.training.launcher import check_main_address
 from tests.training import trainer
 
-REPOSITORY = Path(__file__).parents[4]
+REPOSITORY = Path(__file__).parents[3]
 
 
 class Resolver:

@@ -21,18 +21,18 @@ import pytorch_lightning as pl
 from pytorch_lightning.utilities import rank_zero_info, rank_zero_warn
 
 import nestguard
-from nestmodel.training.lightning_private import disable_signal_handling, launched_processes, update_logged_metrics
-from nestmodel.training.module import NestModel
-from nestmodel.training.saving.checkpoints import Checkpoints, NotSaved
-from nestmodel.training.starting.launcher import destroy_process_group_at_exit
-from nestmodel.training.starting.ranks import is_first_rank, is_started_by_lightning, record_launcher
-from nestmodel.training.step_limits import ends_step
-from nestmodel.training.stopping.exit_codes import (
+from nestmodel.training.exit_codes import (
     EXIT_INTERRUPTED,
     EXIT_PREEMPTED,
     PREEMPTING_SIGNALS,
     leave_before_training,
 )
+from nestmodel.training.launcher import destroy_process_group_at_exit
+from nestmodel.training.lightning_private import disable_signal_handling, launched_processes, update_logged_metrics
+from nestmodel.training.module import NestModel
+from nestmodel.training.ranks import is_first_rank, is_started_by_lightning, record_launcher
+from nestmodel.training.saving.checkpoints import Checkpoints, NotSaved
+from nestmodel.training.step_limits import ends_step
 
 _LEAVE_S = 1.0
 """Seconds that the other ranks have to end after the second Ctrl-C."""

@@ -14,7 +14,7 @@ from lightning_fabric.plugins.environments.slurm import SLURMEnvironment
 from lightning_fabric.plugins.environments.torchelastic import TorchElasticEnvironment
 
 from nestmodel.errors import TrainingError
-from nestmodel.training.starting.ranks import local_run_id
+from nestmodel.training.ranks import local_run_id
 
 _RESOLVE_S = 10.0
 """Time for which the name of node 0 may be unknown, in seconds.
