@@ -6,7 +6,7 @@ import subprocess
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -26,50 +26,31 @@ from nestmodel.nn.encoder_base import Encoder
 from nestmodel.plain_values import build, read_yaml
 from nestmodel.run_config import LAST, RunConfig, parse_duration
 from nestmodel.training.callbacks.curves import Curves
+from nestmodel.training.callbacks.live_panel import renderer
 from nestmodel.training.callbacks.preemption import Preempted, PreemptionHandler
 from nestmodel.training.callbacks.progress import Progress
 from nestmodel.training.callbacks.stall_guard import StallGuard
 from nestmodel.training.callbacks.throughput import Throughput
 from nestmodel.training.data import NestDataModule
 from nestmodel.training.deterministic import prepare_deterministic
-from nestmodel.training.display import (
-    print_left_out,
-    print_nothing_to_train,
-    print_results,
-    print_summary,
-    renderer,
-    silence_libraries,
-)
 from nestmodel.training.launcher import check_main_address
+from nestmodel.training.library_messages import silence_libraries
 from nestmodel.training.lightning_private import attach_model, finds_launcher, forks_ranks, launched_processes
 from nestmodel.training.metrics_file import MetricsFile, claim_folder
 from nestmodel.training.module import NestModel, check_precision
 from nestmodel.training.ranks import check_start, find_launch, take_ranks
+from nestmodel.training.run_results import print_results
 from nestmodel.training.saving.checkpoints import Checkpoints, NotSaved
 from nestmodel.training.saving.compiled_code import CompiledCode
 from nestmodel.training.saving.resume import find_resumed, read_run
 from nestmodel.training.saving.run_folders import only_start
+from nestmodel.training.starting.built_run import Run
 from nestmodel.training.starting.run_checks import check_outputs, check_run
+from nestmodel.training.starting.run_summary import print_left_out, print_nothing_to_train, print_summary
 from nestmodel.training.trackers import open_loggers, start_trackers
 
 _END_S = 10.0
 """Seconds that the other ranks have to end after an error of this one."""
-
-
-@dataclass(frozen=True)
-class Run:
-    """A run that is built and checked, and has not started."""
-
-    config: RunConfig
-    model: NestModel
-    data: NestDataModule
-    trainer: pl.Trainer
-
-    ckpt_path: Path | None
-    """The checkpoint that the run resumes from."""
-
-    first_step: int
-    """Optimizer steps that it has made."""
 
 
 def fit(config: RunConfig, callbacks: Sequence[pl.Callback] = (), *, encoder: Encoder | None = None) -> pl.Trainer:

@@ -56,6 +56,11 @@ def test_only_public_names_and_shared_modules_of_nestdata_are_used_outside_of_it
         assert not [name for _, name in others if name is None or name.startswith("_")], path
 
 
+def test_nestmodel_imports_nothing_for_types_alone() -> None:
+    """Such an import would hide a cycle from the checks of packages and modules."""
+    assert [path for path in modules("nestmodel") if ("typing", "TYPE_CHECKING") in imports_of(path)] == []
+
+
 def test_of_the_network_only_the_encoder_imports_code_for_gpus() -> None:
     found = {
         path.stem

@@ -17,7 +17,7 @@ from nestmodel import (
     run_preflight,
 )
 from nestmodel.run import build_run
-from nestmodel.training.display import print_plan_notes
+from nestmodel.training.starting.run_summary import print_plan_notes
 
 from ..output import print_json
 

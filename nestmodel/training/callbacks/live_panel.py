@@ -13,7 +13,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from nestmodel.training.callbacks.progress import score_facts, step_of, time_left, training_facts
+from nestmodel.training.callbacks.progress import PlainLines, Renderer, score_facts, step_of, time_left, training_facts
 from nestmodel.training.run_state import RunState
 
 _MAX_WIDTH = 78
@@ -25,6 +25,12 @@ def terminal() -> Console | None:
     console = Console(stderr=True, highlight=False)
     is_live = sys.stderr.isatty() and console.is_terminal and not console.is_dumb_terminal
     return console if is_live else None
+
+
+def renderer() -> Renderer:
+    """Returns how progress is shown: by a panel on a terminal, and by lines elsewhere."""
+    console = terminal()
+    return LivePanel(console) if console else PlainLines()
 
 
 class LivePanel:

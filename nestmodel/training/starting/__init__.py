@@ -1,1 +1,1 @@
-"""What happens before the first step: checks, and the summary of the run."""
+"""A run before its first step: what is built, its checks, its summary."""

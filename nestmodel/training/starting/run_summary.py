@@ -1,7 +1,8 @@
 """Summary of a run before it starts: data, model, steps, ranks, and what is on and off."""
 
+import shutil
+import sys
 import textwrap
-from typing import TYPE_CHECKING
 
 import pytorch_lightning as pl
 import torch
@@ -15,18 +16,63 @@ from nestmodel.training.data import NestDataModule
 from nestmodel.training.deterministic import determinism
 from nestmodel.training.module import NestModel
 from nestmodel.training.saving.run_folders import unfinished_run
+from nestmodel.training.starting.built_run import Run
 from nestmodel.training.step_limits import num_steps_of_run
-
-if TYPE_CHECKING:
-    from nestmodel.run import Run
 
 _NAME_WIDTH = 12
 _MIN_WIDTH = 40
 
+_SMALL_FOR_A_CPU = 5e6
+"""Parameters of a model that learns on a CPU within minutes."""
+
 Rows = list[tuple[str, str]]
 
 
-def summarise_run(run: "Run") -> Rows:
+def print_summary(run: Run) -> None:
+    """Prints the summary of a run to stderr, on rank 0, for the width of the terminal."""
+    if not run.trainer.is_global_zero:
+        return
+    number = sum(parameter.numel() for parameter in run.model.parameters())
+    if run.trainer.strategy.root_device.type == "cpu" and number > _SMALL_FOR_A_CPU:
+        print(
+            f"there is no GPU: steps of a model of {number / 1e6:.0f} M parameters take minutes on a CPU. For a model "
+            "that learns on one, take --config demo.",
+            file=sys.stderr,
+        )
+    print(format_summary(summarise_run(run), shutil.get_terminal_size().columns), file=sys.stderr, flush=True)
+
+
+def print_left_out(run: Run) -> None:
+    """Prints the cuts that are too long or too short for the plan to stderr, on rank 0."""
+    _print_rows(run, left_out_rows(run.data))
+
+
+def print_plan_notes(run: Run) -> None:
+    """Prints what a person may not expect of the plan of training to stderr, on rank 0: cuts left out, few steps."""
+    _print_rows(run, [*left_out_rows(run.data), *few_steps_rows(run.data)])
+
+
+def _print_rows(run: Run, rows: Rows) -> None:
+    if run.trainer.is_global_zero:
+        for name, text in rows:
+            print(f"{name}: {text}", file=sys.stderr)
+
+
+def print_nothing_to_train(run: Run) -> None:
+    """Prints that a checkpoint has made all steps of its run, and what to do."""
+    optimizer = run.model.config.optimizer
+    remedy = (
+        f"The schedule {optimizer.schedule} ended there: start a new run from the weights, by --init-from."
+        if optimizer.ends_with_run
+        else "Raise it to train longer."
+    )
+    print(
+        f"nothing to train: {run.ckpt_path} has made {run.first_step:,} steps, and trainer.max_steps is "
+        f"{run.config.trainer.max_steps:,}. {remedy}"
+    )
+
+
+def summarise_run(run: Run) -> Rows:
     """Returns the summary of a run before `fit` as (name, text); URLs in it are without their secrets."""
     trainer, model, data, config = run.trainer, run.model, run.data, run.config
     encoder = model.config.encoder
@@ -56,7 +102,7 @@ def summarise_run(run: "Run") -> Rows:
     return [(name, redacted(text)) for name, text in rows]
 
 
-def _validation_text(run: "Run") -> str:
+def _validation_text(run: Run) -> str:
     val, interval = run.data.val_dataset, run.config.trainer.val_check_interval
     if val is None:
         return "none"
@@ -146,7 +192,7 @@ def _backend_rows(trainer: pl.Trainer, model: NestModel, data: NestDataModule) -
     return [("backend", f"{backend}{backend.notes}")]
 
 
-def _start_text(run: "Run") -> str:
+def _start_text(run: Run) -> str:
     if run.ckpt_path is not None:
         return f"from step {run.first_step:,}, {run.ckpt_path}"
     unfinished = unfinished_run(run.config.output)
