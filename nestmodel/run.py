@@ -38,7 +38,7 @@ from nestmodel.training.library_messages import silence_libraries
 from nestmodel.training.lightning_private import attach_model, finds_launcher, forks_ranks, launched_processes
 from nestmodel.training.metrics_file import MetricsFile, claim_folder
 from nestmodel.training.module import NestModel, check_precision
-from nestmodel.training.ranks import check_start, find_launch, take_ranks
+from nestmodel.training.ranks import Launch, check_start, find_launch, take_ranks
 from nestmodel.training.run_results import print_results
 from nestmodel.training.saving.checkpoints import Checkpoints, NotSaved
 from nestmodel.training.saving.compiled_code import CompiledCode
@@ -47,6 +47,7 @@ from nestmodel.training.saving.run_folders import only_start
 from nestmodel.training.starting.built_run import Run
 from nestmodel.training.starting.run_checks import check_outputs, check_run
 from nestmodel.training.starting.run_summary import print_left_out, print_nothing_to_train, print_summary
+from nestmodel.training.step_limits import steps_to_microbatches
 from nestmodel.training.trackers import open_loggers, start_trackers
 
 _END_S = 10.0
@@ -142,6 +143,8 @@ def build_run(
     """
     silence_libraries()
     check_precision(config.trainer.precision)
+    launch = find_launch(os.environ)
+    _check_hardware(config, launch)
     found = None
     if config.resume or config.ckpt_path is not None:
         given, directory = config.ckpt_path or LAST, config.checkpoints.directory
@@ -154,18 +157,24 @@ def build_run(
     if encoder is not None:
         config = replace(config, model=replace(settings, config=model.config))  # which describes the encoder
     first_step = 0 if found is None or stage == "validate" else read_run(found).step
-    run = Run(config, model, data, _build_trainer(config, stage, callbacks, found), found, first_step)
-    if finds_launcher(run.trainer):
-        check_start(os.environ, run.trainer.num_devices, run.trainer.num_nodes)
+    trainer = _build_trainer(config, stage, callbacks, launch, found)
+    if finds_launcher(trainer):
+        check_start(launch, os.environ, trainer.num_devices, trainer.num_nodes)
+    steps_to_microbatches(trainer, data.microbatches_per_rank(trainer))
+    data.configure(trainer, stage)
     data.use_fork_server()
-    check_main_address(run.trainer)
-    _guard(run.trainer).check_timeout(run.trainer)
-    check_run(model, data, run.trainer, stage=stage, ckpt_path=found)
-    return run
+    check_main_address(trainer)
+    _guard(trainer).check_timeout(trainer)
+    check_run(model, data, trainer, stage=stage, ckpt_path=found)
+    return Run(config, model, data, trainer, found, first_step)
 
 
 def _build_trainer(
-    config: RunConfig, stage: str, callbacks: Sequence[pl.Callback], ckpt_path: Path | None
+    config: RunConfig,
+    stage: str,
+    callbacks: Sequence[pl.Callback],
+    launch: Launch | None,
+    ckpt_path: Path | None,
 ) -> pl.Trainer:
     settings = config.trainer
     if settings.deterministic:
@@ -174,8 +183,7 @@ def _build_trainer(
     for name in settings.lightning:
         if name not in known:
             raise ConfigError(f"trainer.lightning.{name} is no argument of Trainer{nearest_name_hint(name, known)}.")
-    _check_hardware(config)
-    devices, num_nodes = take_ranks(settings.devices, settings.num_nodes)
+    devices, num_nodes = take_ranks(launch, settings.devices, settings.num_nodes)
     interval, names = settings.val_check_interval, (config.log or None) if stage == "fit" else None
     arguments = {
         "accelerator": settings.accelerator,
@@ -255,14 +263,14 @@ def _build(given: str | ClassConfig) -> Any:
     return build_object({"class_path": given.class_path, "init_args": arguments}, "trainer")
 
 
-def _check_hardware(config: RunConfig) -> None:
+def _check_hardware(config: RunConfig, launch: Launch | None) -> None:
     """Raises ConfigError for GPUs that are not there, or for several ranks that would share a CPU unasked."""
     accelerator, devices = config.trainer.accelerator, config.trainer.devices
     if torch.cuda.is_available() or accelerator == "cpu":
         return
     if accelerator in ("gpu", "cuda"):
         raise ConfigError(f"--accelerator {accelerator}: torch {torch.__version__} finds no GPU here. Leave it out.")
-    if isinstance(devices, int) and devices > 1 and find_launch(os.environ) is None:
+    if isinstance(devices, int) and devices > 1 and launch is None:
         number = config.data.plan.microbatches_per_step
         share = "" if number % devices == 0 else f" --microbatches-per-step {number + -number % devices}"
         raise ConfigError(

@@ -196,6 +196,8 @@ class TrainerConfig:
     def __post_init__(self) -> None:
         require(self.max_steps != 0, "trainer.max_steps", 0, "the number of steps to train, or -1 for no limit")
         require_at_least(1, "trainer", self, "num_nodes", "log_every_n_steps", "early_stop")
+        interval = self.val_check_interval
+        require(isinstance(interval, int | float | None), "trainer.val_check_interval", interval, "a number")
         if self.max_time is not None:
             parse_duration("trainer.max_time", self.max_time)
         owned = {part.name for part in fields(self)} & self.lightning.keys()

@@ -37,7 +37,6 @@ from nestmodel import (
     EncoderConfig,
     MaskConfig,
     NestConfig,
-    NestDataModule,
     NestModel,
     Progress,
     QuantizerConfig,
@@ -274,25 +273,18 @@ class _Counted(NamedTuple):
         return cls(len(gpu.waits), gpu.bytes_sent, gpu.bytes_sent_on_compute_stream)
 
 
-class FixedData(NestDataModule):
-    """Trains on the same batch again and again, copied as by its base class."""
+class FixedData(pl.LightningDataModule):
+    """Trains on the same batch again and again, copied as by `NestDataModule`."""
 
     def __init__(self, batch: AudioNoiseBatch, number: int, gpu: FakeGpu) -> None:
-        pl.LightningDataModule.__init__(self)
+        super().__init__()
         self.batches = [batch] * number
         self.gpu = gpu
 
-    def setup(self, stage: str) -> None:
-        """Needs no corpus."""
-
-    @property
-    def sampling_rate(self) -> int:
-        """Sampling rate of the audio in Hz."""
-        return 16000
-
     def train_dataloader(self) -> Any:
         """Returns the batches, which are counted."""
-        self.counted_loader = CountedLoader(copied_ahead(self.batches, self._require_trainer()), self.gpu)
+        assert self.trainer is not None
+        self.counted_loader = CountedLoader(copied_ahead(self.batches, self.trainer), self.gpu)
         return self.counted_loader
 
     def val_dataloader(self) -> Any:

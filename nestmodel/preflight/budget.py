@@ -93,7 +93,7 @@ def find_budget(
         TrainingError: Not even the smallest budget fits, or a trial failed for a reason other than memory.
     """
     _check(model, data, trainer, config)
-    plan_config, rate = data.train_dataset.plan.config, data.sampling_rate
+    plan_config, rate = data.plan.config, data.sampling_rate
     source, longest_s, budget_s = _longest_cut(data)
     lowest = math.ceil(budget_s / _RESOLUTION_S)
     highest = max(lowest, _highest_units(data.train_dataset))

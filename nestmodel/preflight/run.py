@@ -154,7 +154,7 @@ def check_step(model: NestModel, data: NestDataModule, trainer: pl.Trainer) -> C
     Gradients are kept from step to step, as a run keeps them from microbatch to microbatch.
     """
     check_sampling_rate(model.config, data.sampling_rate)
-    plan, device = data.train_dataset.plan, trainer.strategy.root_device
+    plan, device = data.plan, trainer.strategy.root_device
     shapes, rate = largest_shapes(plan), data.sampling_rate
     total = usable_bytes(device, max(1, trainer.world_size // trainer.num_nodes))
     make_step = partial(trial_step_of, model.config, model.backend_name, trainer, plan.config, shapes)
@@ -218,7 +218,7 @@ def check_audio(
     """
     num_first = max(1, data.num_workers)  # batches arrive in bursts of one per worker, the first ones after its start
     num_batches = max(num_batches, 3 * num_first)
-    plan = data.train_dataset.plan
+    plan = data.plan
     indices = microbatches(plan, rank=trainer.global_rank, world_size=trainer.world_size, num_steps=num_batches)
     on_gpu = trainer.strategy.root_device.type == "cuda"
     loader = data.loader_of(data.train_dataset, indices[:num_batches], on_gpu=on_gpu)

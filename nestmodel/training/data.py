@@ -4,7 +4,6 @@ Loaders resume at `trainer.global_step`: at the start of every epoch a loader re
 and yields the batches of the next one. There is therefore no loader state to save.
 """
 
-import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, cast
@@ -16,11 +15,11 @@ from nestdata import AudioNoiseDataset, BatchLoader, BatchPlan, Corpus, Microbat
 from nestmodel.errors import ConfigError
 from nestmodel.run_config import DataConfig
 from nestmodel.training.copy_ahead import Loader, copied_ahead
-from nestmodel.training.lightning_private import finds_launcher, uses_distributed_sampler
+from nestmodel.training.launcher import check_launcher
+from nestmodel.training.lightning_private import uses_distributed_sampler
 from nestmodel.training.open_data import open_training_data, open_validation_data
-from nestmodel.training.ranks import check_ranks
 from nestmodel.training.resume_checks import STAGE_PREFIX, Settings, flatten_settings
-from nestmodel.training.step_limits import convert_training_limits, convert_validation_limit
+from nestmodel.training.step_limits import round_limit, steps_of_epoch
 
 
 class NestDataModule(pl.LightningDataModule):
@@ -44,23 +43,49 @@ class NestDataModule(pl.LightningDataModule):
         self.val_dataset = open_validation_data(config, self.train_dataset)
 
     def setup(self, stage: str) -> None:
-        """Sets gradient accumulation, and converts the trainer's limits from optimizer steps to microbatches.
+        """Checks the ranks, and configures the trainer; see `configure`.
+
+        Raises:
+            ConfigError: A setting of the trainer conflicts with the plan, or the ranks cannot share a step equally, or
+                are not those that a launcher has started.
+        """
+        if self.trainer is None:
+            return
+        check_launcher(self.trainer)
+        self.configure(self.trainer, stage)
+        # Lightning expects a loader with state to resume; ours starts at `trainer.global_step`.
+        warnings.filterwarnings("ignore", message="You're resuming from a checkpoint that ended before the epoch")
+
+    def configure(self, trainer: pl.Trainer, stage: str) -> None:
+        """Sets gradient accumulation, and rounds the trainer's limits to whole optimizer steps. May be repeated.
 
         Raises:
             ConfigError: A setting of the trainer conflicts with the plan, or the ranks cannot share a step equally.
         """
-        if self.trainer is None:
-            return
-        # Both plans have the same number of microbatches per step.
-        microbatches_per_rank = len(self._microbatches(self.train_dataset, self.trainer))
+        number = self.microbatches_per_rank(trainer)
         if self.val_dataset is not None:
-            convert_validation_limit(self.trainer, microbatches_per_rank, self.val_dataset.plan.steps_per_epoch)
-        if stage == "fit":
-            self._configure_accumulation(self.trainer)
-            # Lightning expects a loader with state to resume; ours starts at `trainer.global_step`.
-            warnings.filterwarnings("ignore", message="You're resuming from a checkpoint that ended before the epoch")
-            if self.val_dataset is None:
-                self.trainer.limit_val_batches = 0
+            round_limit(trainer, "limit_val_batches", number, self.val_dataset.plan.steps_per_epoch)
+        if stage != "fit":
+            return
+        _check_settings(trainer, number)
+        trainer.accumulate_grad_batches = number
+        round_limit(trainer, "limit_train_batches", number, self.plan.steps_per_epoch)
+        round_limit(trainer, "val_check_interval", number, steps_of_epoch(trainer, self.plan.steps_per_epoch))
+        if self.val_dataset is None:
+            trainer.limit_val_batches = 0
+
+    def microbatches_per_rank(self, trainer: pl.Trainer) -> int:
+        """Returns how many microbatches of a step each rank processes, in training and in validation.
+
+        Raises:
+            ConfigError: The ranks cannot share a step equally.
+        """
+        return len(self.plan.microbatches_of(0, trainer.num_devices * trainer.num_nodes))
+
+    @property
+    def plan(self) -> BatchPlan:
+        """The plan of training: which cuts are in which microbatch of which step."""
+        return self.train_dataset.plan
 
     @property
     def sampling_rate(self) -> int:
@@ -70,7 +95,7 @@ class NestDataModule(pl.LightningDataModule):
     @property
     def settings(self) -> Settings:
         """Everything that decides which batches are trained on, by dotted name; stored in every checkpoint."""
-        plan, noise = self.train_dataset.plan, self.noise.corpus
+        plan, noise = self.plan, self.noise.corpus
         # Languages have an effect only through the temperatures, and the effect of stages is recorded below.
         plan_settings = flatten_settings(plan.config, "data.plan")
         del plan_settings["data.plan.languages"], plan_settings["data.plan.stages"]
@@ -128,17 +153,9 @@ class NestDataModule(pl.LightningDataModule):
 
     def _loader(self, dataset: AudioNoiseDataset, next_step: Callable[[], int]) -> BatchLoader:
         trainer = self._require_trainer()
-        sampler = _EpochSampler(dataset.plan, self._microbatches(dataset, trainer), next_step)
+        microbatches = dataset.plan.microbatches_of(trainer.global_rank, trainer.world_size)
+        sampler = _EpochSampler(dataset.plan, microbatches, next_step)
         return self.loader_of(dataset, sampler, on_gpu=trainer.strategy.root_device.type == "cuda")
-
-    @staticmethod
-    def _microbatches(dataset: AudioNoiseDataset, trainer: pl.Trainer) -> range:
-        return dataset.plan.microbatches_of(trainer.global_rank, trainer.world_size)
-
-    def _configure_accumulation(self, trainer: pl.Trainer) -> None:
-        microbatches_per_rank = check_accumulation(trainer, self.train_dataset.plan)
-        trainer.accumulate_grad_batches = microbatches_per_rank
-        convert_training_limits(trainer, microbatches_per_rank, self.train_dataset.plan.steps_per_epoch)
 
     def _require_trainer(self) -> pl.Trainer:
         if self.trainer is None:
@@ -177,43 +194,14 @@ class _EpochSampler(Sampler[MicrobatchKey]):
         return self.plan.steps_per_epoch * len(self.microbatches)
 
 
-def num_ranks(trainer: pl.Trainer) -> int:
-    """Returns the number of ranks of a run.
-
-    Raises:
-        ConfigError: A launcher that Lightning has found by itself has started others.
-    """
-    if finds_launcher(trainer):
-        check_ranks(os.environ, trainer.num_devices, trainer.num_nodes)
-    return trainer.num_devices * trainer.num_nodes
-
-
-def check_share(trainer: pl.Trainer, plan: BatchPlan) -> int:
-    """Returns how many microbatches of a step each rank processes.
-
-    Raises:
-        ConfigError: The ranks cannot share a step equally, or are not those that a launcher has started.
-    """
-    return len(plan.microbatches_of(0, num_ranks(trainer)))
-
-
-def check_accumulation(trainer: pl.Trainer, plan: BatchPlan) -> int:
-    """Checks that the trainer leaves the microbatches of a step to the plan, and that the ranks can share them.
-
-    Returns:
-        Number of microbatches that each rank processes per step.
-
-    Raises:
-        ConfigError: A setting of the trainer conflicts with the plan, or the ranks cannot share a step equally.
-    """
-    world_size = num_ranks(trainer)
-    microbatches_per_rank = check_share(trainer, plan)
+def _check_settings(trainer: pl.Trainer, microbatches_per_rank: int) -> None:
+    """Raises ConfigError if a setting of the trainer conflicts with the plan, or with the loader."""
     if trainer.accumulate_grad_batches not in (1, microbatches_per_rank):
         raise ConfigError(
             f"accumulate_grad_batches is {trainer.accumulate_grad_batches}, but it is computed from "
             f"data.plan.microbatches_per_step and the number of ranks ({microbatches_per_rank} here). Leave it out."
         )
-    if world_size > 1 and uses_distributed_sampler(trainer):
+    if trainer.num_devices * trainer.num_nodes > 1 and uses_distributed_sampler(trainer):
         raise ConfigError(
             "use_distributed_sampler is on, but the loader of each rank already yields only the "
             "microbatches of that rank. Turn it off."
@@ -223,4 +211,7 @@ def check_accumulation(trainer: pl.Trainer, plan: BatchPlan) -> int:
             f"overfit_batches is {overfit_batches}, which the loader does not support because it has a "
             "sampler of its own. Leave it out, and prepare a corpus of a few utterances instead."
         )
-    return microbatches_per_rank
+    if not hasattr(trainer, "val_check_interval"):  # Lightning does not set it to a time
+        raise ConfigError(
+            "val_check_interval is a time, so that ranks would validate at different steps. Give a number instead."
+        )

@@ -14,7 +14,8 @@ from lightning_fabric.plugins.environments.slurm import SLURMEnvironment
 from lightning_fabric.plugins.environments.torchelastic import TorchElasticEnvironment
 
 from nestmodel.errors import TrainingError
-from nestmodel.training.ranks import local_run_id
+from nestmodel.training.lightning_private import finds_launcher
+from nestmodel.training.ranks import check_ranks, find_launch, local_run_id
 
 _RESOLVE_S = 10.0
 """Time for which the name of node 0 may be unknown, in seconds.
@@ -56,6 +57,16 @@ def node_run_id(cluster_environment: Any) -> str:
     # A container that shares /dev/shm may have the same process id in its own namespace.
     namespace = Path("/proc/self/ns/pid")
     return f"{local_run_id()}-{namespace.stat().st_ino if namespace.exists() else ''}"
+
+
+def check_launcher(trainer: pl.Trainer) -> None:
+    """Checks that a trainer computes with the ranks that a launcher has started, unless it was given the launcher.
+
+    Raises:
+        ConfigError: It computes with others.
+    """
+    if finds_launcher(trainer):
+        check_ranks(find_launch(os.environ), trainer.num_devices, trainer.num_nodes)
 
 
 def check_main_address(trainer: pl.Trainer) -> None:

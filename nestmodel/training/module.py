@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytorch_lightning as pl
@@ -46,7 +46,7 @@ from nestmodel.training.lightning_private import (
     set_global_step,
 )
 from nestmodel.training.pace import MIN_FACTOR, PHASES, WINDOW, Pace, SlowRanks, by_time
-from nestmodel.training.resume_checks import check_same_step, check_unchanged, run_settings
+from nestmodel.training.resume_checks import Settings, check_same_step, check_unchanged, run_settings
 from nestmodel.training.schedule import build_optimizer, divide_and_clip
 from nestmodel.training.step_stats import DecayedCounts, GradientSums, SkippedSteps, StepStats, StopRequests, fetch
 
@@ -149,6 +149,12 @@ class NestModel(NestNetwork, pl.LightningModule):
         return model if map_location is None else model.to(map_location)
 
     @property
+    def data(self) -> NestDataModule | None:
+        """The data module of the trainer; None if a program trains on batches of its own loaders."""
+        data = cast(Any, self.trainer).datamodule
+        return data if isinstance(data, NestDataModule) else None
+
+    @property
     def is_skipping(self) -> bool:
         """Whether the last step was skipped, because loss or gradient was not finite."""
         return self._skipped.in_a_row > 0
@@ -160,8 +166,8 @@ class NestModel(NestNetwork, pl.LightningModule):
             ConfigError: The precision is not supported, or the corpus has another sampling rate than the features.
         """
         check_precision(self.trainer.precision)
-        rate = getattr(getattr(self.trainer, "datamodule", None), "sampling_rate", None)
-        check_sampling_rate(self.config, rate)
+        if self.data is not None:
+            check_sampling_rate(self.config, self.data.sampling_rate)
         # Lightning warns because the hook is one of this model and not of its data module, which is intended.
         warnings.filterwarnings("ignore", message="You have overridden `on_before_batch_transfer` in `LightningModule`")
         fix_gradient_buckets(self.trainer)
@@ -183,8 +189,7 @@ class NestModel(NestNetwork, pl.LightningModule):
         """
         is_fit = self.trainer.state.fn == TrainerFn.FITTING
         if is_fit and SETTINGS_KEY in checkpoint:
-            now = run_settings(self.config, self.backend_name, self.trainer)
-            check_unchanged(checkpoint[SETTINGS_KEY], now, step=checkpoint["global_step"])
+            check_unchanged(checkpoint[SETTINGS_KEY], self._run_settings(), step=checkpoint["global_step"])
         report = compare_weights(self.state_dict(), checkpoint["state_dict"], Path("the checkpoint"))
         if report.missing or report.mismatched:
             raise WeightsError(f"{report.summary()}. Give the encoder that it was trained with.")
@@ -200,7 +205,7 @@ class NestModel(NestNetwork, pl.LightningModule):
 
     def on_fit_start(self) -> None:
         """Sets the backend of the run, and prepares optimizer steps."""
-        plan = getattr(getattr(getattr(self.trainer, "datamodule", None), "train_dataset", None), "plan", None)
+        plan = None if self.data is None else self.data.plan
         num_shapes, shapes = (None, []) if plan is None else (plan.config.num_shapes, plan.shapes)
         device, precision = self.trainer.strategy.root_device, self.trainer.precision
         self.use_backend(choose_backend(self.backend_name, self.config, device, precision, num_shapes, shapes))
@@ -381,10 +386,13 @@ class NestModel(NestNetwork, pl.LightningModule):
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Adds the configuration of the model, the settings of the run, the skipped steps and the class counts."""
         checkpoint[CONFIG_KEY] = asdict(self.config)
-        data = getattr(self.trainer, "datamodule", None)
-        checkpoint[RECORD_KEY] = {**(data.record if isinstance(data, NestDataModule) else {}), **self._record}
-        checkpoint[SETTINGS_KEY] = run_settings(self.config, self.backend_name, self.trainer)
+        checkpoint[RECORD_KEY] = {**({} if self.data is None else self.data.record), **self._record}
+        checkpoint[SETTINGS_KEY] = self._run_settings()
         checkpoint[_PROGRESS_KEY] = {**vars(self._skipped), "faded_counts": self._train_counts.counts}
+
+    def _run_settings(self) -> Settings:
+        data = {} if self.data is None else self.data.settings
+        return run_settings(self.config, self.backend_name, self.trainer, data)
 
     def teardown(self, stage: str) -> None:  # noqa: ARG002 - Lightning's signature
         """Ends the collection of batch-norm statistics, and registers the process group for destruction at exit.
@@ -483,9 +491,9 @@ def check_precision(precision: str | int | None) -> None:
         )
 
 
-def check_sampling_rate(config: NestConfig, rate: int | None) -> None:
-    """Raises ConfigError if the corpus has another sampling rate than the features; None is an unknown rate."""
-    if rate not in (None, config.features.sampling_rate):
+def check_sampling_rate(config: NestConfig, rate: int) -> None:
+    """Raises ConfigError if the corpus has another sampling rate than the features."""
+    if rate != config.features.sampling_rate:
         raise ConfigError(
             f"the corpus is at {rate} Hz and model.config.features.sampling_rate is {config.features.sampling_rate}. "
             "Prepare the corpus with --sampling-rate, or change the model."

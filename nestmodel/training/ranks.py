@@ -106,19 +106,19 @@ def find_launch(environment: Environment) -> Launch | None:
     return _by_torchrun(environment) or _by_slurm(environment) or _by_mpi(environment) or _by_hand(environment)
 
 
-def take_ranks(devices: Any, num_nodes: int) -> tuple[Any, int]:
+def take_ranks(launch: Launch | None, devices: Any, num_nodes: int) -> tuple[Any, int]:
     """Returns `devices` and `num_nodes` of a trainer: those of the launcher if `devices` is `auto`.
 
     Also sets environment variables that Lightning needs to recognise the launcher.
 
     Args:
+        launch: Result of `find_launch`.
         devices: As the user has given it.
         num_nodes: As the user has given it; 1 is the default, which the launcher replaces.
 
     Raises:
         ConfigError: No run can use the ranks of the launcher.
     """
-    launch = find_launch(os.environ)
     if launch is None:
         return devices, num_nodes
     if launch.problem:
@@ -129,18 +129,17 @@ def take_ranks(devices: Any, num_nodes: int) -> tuple[Any, int]:
     return launch.ranks_per_node, launch.num_nodes if num_nodes == 1 else num_nodes
 
 
-def check_ranks(environment: Environment, devices: int, num_nodes: int) -> None:
+def check_ranks(launch: Launch | None, devices: int, num_nodes: int) -> None:
     """Checks that a run computes with the ranks that a launcher has started.
 
     Args:
-        environment: Environment variables.
+        launch: Result of `find_launch`.
         devices: Ranks on each node with which the run computes.
         num_nodes: Nodes with which the run computes.
 
     Raises:
         ConfigError: It computes with others.
     """
-    launch = find_launch(environment)
     if launch is None:
         return
     if launch.problem:
@@ -157,16 +156,22 @@ def check_ranks(environment: Environment, devices: int, num_nodes: int) -> None:
     )
 
 
-def check_start(environment: Environment, devices: int, num_nodes: int) -> None:
+def check_start(launch: Launch | None, environment: Environment, devices: int, num_nodes: int) -> None:
     """Makes the check of `check_ranks`, and checks that Lightning can start the ranks if no launcher has.
 
     Call it before Lightning has started ranks, which changes the environment.
 
+    Args:
+        launch: Result of `find_launch`.
+        environment: Environment variables.
+        devices: Ranks on each node with which the run computes.
+        num_nodes: Nodes with which the run computes.
+
     Raises:
         ConfigError: The run computes with other ranks, or would wait for ranks that nobody starts.
     """
-    check_ranks(environment, devices, num_nodes)
-    if find_launch(environment) is not None:
+    check_ranks(launch, devices, num_nodes)
+    if launch is not None:
         return
     if "LOCAL_RANK" in environment:
         if devices * num_nodes > 1:

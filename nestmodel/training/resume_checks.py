@@ -44,9 +44,7 @@ def flatten_settings(value: object, name: str) -> Settings:
     return {name: repr(value)}
 
 
-def run_settings(
-    config: NestConfig, backend: BackendName, trainer: pl.Trainer, data: pl.LightningDataModule | None = None
-) -> Settings:
+def run_settings(config: NestConfig, backend: BackendName, trainer: pl.Trainer, data: Settings) -> Settings:
     """Returns the settings of a run that a checkpoint stores: model, data, gradient clipping and precision.
 
     `model.backend` is one of them in deterministic mode only: where a compiler fails, a run may go on without it.
@@ -54,14 +52,13 @@ def run_settings(
     Args:
         config: Configuration of the model.
         backend: `model.backend`.
-        trainer: The run's trainer. Data settings are included if its data module has them.
-        data: The data module; by default that of the trainer, which has it only once it runs.
+        trainer: The run's trainer.
+        data: Settings of its data module.
     """
-    data = data or getattr(trainer, "datamodule", None)
     return {
         **flatten_settings(config, "model.config"),
         **({"trainer.max_steps": repr(trainer.max_steps)} if config.optimizer.ends_with_run else {}),
-        **getattr(data, "settings", {}),
+        **data,
         **({"model.backend": repr(backend)} if determinism() else {}),
         **{name: value for callback in cast(Any, trainer).callbacks for name, value in _restored_settings(callback)},
         "trainer.deterministic": repr(determinism()),

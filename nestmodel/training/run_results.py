@@ -32,7 +32,7 @@ def print_results(trainer: pl.Trainer, seconds: float) -> None:
 
 def _result_lines(trainer: pl.Trainer, directory: Path, seconds: float) -> list[str]:
     metrics = {name: float(value) for name, value in trainer.callback_metrics.items()}
-    steps_per_epoch = cast(Any, trainer).datamodule.train_dataset.plan.steps_per_epoch
+    steps_per_epoch = cast(Any, trainer).datamodule.plan.steps_per_epoch
     num_steps = num_steps_of_run(trainer, steps_per_epoch)
     is_finished = num_steps is None or trainer.global_step >= num_steps
     step = f"step {trainer.global_step:,}" + ("" if is_finished else f" of {num_steps:,}")

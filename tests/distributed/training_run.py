@@ -78,6 +78,7 @@ def main(argv: list[str]) -> None:
     checkpoints = Checkpoints(CheckpointConfig(every_n_steps=run["every_n_steps"], keep=100))
     guard = StallGuard(GuardConfig(StallLimits(**(run["limits"] or {})), enabled=run["limits"] is not None))
     strategy = DDPStrategy(process_group_backend="gloo")
+    microbatches_per_rank = MICROBATCHES_PER_STEP // world_size
     steps = [ProportionalSteps()] if run["proportional_steps"] else []
     runner = trainer(
         directory,
@@ -88,8 +89,8 @@ def main(argv: list[str]) -> None:
         num_nodes=run["num_nodes"],
         strategy=strategy if world_size > 1 else "auto",
         enable_checkpointing=True,
-        limit_val_batches=run["limit_val_batches"],
-        val_check_interval=run["val_check_interval"],
+        limit_val_batches=run["limit_val_batches"] * microbatches_per_rank,
+        val_check_interval=run["val_check_interval"] * microbatches_per_rank,
         check_val_every_n_epoch=None,
     )
     guard.start(runner)

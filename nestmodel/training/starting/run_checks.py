@@ -16,7 +16,7 @@ from nestmodel.attention_context import format_context
 from nestmodel.class_config import ClassConfig
 from nestmodel.config import NestConfig
 from nestmodel.errors import ConfigError
-from nestmodel.training.data import NestDataModule, check_accumulation, check_share
+from nestmodel.training.data import NestDataModule
 from nestmodel.training.module import NestModel, check_sampling_rate
 from nestmodel.training.resume_checks import run_settings
 from nestmodel.training.saving.checkpoint_files import checkpoint_folders
@@ -24,7 +24,7 @@ from nestmodel.training.saving.checkpoints import Checkpoints
 from nestmodel.training.saving.resume import check_resumes
 from nestmodel.training.saving.run_folders import check_checkpoint_folder
 from nestmodel.training.schedule import check_schedule
-from nestmodel.training.step_limits import check_training_limits, num_steps_of_run, validates_at_multiples
+from nestmodel.training.step_limits import num_steps_of_run, validates_at_multiples
 
 MAX_LOOK_AHEAD_S = 3.0
 """Largest look-ahead, in seconds, of a trained encoder with causal convolutions and regular contexts."""
@@ -51,17 +51,14 @@ def check_run(
         ConfigError: Settings contradict each other, or those of the checkpoint.
         WeightsError: The checkpoint cannot be read.
     """
-    plan = data.train_dataset.plan
     check_sampling_rate(model.config, data.sampling_rate)
     if stage == "validate":
         if data.val_dataset is None:
             raise ConfigError("there is no validation corpus: give data.val_corpus.")
-        check_share(trainer, plan)
         return
     check_schedule(model.config.optimizer, trainer.max_steps)
     check_look_ahead(model.config)
-    check_accumulation(trainer, plan)
-    check_training_limits(trainer, plan.steps_per_epoch)
+    plan = data.plan
     _warn_of_late_stages(plan, num_steps_of_run(trainer, plan.steps_per_epoch))
     validates = data.val_dataset is not None
     check_best(trainer, steps_per_epoch=plan.steps_per_epoch, validates=validates)
@@ -70,7 +67,7 @@ def check_run(
     check_checkpoint_folder(directory, ckpt_path)
     if ckpt_path is not None:
         folders = checkpoint_folders(Path(trainer.default_root_dir), directory)
-        check_resumes(ckpt_path, run_settings(model.config, model.backend_name, trainer, data), folders)
+        check_resumes(ckpt_path, run_settings(model.config, model.backend_name, trainer, data.settings), folders)
 
 
 def _warn_of_late_stages(plan: BatchPlan, num_steps: int | None) -> None:

@@ -78,7 +78,7 @@ def summarise_run(run: Run) -> Rows:
     encoder = model.config.encoder
     is_limited = isinstance(encoder, EncoderConfig) and encoder.is_limited
     noise = data.noise.corpus
-    epoch = summarise_plan(data.train_dataset.plan, data.train_dataset.corpus.num_samples)
+    epoch = summarise_plan(data.plan, data.train_dataset.corpus.num_samples)
     rows = [
         ("corpus", ", ".join(_corpus_text(corpus) for corpus in data.train_dataset.corpus.corpora)),
         ("noise", "other speech only" if noise is None else f"{_corpus_text(noise)}, and other speech"),
@@ -109,7 +109,7 @@ def _validation_text(run: Run) -> str:
     corpora = ", ".join(_corpus_text(corpus) for corpus in val.corpus.corpora)
     if not isinstance(interval, int):
         return corpora
-    num_steps = num_steps_of_run(run.trainer, run.data.train_dataset.plan.steps_per_epoch)
+    num_steps = num_steps_of_run(run.trainer, run.data.plan.steps_per_epoch)
     never = ", so none in this run" if num_steps is not None and interval > num_steps else ""
     return f"{corpora}, every {interval:,} steps{never}"
 
@@ -135,7 +135,7 @@ def _model_text(model: NestModel) -> str:
 
 
 def _steps_text(trainer: pl.Trainer, data: NestDataModule, max_time: str | None) -> str:
-    per_epoch = data.train_dataset.plan.steps_per_epoch
+    per_epoch = data.plan.steps_per_epoch
     num_steps = num_steps_of_run(trainer, per_epoch)
     parts = ["no limit" if num_steps is None else f"{num_steps:,}"]
     if num_steps is not None and per_epoch:
@@ -146,7 +146,7 @@ def _steps_text(trainer: pl.Trainer, data: NestDataModule, max_time: str | None)
 
 
 def _batches_text(data: NestDataModule, epoch: PlanSummary) -> str:
-    plan, augment = data.train_dataset.plan.config, data.train_dataset.augment
+    plan, augment = data.plan.config, data.train_dataset.augment
     augmented = ", augmented" if augment.speech or augment.noise or augment.mixture else ""
     return (
         f"{plan.microbatches_per_step} x {plan.max_batch_seconds:g} s, so up to {epoch.seconds_asked:,g} s of audio "
@@ -161,7 +161,7 @@ def few_steps_rows(data: NestDataModule, epoch: PlanSummary | None = None) -> Ro
         data: The data of the run.
         epoch: Summary of the plan of training, if it is known.
     """
-    plan = data.train_dataset.plan
+    plan = data.plan
     text = few_steps_text(plan, epoch or summarise_plan(plan, data.train_dataset.corpus.num_samples))
     return [] if text is None else [("few steps", text)]
 
@@ -184,7 +184,7 @@ def _ranks_text(trainer: pl.Trainer) -> str:
 
 def _backend_rows(trainer: pl.Trainer, model: NestModel, data: NestDataModule) -> Rows:
     """Returns what computes the steps on a GPU; on a CPU, nothing but PyTorch does."""
-    plan, device = data.train_dataset.plan, trainer.strategy.root_device
+    plan, device = data.plan, trainer.strategy.root_device
     if device.type != "cuda":
         return []
     name, num_shapes = model.backend_name, plan.config.num_shapes

@@ -134,7 +134,7 @@ def test_an_unreadable_corpus_fails_its_check_and_the_other_checks_continue(tmp_
 def test_an_unusable_cut_is_a_warning_with_its_id_and_reason(tmp_path: Path) -> None:
     data = hissing_data(tmp_path)
     (tmp_path / "speech" / "3.wav").unlink()
-    config = PreflightConfig(num_batches=data.train_dataset.plan.steps_per_epoch)
+    config = PreflightConfig(num_batches=data.plan.steps_per_epoch)
     report = run_preflight(NestModel(tiny_config()), data, trainer(tmp_path), config)
     audio = results_of(report)["audio"]
     assert audio.status == "warning"
@@ -153,7 +153,7 @@ def test_a_step_that_runs_out_of_memory_fails_and_names_its_shape(
     report = run_preflight(NestModel(tiny_config()), data, trainer(tmp_path))
     step, audio = results_of(report)["step"], results_of(report)["audio"]
     assert step.status == "failed"
-    num_cuts, num_samples = largest_shapes(data.train_dataset.plan)[0]
+    num_cuts, num_samples = largest_shapes(data.plan)[0]
     assert step.advice.startswith(f"a batch of {num_cuts} x {num_samples / 16000:.1f} s does not fit: CUDA out of mem")
     assert "data.plan.max_batch_seconds (now 20)" in step.advice
     assert audio.status == "ok"

@@ -41,7 +41,7 @@ def test_corpora_are_weighted_and_augmented_in_training_only(
     paths = [messy_corpora.speech, messy_corpora.windows]
     data = NestDataModule(DataConfig(paths, messy_corpora.noise, messy_corpora.speech, plan, augment=augment))
     assert data.val_dataset is not None
-    assert data.train_dataset.plan.repeats_per_epoch[1] > 1.0 > data.train_dataset.plan.repeats_per_epoch[0]
+    assert data.plan.repeats_per_epoch[1] > 1.0 > data.plan.repeats_per_epoch[0]
     assert data.val_dataset.plan.repeats_per_epoch == [1.0]
     assert data.train_dataset.augment == augment
     assert data.val_dataset.augment == AugmentConfig()
@@ -64,7 +64,7 @@ def test_training_replaces_files_that_fail_only_when_decoded(tmp_path: Path) -> 
         DataConfig(tmp_path / "speech.corpus", plan=plan, bad_audio=BadAudioConfig(max_share=1.0), num_workers=0)
     )
     recorder = Recorder()
-    num_steps = 3 * data.train_dataset.plan.steps_per_epoch
+    num_steps = 3 * data.plan.steps_per_epoch
     trainer(tmp_path, [recorder], max_steps=num_steps).fit(NestModel(tiny_config()), datamodule=data)
     assert all(math.isfinite(loss) for loss in recorder.losses)
     assert len(recorder.keys) == 2 * num_steps

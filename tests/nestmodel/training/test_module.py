@@ -229,7 +229,7 @@ def test_validation_is_repeatable_and_does_not_affect_training(messy_corpora: Me
             self.losses.append(float(runner.callback_metrics["val_loss"]))
 
     seen = Validations()
-    with_validation = {"limit_val_batches": 1, "val_check_interval": 2, "check_val_every_n_epoch": None}
+    with_validation = {"limit_val_batches": 2, "val_check_interval": 4, "check_val_every_n_epoch": None}
     validated, _ = fit(messy_corpora, tmp_path, max_steps=4, callbacks=[seen], **with_validation)
     plain, _ = fit(messy_corpora, tmp_path, max_steps=4)
     assert all(torch.equal(a, b) for a, b in zip(validated.parameters(), plain.parameters(), strict=True))

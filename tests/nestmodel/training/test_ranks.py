@@ -7,7 +7,7 @@ from lightning_fabric.plugins.environments.kubeflow import KubeflowEnvironment
 from pytorch_lightning.strategies import DDPStrategy
 
 from nestmodel.errors import ConfigError
-from nestmodel.training.data import num_ranks
+from nestmodel.training.launcher import check_launcher
 from nestmodel.training.ranks import check_ranks, check_start, find_launch, find_own_rank, take_ranks
 from tests.training import trainer
 
@@ -104,10 +104,10 @@ def test_a_run_starts_only_with_the_ranks_that_were_started(
     launcher: str, variables: Variables, devices: int, nodes: int, error: str
 ) -> None:
     if not error:
-        check_start(variables, devices, nodes)
+        check_start(find_launch(variables), variables, devices, nodes)
         return
     with pytest.raises(ConfigError) as raised:
-        check_start(variables, devices, nodes)
+        check_start(find_launch(variables), variables, devices, nodes)
     assert str(raised.value).startswith(error), launcher
     assert "\n" not in str(raised.value)
 
@@ -129,7 +129,7 @@ def test_a_run_takes_the_ranks_of_its_launcher_unless_devices_are_given(
     variables: Variables, given: tuple[Any, int], taken: tuple[Any, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "environ", {**os.environ, **variables})
-    assert take_ranks(*given) == taken
+    assert take_ranks(find_launch(os.environ), *given) == taken
 
 
 @pytest.mark.parametrize(
@@ -148,7 +148,7 @@ def test_lightning_finds_the_tasks_of_srun(
 ) -> None:
     environment = {**os.environ, **variables}
     monkeypatch.setattr(os, "environ", environment)
-    take_ranks("auto", 1)
+    take_ranks(find_launch(environment), "auto", 1)
     assert {name: value for name, value in environment.items() if variables.get(name, value) != value} | {
         name: environment[name] for name in changed
     } == changed
@@ -165,7 +165,7 @@ def test_the_error_names_how_to_start_as_many_ranks(
     variables: Variables, remedy: str, devices: int, nodes: int
 ) -> None:
     with pytest.raises(ConfigError) as raised:
-        check_ranks(variables, devices, nodes)
+        check_ranks(find_launch(variables), devices, nodes)
     assert "Leave out trainer.devices and trainer.num_nodes to run on " in str(raised.value)
     assert remedy in str(raised.value)
 
@@ -174,7 +174,7 @@ def test_the_error_names_how_to_start_as_many_ranks(
 def test_without_slurm_ntasks_lightning_starts_the_ranks(variables: Variables) -> None:
     environment = {name: value for name, value in variables.items() if name != "SLURM_NTASKS"}
     assert find_launch(environment) is None
-    check_start(environment, 8, 1)
+    check_start(None, environment, 8, 1)
 
 
 @pytest.mark.parametrize(
@@ -211,11 +211,11 @@ def test_processes_that_do_not_know_their_ranks_are_refused(variables: Variables
 
 def test_a_trainer_of_another_number_of_ranks_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = trainer(tmp_path, devices=2, strategy=DDPStrategy(process_group_backend="gloo"))
-    assert num_ranks(made) == 2
+    check_launcher(made)
     for name, value in torchrun(4, 4).items():
         monkeypatch.setenv(name, value)
     with pytest.raises(ConfigError, match="WORLD_SIZE of torchrun is 4 on 1 node, but --devices 2"):
-        num_ranks(made)
+        check_launcher(made)
 
 
 def test_a_launcher_that_the_user_has_given_to_lightning_is_trusted(
@@ -224,4 +224,4 @@ def test_a_launcher_that_the_user_has_given_to_lightning_is_trusted(
     for name, value in {"WORLD_SIZE": "2", "RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}.items():
         monkeypatch.setenv(name, value)
     made = trainer(tmp_path, num_nodes=2, strategy="ddp", plugins=[KubeflowEnvironment()])
-    assert num_ranks(made) == 2
+    check_launcher(made)

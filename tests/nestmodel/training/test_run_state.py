@@ -52,7 +52,7 @@ def test_the_steps_of_a_run_end_with_the_first_limit(settings: dict[str, Any], s
     assert num_steps_of_run(StubTrainer(**settings)) == steps
 
 
-@pytest.mark.parametrize(("limit", "steps"), [(1.0, 120), (0.5, 60), (7, 21), (400, 120)])
+@pytest.mark.parametrize(("limit", "steps"), [(1.0, 120), (14, 21), (800, 120)])
 def test_the_steps_of_a_run_are_known_before_its_loader_is(limit: float, steps: int) -> None:
     trainer = StubTrainer(max_steps=-1, max_epochs=3, limit_train_batches=limit, num_training_batches=0)
     assert num_steps_of_run(trainer, steps_per_epoch=40) == steps

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from nestdata import AudioNoiseBatch, MixConfig, PlanConfig
 from nestmodel import CheckpointConfig, Checkpoints, ConfigError, DataConfig, NestDataModule, NestModel
-from nestmodel.training.step_limits import convert_training_limits, num_steps_of_run
+from nestmodel.training.step_limits import num_steps_of_run, steps_to_microbatches
 from tests.conftest import MessyCorpora
 from tests.synthesis import folder_corpus, hiss
 from tests.training import Recorder, fit, messy_data, tiny_config, trainer
@@ -60,7 +60,7 @@ def validations_of(corpus: Path, directory: Path, model: pl.LightningModule, **s
     plan = PlanConfig(max_batch_seconds=1.0, microbatches_per_step=MICROBATCHES)
     data = NestDataModule(DataConfig(corpus, None, corpus, plan, MixConfig(prob=0.0), num_workers=0))
     seen = Validations()
-    assert data.train_dataset.plan.steps_per_epoch == STEPS
+    assert data.plan.steps_per_epoch == STEPS
     path = settings.pop("ckpt_path", None)
     runner = trainer(directory, [seen, *settings.pop("callbacks", [])], **{"limit_val_batches": 1.0, **settings})
     runner.fit(model, datamodule=data, ckpt_path=path)
@@ -71,22 +71,23 @@ def validations_of(corpus: Path, directory: Path, model: pl.LightningModule, **s
     ("settings", "expected"),
     [
         ({}, [(3, 12), (6, 12)]),
-        ({"val_check_interval": 2, "check_val_every_n_epoch": None}, [(2, 12), (4, 12), (6, 12)]),
+        ({"val_check_interval": 8, "check_val_every_n_epoch": None}, [(2, 12), (4, 12), (6, 12)]),
+        ({"val_check_interval": 5, "check_val_every_n_epoch": None}, [(2, 12), (4, 12), (6, 12)]),
         ({"val_check_interval": 0.1, "limit_val_batches": 0.1}, [(step, 4) for step in range(1, 7)]),
-        ({"limit_val_batches": 0.7, "limit_train_batches": 2}, [(2, 8), (4, 8), (6, 8)]),
+        ({"limit_val_batches": 0.7, "limit_train_batches": 7}, [(2, 8), (4, 8), (6, 8)]),
         ({"limit_train_batches": 0.7, "accumulate_grad_batches": MICROBATCHES}, [(2, 12), (4, 12), (6, 12)]),
         ({"limit_train_batches": 100, "val_check_interval": 0.7}, [(2, 12), (5, 12)]),
         ({"fast_dev_run": True}, [(1, 4)]),
     ],
 )
-def test_limits_count_whole_optimizer_steps(
+def test_limits_in_microbatches_are_rounded_to_whole_optimizer_steps(
     corpus: Path, tmp_path: Path, settings: dict[str, Any], expected: list[tuple[int, int]]
 ) -> None:
     assert validations_of(corpus, tmp_path, OneWeight(), max_steps=6, **settings) == expected
 
 
 def test_a_resumed_run_validates_after_the_same_steps(corpus: Path, tmp_path: Path) -> None:
-    settings: dict[str, Any] = {"limit_train_batches": 2, "limit_val_batches": 1}
+    settings: dict[str, Any] = {"limit_train_batches": 8, "limit_val_batches": 4}
     plain = validations_of(corpus, tmp_path, OneWeight(), max_steps=8, **settings)
     saver = Checkpoints(CheckpointConfig(every_n_steps=1, directory=tmp_path / "saved", keep=10))
     saving = {"callbacks": [saver], "enable_checkpointing": True, **settings}
@@ -96,23 +97,18 @@ def test_a_resumed_run_validates_after_the_same_steps(corpus: Path, tmp_path: Pa
     assert resumed == plain[-2:]
 
 
-def test_limits_are_converted_once_when_a_trainer_fits_twice(messy_corpora: MessyCorpora, tmp_path: Path) -> None:
-    limits = {"val_check_interval": 3, "limit_train_batches": 5, "limit_val_batches": 2}
+def test_limits_stay_when_a_trainer_fits_again_with_other_data(messy_corpora: MessyCorpora, tmp_path: Path) -> None:
+    limits = {"val_check_interval": 12, "limit_train_batches": 20, "limit_val_batches": 8}
     runner = trainer(tmp_path, max_steps=1, check_val_every_n_epoch=None, **limits)
-    data = messy_data(messy_corpora, microbatches_per_step=MICROBATCHES)
     for _ in range(2):
+        data = messy_data(messy_corpora, microbatches_per_step=MICROBATCHES)
         runner.fit(NestModel(tiny_config()), datamodule=data)
-        assert {name: getattr(runner, name) for name in limits} == {
-            n: MICROBATCHES * limit for n, limit in limits.items()
-        }
-    runner.limit_val_batches = 1
-    runner.validate(NestModel(tiny_config()), datamodule=data, verbose=False)
-    assert runner.limit_val_batches == MICROBATCHES
+        assert {name: getattr(runner, name) for name in limits} == limits
 
 
 def test_a_validation_without_training_counts_steps(messy_corpora: MessyCorpora, tmp_path: Path) -> None:
     seen = Validations()
-    runner = trainer(tmp_path, [seen], limit_val_batches=2)
+    runner = trainer(tmp_path, [seen], limit_val_batches=2 * MICROBATCHES)
     data = messy_data(messy_corpora, microbatches_per_step=MICROBATCHES)
     runner.validate(NestModel(tiny_config()), datamodule=data, verbose=False)
     assert seen.seen == [(0, 2 * MICROBATCHES)]
@@ -121,7 +117,7 @@ def test_a_validation_without_training_counts_steps(messy_corpora: MessyCorpora,
 @pytest.mark.slow
 def test_shortened_epochs_give_the_same_batches(messy_corpora: MessyCorpora, tmp_path: Path) -> None:
     _, plain = fit(messy_corpora, tmp_path, max_steps=7)
-    _, shortened = fit(messy_corpora, tmp_path, max_steps=7, limit_train_batches=2)
+    _, shortened = fit(messy_corpora, tmp_path, max_steps=7, limit_train_batches=4)
     assert shortened.keys == plain.keys
     assert shortened.losses == plain.losses
 
@@ -138,8 +134,7 @@ def test_fast_dev_run_makes_one_whole_step_and_writes_nothing(messy_corpora: Mes
     ("settings", "message"),
     [
         ({"overfit_batches": 2}, r"overfit_batches is 2.*a corpus of a few utterances"),
-        ({"val_check_interval": "00:00:01:00"}, r"val_check_interval is a time.*Give a number of optimizer steps"),
-        ({"val_check_interval": 4}, r"val_check_interval is 4 optimizer steps, but an epoch has 3\. Lower it"),
+        ({"val_check_interval": "00:00:01:00"}, "val_check_interval is a time.*Give a number"),
     ],
 )
 def test_unsupported_limits_are_rejected(corpus: Path, tmp_path: Path, settings: dict[str, Any], message: str) -> None:
@@ -147,8 +142,14 @@ def test_unsupported_limits_are_rejected(corpus: Path, tmp_path: Path, settings:
         validations_of(corpus, tmp_path, OneWeight(), max_steps=1, **settings)
 
 
-def test_the_steps_of_a_run_are_the_same_after_its_limits_are_converted(tmp_path: Path) -> None:
-    limited = trainer(tmp_path, max_steps=-1, max_epochs=5, limit_train_batches=2)
-    assert num_steps_of_run(limited, STEPS) == 10
-    convert_training_limits(limited, MICROBATCHES, STEPS)
-    assert num_steps_of_run(limited, STEPS) == 10
+@pytest.mark.parametrize("share", [0.7, 1.0])
+def test_the_limits_of_a_run_count_steps_and_shares_of_an_epoch(corpus: Path, tmp_path: Path, share: float) -> None:
+    limits = {"limit_train_batches": share, "val_check_interval": 2, "limit_val_batches": 1}
+    runner = trainer(tmp_path, max_steps=-1, max_epochs=5, check_val_every_n_epoch=None, **limits)
+    steps_to_microbatches(runner, MICROBATCHES)
+    plan = PlanConfig(max_batch_seconds=1.0, microbatches_per_step=MICROBATCHES)
+    data = NestDataModule(DataConfig(corpus, None, corpus, plan, num_workers=0))
+    for _ in range(2):
+        data.configure(runner, "fit")
+        assert (runner.val_check_interval, runner.limit_val_batches) == (2 * MICROBATCHES, MICROBATCHES)
+        assert num_steps_of_run(runner, STEPS) == 5 * int(share * STEPS)

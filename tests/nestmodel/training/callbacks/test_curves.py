@@ -63,7 +63,7 @@ def test_a_run_that_was_resumed_twice_has_the_metrics_of_an_uninterrupted_run(
             enable_checkpointing=True,
             logger=logger,
             log_every_n_steps=1,
-            val_check_interval=2,
+            val_check_interval=4,
             check_val_every_n_epoch=None,
             limit_val_batches=1,
         )

@@ -41,7 +41,7 @@ def summary(
 
 def test_a_summary_describes_data_model_and_steps(messy_corpora: MessyCorpora, tmp_path: Path) -> None:
     data = messy_data(messy_corpora)
-    per_epoch = data.train_dataset.plan.steps_per_epoch
+    per_epoch = data.plan.steps_per_epoch
     rows = summary(data, tmp_path, max_steps=10 * per_epoch, max_time="2h")
     speech = f"{messy_corpora.speech} ({3600 * data.train_dataset.corpus.corpora[0].hours:.0f} s)"
     assert rows == {
@@ -120,7 +120,7 @@ def test_a_summary_names_all_corpora_and_the_checkpoint(messy_corpora: MessyCorp
     rows = summary(data, tmp_path, ckpt_path=tmp_path / "last.ckpt", max_steps=-1, max_epochs=2)
     assert str(messy_corpora.windows) in rows["corpus"]
     assert (rows["noise"], rows["validation"]) == ("other speech only", "none")
-    assert rows["steps"].startswith(f"{2 * data.train_dataset.plan.steps_per_epoch:,}, 2 epochs")
+    assert rows["steps"].startswith(f"{2 * data.plan.steps_per_epoch:,}, 2 epochs")
     assert rows["start"] == f"from step 1,300, {tmp_path}/last.ckpt"
     assert ", augmented; " in rows["batches"]
     assert summary(data, tmp_path, max_steps=-1, max_epochs=-1)["steps"] == "no limit"
