@@ -8,7 +8,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import pytorch_lightning as pl
@@ -36,7 +35,7 @@ from nestmodel.training.deterministic import prepare_deterministic
 from nestmodel.training.launcher import check_main_address
 from nestmodel.training.library_messages import silence_libraries
 from nestmodel.training.lightning_private import attach_model, finds_launcher, forks_ranks, launched_processes
-from nestmodel.training.metrics_file import MetricsFile, claim_folder
+from nestmodel.training.metrics_file import MetricsFile
 from nestmodel.training.module import NestModel, check_precision
 from nestmodel.training.ranks import Launch, check_start, find_launch, take_ranks
 from nestmodel.training.run_results import print_results
@@ -48,7 +47,7 @@ from nestmodel.training.starting.built_run import Run
 from nestmodel.training.starting.run_checks import check_outputs, check_run
 from nestmodel.training.starting.run_summary import print_left_out, print_nothing_to_train, print_summary
 from nestmodel.training.step_limits import steps_to_microbatches
-from nestmodel.training.trackers import open_loggers, start_trackers
+from nestmodel.training.trackers import open_trackers, tracker_names
 
 _END_S = 10.0
 """Seconds that the other ranks have to end after an error of this one."""
@@ -87,11 +86,9 @@ def fit(config: RunConfig, callbacks: Sequence[pl.Callback] = (), *, encoder: En
             return run.trainer
         check_outputs(run.trainer)
         started_s = time.monotonic()
-        if run.trainer.is_global_zero:
-            claim_folder(run.trainer.loggers)
+        _start_logging(run)
         if not run.config.quiet:
             print_summary(run)
-        _start_trackers(run)
         stack.enter_context(_ends_its_ranks(run.trainer))
         _guard(run.trainer).start(run.trainer)  # before the ranks connect to each other
         run.trainer.fit(run.model, run.data, ckpt_path=run.ckpt_path, weights_only=True)
@@ -145,6 +142,8 @@ def build_run(
     check_precision(config.trainer.precision)
     launch = find_launch(os.environ)
     _check_hardware(config, launch)
+    if stage == "fit":
+        tracker_names(config.log)  # before anything is read: a package may be missing
     found = None
     if config.resume or config.ckpt_path is not None:
         given, directory = config.ckpt_path or LAST, config.checkpoints.directory
@@ -157,7 +156,7 @@ def build_run(
     if encoder is not None:
         config = replace(config, model=replace(settings, config=model.config))  # which describes the encoder
     first_step = 0 if found is None or stage == "validate" else read_run(found).step
-    trainer = _build_trainer(config, stage, callbacks, launch, found)
+    trainer = _build_trainer(config, stage, callbacks, launch)
     if finds_launcher(trainer):
         check_start(launch, os.environ, trainer.num_devices, trainer.num_nodes)
     steps_to_microbatches(trainer, data.microbatches_per_rank(trainer))
@@ -170,11 +169,7 @@ def build_run(
 
 
 def _build_trainer(
-    config: RunConfig,
-    stage: str,
-    callbacks: Sequence[pl.Callback],
-    launch: Launch | None,
-    ckpt_path: Path | None,
+    config: RunConfig, stage: str, callbacks: Sequence[pl.Callback], launch: Launch | None
 ) -> pl.Trainer:
     settings = config.trainer
     if settings.deterministic:
@@ -184,7 +179,7 @@ def _build_trainer(
         if name not in known:
             raise ConfigError(f"trainer.lightning.{name} is no argument of Trainer{nearest_name_hint(name, known)}.")
     devices, num_nodes = take_ranks(launch, settings.devices, settings.num_nodes)
-    interval, names = settings.val_check_interval, (config.log or None) if stage == "fit" else None
+    interval = settings.val_check_interval
     arguments = {
         "accelerator": settings.accelerator,
         "devices": devices,
@@ -201,7 +196,7 @@ def _build_trainer(
         "check_val_every_n_epoch": None if isinstance(interval, int) else 1,
         "num_sanity_val_steps": 0,
         "default_root_dir": config.output,
-        "logger": open_loggers(names, config.output, None if ckpt_path is None else str(ckpt_path)),
+        "logger": MetricsFile(config.output),
         "callbacks": [*map(_build, settings.callbacks), *callbacks, *_own_callbacks(config, stage)],
         "enable_model_summary": False,
         "enable_progress_bar": False,
@@ -278,17 +273,22 @@ def _check_hardware(config: RunConfig, launch: Launch | None) -> None:
         )
 
 
-def _start_trackers(run: Run) -> None:
-    if not run.trainer.is_global_zero:
+def _start_logging(run: Run) -> None:
+    """Makes the folder of this start, before anything is written into it, and opens the trackers; on rank 0."""
+    metrics = run.trainer.logger
+    if not run.trainer.is_global_zero or not isinstance(metrics, MetricsFile):  # `fast_dev_run` logs nothing
         return
     environment = getattr(run.trainer.strategy, "cluster_environment", None)
     # Ranks that torchrun or SLURM has started would wait for a first rank that failed.
     has_others = environment is not None and environment.creates_processes_externally
-    start_trackers(
-        run.trainer.loggers,
-        run.config.stored(),
+    trackers = open_trackers(
+        tracker_names(run.config.log),
+        metrics.claim(),
+        read_yaml(redacted(yaml.safe_dump(run.config.stored()))),
+        run.ckpt_path,
         must_open=run.ckpt_path is None and not has_others,
     )
+    run.trainer.loggers = [metrics, *trackers]
 
 
 def _guard(trainer: pl.Trainer) -> StallGuard:

@@ -4,12 +4,12 @@ import csv
 import io
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import count
 from pathlib import Path
 from typing import Any
 
-from pytorch_lightning.loggers import CSVLogger, Logger
+from pytorch_lightning.loggers import CSVLogger
 from pytorch_lightning.utilities import rank_zero_only, rank_zero_warn
 from torch import Tensor
 
@@ -105,13 +105,6 @@ class MetricsFile(CSVLogger):
     def finalize(self, status: str) -> None:  # noqa: ARG002
         """Writes what is left."""
         self.save()
-
-
-def claim_folder(loggers: Iterable[Logger]) -> None:
-    """Makes the folder of this start, before anything is written into it. For rank 0."""
-    for logger in loggers:
-        if isinstance(logger, MetricsFile):
-            logger.claim()
 
 
 def _lines(columns: Sequence[str], rows: Sequence[Mapping[str, Any]], *, header: bool = False) -> bytes:

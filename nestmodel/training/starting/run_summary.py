@@ -18,6 +18,7 @@ from nestmodel.training.module import NestModel
 from nestmodel.training.saving.run_folders import unfinished_run
 from nestmodel.training.starting.built_run import Run
 from nestmodel.training.step_limits import num_steps_of_run
+from nestmodel.training.trackers import tracker_names
 
 _NAME_WIDTH = 12
 _MIN_WIDTH = 40
@@ -96,7 +97,7 @@ def summarise_run(run: Run) -> Rows:
         ("start", _start_text(run)),
         ("saved", f"a checkpoint every {config.checkpoints.every_n_steps:,} steps"),
         *([] if config.guard.enabled else [("stall guard", "off")]),
-        ("log", ", ".join(str(logger.name or "csv") for logger in trainer.loggers)),
+        ("log", ", ".join(["csv", *tracker_names(config.log)])),
         ("output", str(trainer.log_dir or config.output)),
     ]
     return [(name, redacted(text)) for name, text in rows]

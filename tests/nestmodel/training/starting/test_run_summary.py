@@ -34,6 +34,7 @@ def summary(
         trainer=TrainerConfig(max_time=max_time),
         checkpoints=CheckpointConfig(every_n_steps=50),
         seed=3,
+        log=("csv",),
         ckpt_path=str(ckpt_path) if ckpt_path else None,
     )
     return dict(summarise_run(Run(config, NestModel(tiny_config()), data, runner, 1300 if ckpt_path else 0)))
