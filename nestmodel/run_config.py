@@ -198,6 +198,11 @@ class TrainerConfig:
         require_at_least(1, "trainer", self, "num_nodes", "log_every_n_steps", "early_stop")
         interval = self.val_check_interval
         require(isinstance(interval, int | float | None), "trainer.val_check_interval", interval, "a number")
+        if isinstance(interval, int) and self.lightning.get("check_val_every_n_epoch") is not None:
+            raise ConfigError(
+                f"trainer.val_check_interval {interval} counts optimizer steps across epochs: leave out "
+                "trainer.lightning.check_val_every_n_epoch, or give a share of an epoch such as 0.5."
+            )
         if self.max_time is not None:
             parse_duration("trainer.max_time", self.max_time)
         owned = {part.name for part in fields(self)} & self.lightning.keys()
