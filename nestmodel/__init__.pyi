@@ -55,15 +55,6 @@ from .errors import (
 from .errors import (
     WeightsError as WeightsError,
 )
-from .evaluate.config import (
-    CtcProbeConfig as CtcProbeConfig,
-)
-from .evaluate.config import (
-    ExtractConfig as ExtractConfig,
-)
-from .evaluate.config import (
-    ProbeConfig as ProbeConfig,
-)
 from .evaluate.encode import (
     AudioFeatures as AudioFeatures,
 )
@@ -94,6 +85,15 @@ from .evaluate.error_rates import (
 from .evaluate.error_rates import (
     error_rate as error_rate,
 )
+from .evaluate.evaluation_config import (
+    CtcProbeConfig as CtcProbeConfig,
+)
+from .evaluate.evaluation_config import (
+    ExtractConfig as ExtractConfig,
+)
+from .evaluate.evaluation_config import (
+    ProbeConfig as ProbeConfig,
+)
 from .evaluate.extract import (
     ExtractReport as ExtractReport,
 )
@@ -108,13 +108,13 @@ from .evaluate.probe import (
     run_ctc_probe as run_ctc_probe,
 )
 from .evaluate.probe import run_probe as run_probe
-from .evaluate.report import (
+from .evaluate.probe_report import (
     CtcProbeReport as CtcProbeReport,
 )
-from .evaluate.report import (
+from .evaluate.probe_report import (
     ProbeReport as ProbeReport,
 )
-from .evaluate.report import ProbeScore as ProbeScore
+from .evaluate.probe_report import ProbeScore as ProbeScore
 from .evaluate.text import (
     Alphabet as Alphabet,
 )
@@ -187,23 +187,23 @@ from .preflight.budget import (
 from .preflight.budget import (
     find_budget as find_budget,
 )
-from .preflight.config import (
+from .preflight.checks import (
+    run_preflight as run_preflight,
+)
+from .preflight.preflight_config import (
     BudgetConfig as BudgetConfig,
 )
-from .preflight.config import (
+from .preflight.preflight_config import (
     PreflightConfig as PreflightConfig,
 )
-from .preflight.report import (
+from .preflight.preflight_report import (
     CheckReport as CheckReport,
 )
-from .preflight.report import (
+from .preflight.preflight_report import (
     CheckResult as CheckResult,
 )
-from .preflight.report import (
+from .preflight.preflight_report import (
     PreflightReport as PreflightReport,
-)
-from .preflight.run import (
-    run_preflight as run_preflight,
 )
 from .run import fit as fit
 from .run import validate as validate

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from nestdata import AudioError, AudioInputs, Corpus, load_audio
 from nestmodel.errors import ConfigError, ExtractError, is_out_of_memory
-from nestmodel.evaluate.config import Layers, check_batch_seconds, check_window
+from nestmodel.evaluate.evaluation_config import Layers, check_batch_seconds, check_window
 from nestmodel.evaluate.inputs import RejectedUtterance, audio_path, check_rate, open_inputs
 from nestmodel.evaluate.windows import check_memory, longest_whole_s, needed_bytes, states_in_windows
 from nestmodel.formats.weights import load_network

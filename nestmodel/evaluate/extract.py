@@ -32,7 +32,6 @@ from numpy.typing import NDArray
 from nestdata import AudioInputs, Corpus, OutputError, output_directory
 from nestdata.output import has_json_kind, is_full_disk, package_version, partial_path
 from nestmodel.errors import ExtractError
-from nestmodel.evaluate.config import ExtractConfig
 from nestmodel.evaluate.encode import (
     Model,
     Utterance,
@@ -45,6 +44,7 @@ from nestmodel.evaluate.encode import (
     resolve_device,
     resolve_layers,
 )
+from nestmodel.evaluate.evaluation_config import ExtractConfig
 from nestmodel.evaluate.extract_ranks import (
     FEATURES,
     RECORDS,

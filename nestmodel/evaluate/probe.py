@@ -38,7 +38,6 @@ from nestdata.output import has_json_kind
 from nestmodel.config import NestConfig
 from nestmodel.errors import ConfigError
 from nestmodel.evaluate.calibration import calibrate_batch_norm
-from nestmodel.evaluate.config import Contestant, CtcProbeConfig, ProbeConfig
 from nestmodel.evaluate.ctc_head import (
     CtcHead,
     Features,
@@ -62,8 +61,9 @@ from nestmodel.evaluate.encode import (
     stacked_mel_function,
 )
 from nestmodel.evaluate.error_rates import ErrorCounts, check_jiwer, count_errors, error_difference, error_rate
+from nestmodel.evaluate.evaluation_config import Contestant, CtcProbeConfig, ProbeConfig
 from nestmodel.evaluate.inputs import OnProgress, RejectLog, open_inputs
-from nestmodel.evaluate.report import (
+from nestmodel.evaluate.probe_report import (
     ContestantScore,
     CtcProbeReport,
     Difference,

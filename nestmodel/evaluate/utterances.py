@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple
 
 from nestdata import Corpus, derive_key
 from nestmodel.errors import ProbeError
-from nestmodel.evaluate.config import MIN_TRAIN_PER_CLASS, ProbeConfig
+from nestmodel.evaluate.evaluation_config import MIN_TRAIN_PER_CLASS, ProbeConfig
 from nestmodel.evaluate.inputs import RejectedUtterance, RejectLog, audio_path, cut_labels
 from nestmodel.evaluate.text import normalise_text
 

@@ -14,7 +14,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from nestmodel.config import NestConfig
-from nestmodel.evaluate.config import MIN_WINDOW_S
+from nestmodel.evaluate.evaluation_config import MIN_WINDOW_S
 from nestmodel.memory import available_bytes
 from nestmodel.nn.features import normalise
 from nestmodel.nn.network import NestNetwork

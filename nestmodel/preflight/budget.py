@@ -13,8 +13,8 @@ import torch
 from nestdata import AudioNoiseDataset, BatchPlan
 from nestmodel.errors import ConfigError, TrainingError
 from nestmodel.memory import available_bytes
-from nestmodel.preflight.config import BudgetConfig, parse_bytes
 from nestmodel.preflight.memory import gigabytes
+from nestmodel.preflight.preflight_config import BudgetConfig, parse_bytes
 from nestmodel.preflight.trial import describe_shapes, largest_shapes
 from nestmodel.preflight.trial_child import TrialChild, TrialSettings
 from nestmodel.training.data import NestDataModule

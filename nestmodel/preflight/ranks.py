@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from nestmodel.errors import TrainingError
-from nestmodel.preflight.report import CheckResult
+from nestmodel.preflight.preflight_report import CheckResult
 from nestmodel.training.data import NestDataModule
 from nestmodel.training.deterministic import determinism
 from nestmodel.training.module import NestModel
@@ -39,7 +39,7 @@ def rank_settings(model: NestModel, data: NestDataModule, trainer: pl.Trainer) -
     }
 
 
-def check_ranks(gathered: Sequence[Settings], rank: int, device: torch.device, timeout_s: float) -> CheckResult:
+def compare_ranks(gathered: Sequence[Settings], rank: int, device: torch.device, timeout_s: float) -> CheckResult:
     """Sums a tensor over all ranks, which must call it together, and compares the settings of a rank with rank 0.
 
     Args:

@@ -21,7 +21,7 @@ from nestdata import (
     redacted,
 )
 from nestmodel.preflight.memory import gigabytes
-from nestmodel.preflight.report import CheckResult, Status
+from nestmodel.preflight.preflight_report import CheckResult, Status
 from nestmodel.training.data import NestDataModule
 
 _AT_ONCE = 32

@@ -6,7 +6,7 @@ import torch
 
 from nestdata import AudioNoiseBatch, BatchPlan, PlanConfig
 from nestmodel import ConfigError
-from nestmodel.preflight.config import parse_bytes
+from nestmodel.preflight.preflight_config import parse_bytes
 from nestmodel.preflight.trial import Shape, TrialResult, largest_shapes, run_shapes
 
 RATE = 16000

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from nestmodel.evaluate.config import Contestant, CtcProbeConfig, ProbeConfig
 from nestmodel.evaluate.error_rates import ErrorRate, Estimate
+from nestmodel.evaluate.evaluation_config import Contestant, CtcProbeConfig, ProbeConfig
 from nestmodel.evaluate.text import NORMALISATION
 
 _NORMAL_QUANTILE = 1.959964  # for an interval of 95 %

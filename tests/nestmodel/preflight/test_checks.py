@@ -24,9 +24,9 @@ from nestmodel import (
     TrainingError,
     run_preflight,
 )
-from nestmodel.preflight import run
-from nestmodel.preflight.ranks import check_ranks
-from nestmodel.preflight.run import budget_note, loader_note
+from nestmodel.preflight import checks
+from nestmodel.preflight.checks import budget_note, loader_note
+from nestmodel.preflight.ranks import compare_ranks
 from nestmodel.preflight.trial import largest_shapes
 from tests.conftest import MessyCorpora
 from tests.extras import needs
@@ -98,7 +98,7 @@ def test_speech_and_noise_without_transcripts_that_are_swapped_are_told(is_swapp
         speech, noise = noise, speech
     plan = PlanConfig(max_batch_seconds=60.0)
     data = NestDataModule(DataConfig(speech, noise, plan=plan, num_workers=0))
-    check = run.check_audio(data, trainer(tmp_path), 3)
+    check = checks.check_audio(data, trainer(tmp_path), 3)
     assert (check.status == "warning", "may be swapped" in check.advice) == (is_swapped, is_swapped)
 
 
@@ -106,7 +106,7 @@ def test_a_full_disk_fails_with_its_size_and_too_little_memory_is_a_warning(
     messy_corpora: MessyCorpora, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(0, 0, 1000))
-    monkeypatch.setattr(run, "usable_bytes", lambda *_: 10**6)
+    monkeypatch.setattr(checks, "usable_bytes", lambda *_: 10**6)
     runner = trainer(tmp_path, [Checkpoints(CheckpointConfig(keep=3))], enable_checkpointing=True)
     report = run_preflight(NestModel(tiny_config()), readable_data(messy_corpora), runner)
     assert report.has_failed
@@ -174,7 +174,7 @@ def test_a_rank_fails_if_its_settings_differ_from_those_of_rank_0(monkeypatch: p
     monkeypatch.setattr(torch.distributed, "all_reduce", lambda *_, **__: Work(is_complete=True))
     one = {"data.plan.fingerprint": "'abc'", "data.plan.seed": "0", **{f"s{i}": "0" for i in range(9)}}
     other, poorer = {**one, "data.plan.seed": "1"}, {"data.plan.fingerprint": "'abc'"}
-    results = [check_ranks([one, other, one, poorer], rank, torch.device("cpu"), 1.0) for rank in range(4)]
+    results = [compare_ranks([one, other, one, poorer], rank, torch.device("cpu"), 1.0) for rank in range(4)]
     assert [result.status for result in results] == ["ok", "failed", "ok", "failed"]
     assert results[0].value == "11 settings, plan abc"
     assert results[1].advice.startswith("data.plan.seed: 1 here, 0 on rank 0. Give every rank the same ")
@@ -185,7 +185,7 @@ def test_a_rank_fails_if_its_settings_differ_from_those_of_rank_0(monkeypatch: p
 def test_a_sum_over_ranks_that_does_not_end_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.distributed, "all_reduce", lambda *_, **__: Work(is_complete=False))
     with pytest.raises(TrainingError, match=r"a sum over ranks was not complete after 0\.1 s"):
-        check_ranks([{}, {}], 0, torch.device("cpu"), 0.1)
+        compare_ranks([{}, {}], 0, torch.device("cpu"), 0.1)
 
 
 @pytest.mark.parametrize(
@@ -219,7 +219,7 @@ def test_a_check_has_the_status_of_its_worst_rank_and_shows_its_value() -> None:
 _TWO_RANKS = """
 import json, os, sys, time
 from pathlib import Path
-import nestmodel.preflight.run
+import nestmodel.preflight.checks
 from nestdata import AudioNoiseDataset
 from nestmodel import NestModel, PreflightConfig, run_preflight
 from nestmodel.preflight.exchange import StoreExchange
@@ -244,7 +244,7 @@ def read_after_the_report(*_):
 
 if rank == 1:
     AudioNoiseDataset.load = read_after_the_report
-nestmodel.preflight.run.StoreExchange = Exchange
+nestmodel.preflight.checks.StoreExchange = Exchange
 data = messy_data(MessyCorpora(Path(sys.argv[1]), Path(sys.argv[2]), Path(), Path()))
 runner = trainer(directory, devices=2, strategy="ddp")
 config = PreflightConfig(timeout_s=200.0)

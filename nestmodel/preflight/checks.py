@@ -20,11 +20,11 @@ import torch
 
 from nestdata import BadCut, PlanConfig, last_error_line, microbatches, share_of_speech
 from nestmodel.errors import TrainingError
-from nestmodel.preflight.config import MEMORY_MARGIN, PreflightConfig
 from nestmodel.preflight.exchange import StoreExchange
 from nestmodel.preflight.memory import gigabytes, usable_bytes
-from nestmodel.preflight.ranks import check_ranks, rank_settings
-from nestmodel.preflight.report import CheckReport, CheckResult, PreflightReport, Status
+from nestmodel.preflight.preflight_config import MEMORY_MARGIN, PreflightConfig
+from nestmodel.preflight.preflight_report import CheckReport, CheckResult, PreflightReport, Status
+from nestmodel.preflight.ranks import compare_ranks, rank_settings
 from nestmodel.preflight.shards import check_shards
 from nestmodel.preflight.trial import clean_up, describe_shapes, largest_shapes, run_shapes, trial_step_of
 from nestmodel.run_config import CheckpointConfig
@@ -145,7 +145,7 @@ def _results_of_checks(
         return
     # NCCL aborts the process at the full timeout, before it could report a result.
     device, timeout_s = trainer.strategy.root_device, config.timeout_s / 2
-    yield on_all_ranks("ranks", lambda: check_ranks(gathered, trainer.global_rank, device, timeout_s))
+    yield on_all_ranks("ranks", lambda: compare_ranks(gathered, trainer.global_rank, device, timeout_s))
 
 
 def check_step(model: NestModel, data: NestDataModule, trainer: pl.Trainer) -> CheckResult:
