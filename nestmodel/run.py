@@ -219,7 +219,12 @@ def _own_callbacks(config: RunConfig, stage: str) -> list[pl.Callback]:
     if early_stop and config.data.val_corpus is None:
         raise ConfigError("trainer.early_stop needs validations: give --val-corpus, or leave it out.")
     limit_s = None if max_time is None else parse_duration("trainer.max_time", max_time)
-    stopping = [_early_stopping(early_stop)] if early_stop else []
+    stopping = []
+    if early_stop:
+        # A validation without scored tokens has no loss: it counts as one that is not better.
+        stopping.append(
+            EarlyStopping("val_loss", patience=early_stop, check_on_train_epoch_end=False, check_finite=False)
+        )
     saving = [ConfigFile(config), Checkpoints(config.checkpoints), CompiledCode(config.output / "compiled")]
     return [
         StallGuard(config.guard),
@@ -230,11 +235,6 @@ def _own_callbacks(config: RunConfig, stage: str) -> list[pl.Callback]:
         *(stopping if stage == "fit" else []),
         *(saving if stage == "fit" else []),
     ]
-
-
-def _early_stopping(patience: int) -> pl.Callback:
-    # A validation without scored tokens has no loss: it counts as one that is not better.
-    return EarlyStopping("val_loss", patience=patience, check_on_train_epoch_end=False, check_finite=False)
 
 
 def _built(value: Any) -> Any:

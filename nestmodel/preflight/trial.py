@@ -37,11 +37,6 @@ def describe_shapes(shapes: Sequence[Shape], sampling_rate: int) -> str:
     return " and ".join(f"{cuts} x {samples / sampling_rate:.1f} s" for cuts, samples in shapes)
 
 
-def _without_end(config: NestConfig) -> NestConfig:
-    """Returns the settings with a learning rate that needs no last step."""
-    return replace(config, optimizer=replace(config.optimizer, schedule="noam"))
-
-
 class TrialStep:
     """Runs optimizer steps on a second model with the precision and the device of a trainer.
 
@@ -56,7 +51,9 @@ class TrialStep:
 
     def __init__(self, config: NestConfig, trainer: pl.Trainer, *, backend: Backend = TORCH) -> None:
         self._device, self._precision = trainer.strategy.root_device, trainer.precision_plugin
-        model = cast(NestModel, self._precision.convert_module(NestModel(_without_end(config))))
+        # The schedule of the run may need its last step, which a trial does not have.
+        config = replace(config, optimizer=replace(config.optimizer, schedule="noam"))
+        model = cast(NestModel, self._precision.convert_module(NestModel(config)))
         self._model = model.to(self._device).train()
         self._model.trainer = trainer
         self._model.use_backend(backend)

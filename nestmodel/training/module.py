@@ -279,33 +279,22 @@ class NestModel(NestNetwork, pl.LightningModule):
         A step with a non-finite loss or gradient is skipped on all ranks, because they decide by the same sums.
 
         Raises:
-            TrainingError: Too many consecutive steps were skipped, or the data of this rank ended within the step.
+            TrainingError: Too many consecutive steps were skipped, the data of this rank ended within the step, or no
+                gradient reaches the encoder.
         """
         assert self._step is not None
         step, self._step = self._step, None
-        # Of an encoder with gradients, the first parameter is looked at.
-        parameters = self.encoder.parameters
-        if all(each.grad is None for each in parameters()) and any(each.requires_grad for each in parameters()):
-            raise TrainingError(
-                f"no gradient reaches the encoder {type(self.encoder).__name__}: its output is detached, or computed "
-                "without gradients. Look for `detach` and `no_grad` in it."
-            )
+        self._check_gradients()
         step.check_complete(self.trainer.accumulate_grad_batches, self.global_rank)
         totals = step.unflatten(self._sum_over_ranks(step.flatten(self.stop_requests)))
         class_counts = self._train_counts.plus(totals.stats)
         norm = self._divide_and_clip(optimizer, totals.stats.num_tokens.clamp(min=1))
         # The only point of a step at which the CPU waits for the GPU, except where ranks are compared.
-        metrics = fetch(
-            {
-                **totals.counts,
-                "num_samples": totals.num_samples,
-                "grad_norm": norm,
-                **totals.stats.metrics(class_counts),
-            }
+        numbers = {**totals.counts, "num_samples": totals.num_samples, "grad_norm": norm}
+        metrics = fetch({**numbers, **totals.stats.metrics(class_counts)})
+        num_nonfinite, num_preempted, num_out_of_time, num_samples, grad_norm = (
+            float(metrics.pop(name)) for name in numbers
         )
-        num_nonfinite, num_preempted, num_out_of_time = (float(metrics.pop(name)) for name in totals.counts)
-        num_samples = float(metrics.pop("num_samples"))
-        grad_norm = metrics.pop("grad_norm")
         self._pace.end_step()
         if self.trainer.world_size > 1 and (self.trainer.global_step + 1) % WINDOW == 0:
             self._compare_ranks()
@@ -320,8 +309,8 @@ class NestModel(NestNetwork, pl.LightningModule):
             self._record["last training step"] = _metrics_text(metrics)
             self._log_metrics("train", metrics)
             seconds = num_samples / self.config.features.sampling_rate
-            self.log_numbers({"lr": optimizer.param_groups[0]["lr"], "train_audio_s": seconds})
-            self.log("grad_norm", grad_norm, batch_size=1)
+            lr = optimizer.param_groups[0]["lr"]
+            self.log_numbers({"lr": lr, "train_audio_s": seconds, "grad_norm": grad_norm})
         self.log_numbers({"steps_skipped": self._skipped.total})
 
     def configure_gradient_clipping(
@@ -419,6 +408,16 @@ class NestModel(NestNetwork, pl.LightningModule):
             return False
         assert self._step is not None
         return self._step.num_microbatches == self.trainer.accumulate_grad_batches
+
+    def _check_gradients(self) -> None:
+        """Raises TrainingError if no gradient reaches the encoder."""
+        # Of an encoder with gradients, the first parameter is looked at.
+        parameters = self.encoder.parameters
+        if all(each.grad is None for each in parameters()) and any(each.requires_grad for each in parameters()):
+            raise TrainingError(
+                f"no gradient reaches the encoder {type(self.encoder).__name__}: its output is detached, or computed "
+                "without gradients. Look for `detach` and `no_grad` in it."
+            )
 
     def _divide_and_clip(self, optimizer: torch.optim.Optimizer, num_tokens: Tensor) -> Tensor:
         """Divides the gradients by the number of scored tokens, clips them by norm, and returns the norm before."""
