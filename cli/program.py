@@ -232,6 +232,11 @@ def _known_cause(error: Exception) -> str | None:
             f"{text} Something outside of the run has ended a loader worker, most often the system because memory ran "
             "out. Lower --num-workers, or run on a machine with more memory."
         )
+    if isinstance(error, FileNotFoundError) and error.filename is None:
+        try:
+            os.getcwd()
+        except FileNotFoundError:
+            return "the working directory was deleted. Change to one that exists."
     return None
 
 
