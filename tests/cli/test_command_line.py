@@ -376,6 +376,15 @@ def test_a_preset_is_printed_as_it_is(capsys: pytest.CaptureFixture[str]) -> Non
     assert "the nearest is 'large'" in error_of(capsys)
 
 
+def test_a_working_directory_that_is_gone_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "gone").mkdir()
+    nestdata = Path(sys.executable).parent / "nestdata"
+    command = f"cd gone && rmdir ../gone && {nestdata} prepare {tmp_path}/a.json -o x.corpus"
+    done = subprocess.run(["bash", "-c", command], cwd=tmp_path, capture_output=True, text=True)
+    lines = [line for line in done.stderr.splitlines() if not line.startswith("shell-init")]
+    assert (done.returncode, lines) == (1, ["error: the working directory was deleted. Change to one that exists."])
+
+
 @pytest.mark.slow
 @pytest.mark.multiprocess
 def test_a_port_that_is_in_use_is_one_line(messy_corpora: MessyCorpora, tmp_path: Path) -> None:
