@@ -191,8 +191,9 @@ def test_joined_files_of_ogg_have_the_samples_of_all_of_them(tmp_path: Path, nam
         (without_length(FLAC), FLAC),
         (FLAC, without_length(FLAC)),
     ],
+    ids=lambda content: f"{len(content)} bytes",
 )  # fmt: skip
-@pytest.mark.parametrize("before", [b"", ID3])
+@pytest.mark.parametrize("before", [b"", ID3], ids=["", "ID3"])
 def test_a_file_behind_another_one_is_rejected_with_its_place(
     tmp_path: Path, first: bytes, second: bytes, before: bytes
 ) -> None:
@@ -202,7 +203,7 @@ def test_a_file_behind_another_one_is_rejected_with_its_place(
         assert (found.reason, f"begins at byte {len(before + first)}:" in found.detail) == ("joined", True)
 
 
-@pytest.mark.parametrize("content", [WAV + SECOND_WAV, encoded(speech(9000), "W64", "PCM_16") * 2])
+@pytest.mark.parametrize("content", [WAV + SECOND_WAV, encoded(speech(9000), "W64", "PCM_16") * 2], ids=["WAV", "W64"])
 def test_a_corpus_whose_file_became_several_does_not_load(content: bytes) -> None:
     with pytest.raises(JoinedFilesError, match="begins at byte"), EncodedAudio("a", content).open():
         pass
