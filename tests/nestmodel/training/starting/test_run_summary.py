@@ -35,9 +35,8 @@ def summary(
         checkpoints=CheckpointConfig(every_n_steps=50),
         seed=3,
         log=("csv",),
-        ckpt_path=str(ckpt_path) if ckpt_path else None,
     )
-    return dict(summarise_run(Run(config, NestModel(tiny_config()), data, runner, 1300 if ckpt_path else 0)))
+    return dict(summarise_run(Run(config, NestModel(tiny_config()), data, runner, ckpt_path, 1300 if ckpt_path else 0)))
 
 
 def test_a_summary_describes_data_model_and_steps(messy_corpora: MessyCorpora, tmp_path: Path) -> None:
