@@ -50,7 +50,8 @@ class ByteRanges:
         """Returns the bytes of a range, fewer if the end comes first, and none after an error."""
         found = b""
         try:
-            while not self._error and len(found) < length:
+            # A start that a header gives may be larger than any file.
+            while not self._error and len(found) < length and start < self.size:
                 more = self._read(start + len(found), length - len(found))
                 if len(more) == length:
                     return more

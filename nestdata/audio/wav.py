@@ -23,6 +23,8 @@ _BYTE_ORDERS: Mapping[tuple[bytes, bytes], Literal["little", "big"]] = {
 }  # fmt: skip
 _W64 = b"riff\x2e\x91\xcf\x11\xa5\xd6\x28\xdb\x04\xc1\x00\x00"
 _CAF = b"caff\x00\x01\x00\x00"
+# Chunks of CAF that are followed; files have about five.
+_MAX_CHUNKS = 1000
 # MPEG audio of layers 1 and 2, and of layer 3 (the registry of wave formats in RFC 2361).
 _MPEG_TAGS = (0x50, 0x55)
 # What programs write as the number of bytes when they write to a pipe and cannot go back to the header:
@@ -133,12 +135,15 @@ def second_file(ranges: ByteRanges, start: int) -> int | None:
         end = start + int.from_bytes(head[16:24], "little")
     elif head.startswith(_CAF):
         end = start + len(_CAF)
-        while len(chunk := ranges.at(end, 12)) == 12 and chunk[0] and not chunk.startswith(_CAF):
+        for _ in range(_MAX_CHUNKS):
+            chunk = ranges.at(end, 12)
+            if len(chunk) < 12 or chunk.startswith(_CAF):
+                break
             end += 12 + int.from_bytes(chunk[4:], "big")
     else:
         return None
     head = ranges.at(end, 16)
-    return end if _byte_order(head) or head.startswith((_W64, _CAF)) else None
+    return end if end > start and (_byte_order(head) or head.startswith((_W64, _CAF))) else None
 
 
 def _byte_order(head: bytes) -> Literal["little", "big"] | None:

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nestdata import Corpus, PrepareConfig, load_audio, prepare_corpus
-from nestdata.audio import mpeg, ogg
+from nestdata.audio import mpeg, ogg, wav
 from nestdata.audio.byte_ranges import ByteRanges
 from nestdata.audio.encoded import EncodedAudio
 from nestdata.audio.parts import JoinedAudio, SoundFileAudio
@@ -201,6 +201,18 @@ def test_a_file_behind_another_one_is_rejected_with_its_place(
         found = header_of(tmp_path / "a", before + b"".join(parts))
         assert isinstance(found, Unusable), found
         assert (found.reason, f"begins at byte {len(before + first)}:" in found.detail) == ("joined", True)
+
+
+@pytest.mark.parametrize("form", ["RF64", "W64", "CAF"])
+@pytest.mark.parametrize("length", [0, 1, 2**63 - 1, 2**63, 2**64 - 1])
+def test_a_length_in_a_header_that_is_none_leads_to_no_other_file(tmp_path: Path, form: str, length: int) -> None:
+    content = bytearray(encoded(speech(3000), form, "PCM_16"))
+    place = {"RF64": 20, "W64": 16, "CAF": content.index(b"data") + 4 if form == "CAF" else 0}[form]
+    content[place : place + 8] = length.to_bytes(8, "big" if form == "CAF" else "little")
+    (tmp_path / "a").write_bytes(content)
+    with (tmp_path / "a").open("rb") as file:
+        for ranges in (ByteRanges.of_file(file.fileno(), len(content)), ByteRanges.of_bytes(bytes(content))):
+            assert wav.second_file(ranges, 0) is None
 
 
 @pytest.mark.parametrize("content", [WAV + SECOND_WAV, encoded(speech(9000), "W64", "PCM_16") * 2], ids=["WAV", "W64"])
