@@ -2,8 +2,8 @@
 
 libsndfile and dr_flac read bytes in memory to the same samples as a file of the same bytes. Where libsndfile would end
 before the audio does, because a format has no header (MPEG) or a file is several streams one after the other (Ogg,
-MPEG), it reads the streams one by one. Several files of formats with a header, one behind the other, are an error. What
-libsndfile does not know is left to torchcodec.
+MPEG) or several files one behind the other, it reads the streams one by one. What libsndfile does not know is left to
+torchcodec.
 """
 
 import os
@@ -15,7 +15,7 @@ from nestdata.audio import flac, mpeg, not_audio, ogg, torchcodec_audio, wav
 from nestdata.audio.byte_ranges import ByteRanges, SplicedStream
 from nestdata.audio.file_kind import check_regular_file, special_file_kind
 from nestdata.audio.parts import AudioPart, JoinedAudio, SoundFileAudio
-from nestdata.audio.reader import AudioReader, JoinedFilesError
+from nestdata.audio.reader import AudioReader
 from nestdata.audio.torchcodec_audio import TorchcodecAudio
 from nestdata.audio.wav import PlainWav
 from nestdata.errors import AudioReason
@@ -24,6 +24,8 @@ from nestdata.errors import AudioReason
 _HEAD_BYTES = 1 << 12
 _MPEG_STARTS = (b"ID3", b"\xff")
 _AU_MAGIC = b".snd"
+# A cut that ends this much behind the length in a header, in seconds, is not one whose duration was rounded.
+_MIN_EXCESS_S = 0.01
 
 
 class EncodedAudio(NamedTuple):
@@ -40,11 +42,12 @@ class EncodedAudio(NamedTuple):
         """Opens the audio.
 
         Args:
-            min_seconds: Position in seconds up to which the caller reads; 0 if it is not known.
+            min_seconds: Position in seconds up to which the caller reads; 0 if it is not known. If the header of FLAC
+                gives less, other files are looked for behind the first one.
 
         Raises:
             OSError: The file cannot be opened, or it is a directory, pipe, socket or device, which is never opened.
-            JoinedFilesError: The file is several files, or several streams of different form.
+            MixedStreamsError: The file is several files or streams of different form.
             soundfile.LibsndfileError: No decoder knows the format.
         """
         if self.content is not None:
@@ -71,7 +74,7 @@ class EncodedAudio(NamedTuple):
         if header:
             return PlainWav(header, ranges)
         try:
-            return open_ranges(ranges, open_whole)
+            return open_ranges(ranges, open_whole, min_seconds)
         except soundfile.LibsndfileError as error:
             return self._open_other(error, min_seconds)
 
@@ -157,15 +160,23 @@ class EncodedAudio(NamedTuple):
             return "unreadable"
 
 
-def open_ranges(ranges: ByteRanges, open_whole: Callable[[], SoundFileAudio] | None = None) -> AudioReader:
+def open_ranges(
+    ranges: ByteRanges,
+    open_whole: Callable[[], SoundFileAudio] | None = None,
+    min_seconds: float = 0.0,
+    *,
+    searches: bool = False,
+) -> AudioReader:
     """Opens audio that libsndfile decodes.
 
     Args:
         ranges: The bytes of the audio.
         open_whole: Opens all of them with libsndfile, if that is faster than by `ranges`.
+        min_seconds: As for `EncodedAudio.open`.
+        searches: Whether to look for FLAC files behind the first one whatever its header says.
 
     Raises:
-        JoinedFilesError: The file is several files, or several streams of different form.
+        MixedStreamsError: The file is several files or streams of different form.
         soundfile.LibsndfileError: The file has no audio format that libsndfile reads.
     """
     open_whole = open_whole or (lambda: SoundFileAudio(SplicedStream(ranges)))
@@ -176,30 +187,37 @@ def open_ranges(ranges: ByteRanges, open_whole: Callable[[], SoundFileAudio] | N
             return JoinedAudio([AudioPart(ranges, link.pieces, is_clean=link.is_clean) for link in links])
         return open_whole()
     tag_length = mpeg.tag_length(head)
-    check_single(wav.second_file(ranges, tag_length))
-    riff = wav.find_samples(ranges, tag_length)
-    if riff and riff.is_mpeg:
-        return JoinedAudio(_mpeg_parts(ranges.part(riff.begin, riff.length)), ends_early=riff.ends_early)
+    starts = wav.starts_of_files(ranges, tag_length)
+    streams = [stream for start in starts if (stream := wav.find_samples(ranges, start))]
+    if mpeg_streams := [stream for stream in streams if stream.is_mpeg]:
+        parts = [part for each in mpeg_streams for part in _mpeg_parts(ranges.part(each.begin, each.length))]
+        return JoinedAudio(parts, ends_early=mpeg_streams[-1].ends_early)
+    if len(starts) > 1:
+        return _files_at(ranges, starts)
     if head.startswith(_MPEG_STARTS) and (start := mpeg.find_start(ranges)) is not None:
         return _open_mpeg(ranges, open_whole, start)
     if head.startswith(_AU_MAGIC):
         # Its samples end with the file, as in FFmpeg and as those of SPHERE, whatever length the header gives.
         return JoinedAudio([AudioPart(ranges, [head[:8] + b"\xff" * 4, (12, ranges.size - 12)])])
     file = open_whole()
-    file.ends_early = riff is not None and riff.ends_early
+    file.ends_early = bool(streams) and streams[0].ends_early
     if file.format == "MP3" and (start := mpeg.find_start(ranges, searches=True)) is not None:
         file.close()
         return _open_mpeg(ranges, open_whole, start)
+    claimed = file.num_samples
+    is_longer = claimed is None or (min_seconds - _MIN_EXCESS_S) * file.rate > claimed
+    if file.format == "FLAC" and (searches or is_longer):
+        starts = flac.starts_of_files(ranges, tag_length)
+        if len(starts) > 1:
+            file.close()
+            return _files_at(ranges, starts)
     return file
 
 
-def check_single(second: int | None) -> None:
-    """Raises JoinedFilesError if another file begins at a byte of a file; None if none does."""
-    if second is not None:
-        raise JoinedFilesError(
-            f"another file begins at byte {second}: files were joined byte by byte. Divide the file there, or join "
-            "the recordings with SoX, which writes one header for all of them"
-        )
+def _files_at(ranges: ByteRanges, starts: list[int]) -> JoinedAudio:
+    """Opens the files that begin at several bytes as one."""
+    ends = [*starts[1:], ranges.size]
+    return JoinedAudio([AudioPart(ranges, [(start, end - start)]) for start, end in zip(starts, ends, strict=True)])
 
 
 def _open_mpeg(ranges: ByteRanges, open_whole: Callable[[], SoundFileAudio], start: int) -> AudioReader:

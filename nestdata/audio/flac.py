@@ -134,9 +134,9 @@ def is_too_large(content: bytes, header: FlacHeader, size: int) -> bool:
     return size > num_frames * longest
 
 
-def second_file(ranges: ByteRanges, start: int) -> int | None:
-    """Returns where another FLAC file begins behind the one that begins at a byte; reads all bytes from there."""
-    return next(ranges.find_all(_FILE_START, start + 1), None)
+def starts_of_files(ranges: ByteRanges, start: int) -> list[int]:
+    """Returns where FLAC files begin in one that may be several, the first at a byte; reads all bytes from there."""
+    return [start, *ranges.find_all(_FILE_START, start + 1)]
 
 
 def stream_info(content: bytes) -> FlacHeader:

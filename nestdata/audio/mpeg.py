@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from nestdata.audio.byte_ranges import ByteRanges, Piece
 from nestdata.audio.parts import AudioPart
-from nestdata.audio.reader import JoinedFilesError
+from nestdata.audio.reader import MixedStreamsError
 
 # kbit/s by index, for (is MPEG-1, layer).
 _BITRATES = {
@@ -165,7 +165,7 @@ def layout_of(ranges: ByteRanges, start: int) -> MpegLayout | None:
         None if libsndfile finds the length in the tag.
 
     Raises:
-        JoinedFilesError: Streams of different rates, layers or numbers of channels are joined.
+        MixedStreamsError: Streams of different rates, layers or numbers of channels are joined.
     """
     head = ranges.at(start, 4)
     header = parse_frame(head)
@@ -206,7 +206,7 @@ def _runs(ranges: ByteRanges, start: int, header: FrameHeader) -> Iterator[_Run]
     """Yields the frames of a file, without tags and damage between them.
 
     Raises:
-        JoinedFilesError: A stream of another rate, layer or number of channels follows.
+        MixedStreamsError: A stream of another rate, layer or number of channels follows.
     """
     lengths, is_mono = _lengths_by_bytes(header._replace(num_bytes=0)), header.is_mono
     block, block_start = b"", 0
@@ -246,7 +246,7 @@ def _next_frame(ranges: ByteRanges, position: int, header: FrameHeader | None) -
     Without a header, it is the first frame of a stream of any form.
 
     Raises:
-        JoinedFilesError: A stream of another form comes first.
+        MixedStreamsError: A stream of another form comes first.
     """
     for at in ranges.find_all(_SYNC_OR_TAG, position):
         if at < position:  # in a tag
@@ -262,7 +262,7 @@ def _next_frame(ranges: ByteRanges, position: int, header: FrameHeader | None) -
             elif found.form == header.form and (num_frames >= 2 or at + found.num_bytes == ranges.size):
                 return at
             elif found.form != header.form and num_frames == _FRAMES_OF_STREAM:
-                raise JoinedFilesError(
+                raise MixedStreamsError(
                     f"byte {at} begins {_named(found)}, joined to {_named(header)}: divide the file there"
                 )
     return None

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from nestdata.audio.byte_ranges import ByteRanges, Piece
-from nestdata.audio.reader import JoinedFilesError
+from nestdata.audio.reader import MixedStreamsError
 
 # The capture pattern and the version.
 _FIRST_BYTES = b"OggS\0"
@@ -57,14 +57,14 @@ def links_of(ranges: ByteRanges) -> list[OggLink]:
     """Returns the streams of a file that begins with a page of Ogg; streams whose pages alternate are one link.
 
     Raises:
-        JoinedFilesError: There are more than 10,000.
+        MixedStreamsError: There are more than 10,000.
     """
     links: list[_Link] = []
     follows_beginning = False
     for page in _pages(ranges):
         if not links or (page.begins_stream and not follows_beginning):
             if len(links) == _MAX_LINKS:
-                raise JoinedFilesError(f"more than {_MAX_LINKS:,} streams in one file: divide it")
+                raise MixedStreamsError(f"more than {_MAX_LINKS:,} streams in one file: divide it")
             links.append(_Link(page.start))
         links[-1].add(page, ranges)
         follows_beginning = page.begins_stream

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nestdata.audio.byte_ranges import ByteRanges, Piece, SplicedStream
-from nestdata.audio.reader import AudioReader, JoinedFilesError
+from nestdata.audio.reader import AudioReader, MixedStreamsError
 
 # Number of samples that libsndfile reports if only decoding gives it.
 _UNKNOWN_LENGTH = (1 << 63) - 1
@@ -119,7 +119,7 @@ class JoinedAudio(AudioReader):
         """Returns the number of samples of each channel from the start, and decodes those that nothing else gives.
 
         Raises:
-            JoinedFilesError: The streams have different rates or numbers of channels.
+            MixedStreamsError: The streams have different rates or numbers of channels.
             soundfile.LibsndfileError: A stream cannot be decoded.
         """
         total = 0
@@ -165,7 +165,7 @@ class JoinedAudio(AudioReader):
         self._file.close()
         self._file = self._open(self._index + 1)
         if (self._file.rate, self._file.num_channels) != (self.rate, self.num_channels):
-            raise JoinedFilesError(
+            raise MixedStreamsError(
                 f"stream {self._index + 1} of the file has {self._file.rate} Hz and {self._file.num_channels} "
                 f"channels, the first one {self.rate} Hz and {self.num_channels}: divide the file"
             )

@@ -1,4 +1,4 @@
-"""`AudioReader`: open audio of any format, as decoding uses it, and why a file of several others has no reader."""
+"""`AudioReader`: open audio of any format, as decoding uses it."""
 
 from abc import ABC, abstractmethod
 
@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 _BLOCK_SAMPLES = 1 << 20
 
 
-class JoinedFilesError(ValueError):
-    """A file is several files or streams, one behind the other, that are not read as one; the message says where."""
+class MixedStreamsError(ValueError):
+    """A file is several streams of different form, which cannot be read as one."""
 
 
 class AudioReader(ABC):

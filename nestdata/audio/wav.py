@@ -121,11 +121,23 @@ def parse_header(content: bytes, size: int) -> WavHeader | None:
     return _checked(form, *data) if begin == size else None
 
 
-def second_file(ranges: ByteRanges, start: int) -> int | None:
-    """Returns where another file of WAV, AIFF, RF64, W64 or CAF begins behind the one that begins at a position.
+def starts_of_files(ranges: ByteRanges, start: int) -> list[int]:
+    """Returns where files of WAV, AIFF, RF64, W64 or CAF begin in one that may be several, one behind the other.
 
-    Returns:
-        None if no other file does, or the first one has no length, as those have that programs write to a pipe.
+    Args:
+        ranges: The file.
+        start: Where the first one begins, which may be of any format.
+    """
+    starts = [start]
+    while (following := _end_of_file(ranges, starts[-1])) is not None:
+        starts.append(following)
+    return starts
+
+
+def _end_of_file(ranges: ByteRanges, start: int) -> int | None:
+    """Returns the end that the header of a file gives, if another file begins there.
+
+    A file that a program wrote to a pipe has no length, and so no end.
     """
     head = ranges.at(start, 28)
     if order := _byte_order(head):
@@ -138,6 +150,9 @@ def second_file(ranges: ByteRanges, start: int) -> int | None:
         for _ in range(_MAX_CHUNKS):
             chunk = ranges.at(end, 12)
             if len(chunk) < 12 or chunk.startswith(_CAF):
+                break
+            if chunk.startswith(_CAF, 1):  # libsndfile writes a zero behind samples of an odd length
+                end += 1
                 break
             end += 12 + int.from_bytes(chunk[4:], "big")
     else:

@@ -11,10 +11,10 @@ from typing import NamedTuple
 
 from nestdata.audio import flac, mpeg, wav
 from nestdata.audio.byte_ranges import ByteRanges
-from nestdata.audio.encoded import EncodedAudio, check_single, open_copy, open_ranges
+from nestdata.audio.encoded import EncodedAudio, open_copy, open_ranges
 from nestdata.audio.file_kind import check_regular_file, special_file_kind
-from nestdata.audio.parts import SoundFileAudio
-from nestdata.audio.reader import AudioReader, JoinedFilesError
+from nestdata.audio.parts import JoinedAudio, SoundFileAudio
+from nestdata.audio.reader import AudioReader, MixedStreamsError
 from nestdata.errors import AudioError
 from nestdata.prepare.inputs.audio import HEAD_BYTES, File, Member, Unusable
 from nestdata.storage import FileVersion, is_url
@@ -57,9 +57,7 @@ def read_header(audio: File | Member, *, searches: bool = False) -> AudioInfo | 
         else:
             is_distant = is_url(audio.location) and not audio.is_loaded
             info, size = _header_in(audio.ranges(), None, searches, is_distant=is_distant), audio.length
-    except JoinedFilesError as error:
-        return Unusable("joined", f"{audio}: {error}")
-    except AudioError as error:
+    except (MixedStreamsError, AudioError) as error:
         return Unusable("unreadable", f"{audio}: {error}")
     except (soundfile.LibsndfileError, OSError, ValueError) as error:
         found = _header_after(error, audio)
@@ -112,10 +110,11 @@ def _header_in(
     if behind_tag.startswith(_FLAC_MAGIC) and not is_distant:
         header, last = flac.stream_info(behind_tag), flac.last_sample(behind_tag, ranges)
         if searches or header.num_samples != last or flac.is_too_large(behind_tag, header, ranges.size):
-            check_single(flac.second_file(ranges, start))
-        if header.num_samples != last:
-            with open_ranges(ranges, open_whole) as file:
-                info = _counted_flac(file, header.num_samples, (last or 0) - flac.block_size(behind_tag))
+            with open_ranges(ranges, open_whole, searches=True) as file:
+                if isinstance(file, JoinedAudio):
+                    info = _info_of(file)
+                elif header.num_samples != last:
+                    info = _counted_flac(file, header.num_samples, (last or 0) - flac.block_size(behind_tag))
     if info is None:
         if is_distant:
             ranges.at(HEAD_BYTES, 1)  # not under the lock of the process that soundfile holds while it opens a stream

@@ -18,7 +18,6 @@ ADVICE = {
     "not_a_file": "Name audio files: directories, pipes, sockets and devices are never opened.",
     "empty": "Copy the files again, or drop the lines.",
     "unreadable": "Convert the files again.",
-    "joined": "Divide the files, or join the recordings with SoX or FFmpeg.",
     "truncated": "Copy the files again: they are shorter than their own headers say.",
     "not_audio": "Get the audio in their place, as the details say.",
     "wrong_duration": "Rebuild the manifest from the current audio.",

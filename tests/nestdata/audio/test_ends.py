@@ -96,15 +96,22 @@ def test_a_text_of_all_of_a_file_is_not_that_of_what_is_left_of_it(tmp_path: Pat
     assert (report.num_cuts, report.rejected) == (1, {"truncated": 1})
 
 
-@pytest.mark.parametrize(("probe", "num_cuts"), [("all", 1), ("decode", 0)])
+@pytest.mark.parametrize("num_files", [2, 3])
+def test_files_of_one_length_that_are_joined_are_read_to_the_end(tmp_path: Path, num_files: int) -> None:
+    path = write_audio(tmp_path / "a.flac", SPEECH)
+    expected = np.tile(read_audio(path), num_files)
+    path.write_bytes(path.read_bytes() * num_files)
+    np.testing.assert_array_equal(check_that_all_of_it_loads(path, 5.0 * num_files), expected)
+
+
+@pytest.mark.parametrize(("probe", "seconds"), [("all", 5.0), ("decode", 10.0)])
 def test_flac_files_of_one_length_that_are_mostly_silent_are_found_by_reading_all_bytes(
-    tmp_path: Path, probe: Literal["all", "decode"], num_cuts: int
+    tmp_path: Path, probe: Literal["all", "decode"], seconds: float
 ) -> None:
-    write_audio(tmp_path / "in" / "good.wav", SPEECH)
     path = write_audio(tmp_path / "in" / "a.flac", SPEECH * np.repeat([1e-3, 1.0], [4 * RATE, RATE]))
     path.write_bytes(path.read_bytes() * 2)
-    report = prepare_corpus(tmp_path / "in", tmp_path / "c.corpus", PrepareConfig(probe=probe))
-    assert (report.num_cuts, report.rejected) == (1 + num_cuts, {} if num_cuts else {"joined": 1})
+    prepare_corpus(tmp_path / "in", tmp_path / "c.corpus", PrepareConfig(probe=probe))
+    assert Corpus.open(tmp_path / "c.corpus").hours * 3600 == seconds
 
 
 def test_flac_without_a_length_that_goes_on_behind_damage_is_rejected(tmp_path: Path) -> None:
@@ -136,16 +143,16 @@ def test_damage_that_decoding_finds_is_the_end_of_a_cut_without_text(tmp_path: P
 
 
 @pytest.mark.parametrize("claimed", [1, 80_000, 10**7])
-@pytest.mark.parametrize("before", [b"", ID3V2])
-def test_mpeg_in_wav_is_as_long_as_its_frames(tmp_path: Path, claimed: int, before: bytes) -> None:
+@pytest.mark.parametrize(("num_files", "before"), [(1, b""), (2, b""), (1, ID3V2)])
+def test_mpeg_in_wav_is_as_long_as_its_frames(tmp_path: Path, claimed: int, num_files: int, before: bytes) -> None:
     mp3 = write_audio(tmp_path / "b.mp3", SPEECH).read_bytes()
     (tmp_path / "frames.mp3").write_bytes(mp3)
     info = read_header(File(str(tmp_path / "frames.mp3")))
     assert isinstance(info, AudioInfo)
-    (tmp_path / "a.wav").write_bytes(before + mpeg_in_wav(mp3, claimed))
+    (tmp_path / "a.wav").write_bytes(before + mpeg_in_wav(mp3, claimed) * num_files)
     found = read_header(File(str(tmp_path / "a.wav")))
     assert isinstance(found, AudioInfo)
-    assert found.num_frames == pytest.approx(info.num_frames, abs=2 * 1152)
+    assert found.num_frames == pytest.approx(info.num_frames * num_files, abs=2 * 1152 * num_files)
     samples = check_that_all_of_it_loads(tmp_path / "a.wav", found.num_frames / RATE)
     assert np.square(samples[-RATE:]).mean() == pytest.approx(np.square(SPEECH).mean(), rel=0.5)
 
