@@ -1,6 +1,6 @@
 """The list of the formats of inputs, which imports none of their readers, so that settings and help start fast.
 
-A format is one entry here, and one reader in `nestdata.prepare.inputs.formats`.
+A format is one entry here, and one `Format` in `nestdata.prepare.inputs.formats`.
 """
 
 from typing import TYPE_CHECKING, Literal, NamedTuple

@@ -291,7 +291,8 @@ def _row_of(cut: Cut, number: int, where: str) -> _Row | Reject:
     try:
         line = orjson.dumps(row, option=orjson.OPT_APPEND_NEWLINE)
     except TypeError as error:
-        detail = f"its name or a label is not Unicode, nested too deep or too large a number: {error}"
+        problem = "its name or a label is not Unicode, nested too deep or too large a number"
+        detail = f"{problem} ({error}); correct it in the input, such as by writing a manifest as UTF-8"
         return Reject(where, row["id"], "unreadable", detail).shown()
     label = row["supervisions"][0] if row["supervisions"] else {}
     id_digest = digest(row["id"])

@@ -54,7 +54,8 @@ class Entry(NamedTuple):
     """Start of the span in the file, in seconds."""
 
     duration: float | None = None
-    """Length of the span in seconds; None for the rest of the file, and for a `LhotseCut`, which has its own span."""
+    """Length of the span in seconds: the cut ends there, and the entry is rejected if the file ends before. None for
+    the rest of the file, and for a `LhotseCut`, which has its own span."""
 
     num_frames: int | None = None
     """Length of the span in samples at the rate of the file, for inputs that count samples."""
@@ -102,7 +103,7 @@ class Source(Protocol):
         """Parses an item; `number` is its index, counted from 1.
 
         Yields:
-            The entries: none for a blank line, one for any other line, one for each member of a shard.
+            The entries: none for a blank line or a comment, one for a line of a record, one for each member of a shard.
 
         Raises:
             ManifestError: The item cannot be parsed; the message names its position.

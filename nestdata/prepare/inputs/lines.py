@@ -43,7 +43,7 @@ class FirstLines(NamedTuple):
 
     first: bytes
     text: bytes
-    """The first line that is not blank; empty if there is none."""
+    """The first line that is not blank, by which most formats are detected; empty if there is none."""
 
     number: int
     """The number of `text`, counted from 1."""
@@ -192,14 +192,15 @@ class Manifest:
 class LineSource:
     """The methods of `Source` for a manifest of which each line or JSON object is an item.
 
-    A format whose records may take several lines yields items that hold a line number, and gives it to its entries as
-    `Entry.number`.
+    A format whose records may take several lines (see `table.py`) overrides `items` to yield records with their line
+    numbers, and gives these numbers to its entries as `Entry.number`.
     """
 
     items_per_task: ClassVar[None] = None
     num_header_lines: ClassVar[int] = 0
     has_line_numbers: ClassVar[bool] = False
-    """Whether entries carry their own line numbers; otherwise, they are numbered from the line after the header."""
+    """Whether numbers of items are numbers of lines, as records with their own are; otherwise, the lines of the header
+    are added to them."""
 
     holds_objects: ClassVar[bool] = False
     """Whether items are JSON objects, which are one per line or not."""
