@@ -188,6 +188,7 @@ class MaskConfig:
 
     def __post_init__(self) -> None:
         require_at_least(1, "masking", self, "block_size")
+        require_at_most(2**15, "masking", self, "block_size")  # memory grows with it, also for a file of a model
         require_at_least(0, "masking", self, "target_shift")
         require(0.0 <= self.prob <= 1.0, "masking.prob", self.prob, "a probability in [0, 1]")
         _share("masking", self, "threshold")

@@ -290,17 +290,15 @@ class NestModel(NestNetwork, pl.LightningModule):
         class_counts = self._train_counts.plus(totals.stats)
         norm = self._divide_and_clip(optimizer, totals.stats.num_tokens.clamp(min=1))
         # The only point of a step at which the CPU waits for the GPU, except where ranks are compared.
-        numbers = {**totals.counts, "num_samples": totals.num_samples, "grad_norm": norm}
-        metrics = fetch({**numbers, **totals.stats.metrics(class_counts)})
-        num_nonfinite, num_preempted, num_out_of_time, num_samples, grad_norm = (
-            float(metrics.pop(name)) for name in numbers
-        )
+        on_device = {**totals.numbers, "grad_norm": norm}
+        metrics = fetch({**on_device, **totals.stats.metrics(class_counts)})
+        numbers = {name: float(metrics.pop(name)) for name in on_device}
         self._pace.end_step()
         if self.trainer.world_size > 1 and (self.trainer.global_step + 1) % WINDOW == 0:
             self._compare_ranks()
         nestguard.current().beat(nestguard.Phase.OPTIMIZER)
-        self.stop_requests.agree(num_preempted, num_out_of_time)
-        if num_nonfinite > 0 or not math.isfinite(grad_norm):
+        self.stop_requests.agree(numbers["num_preempted"], numbers["num_out_of_time"])
+        if numbers["num_nonfinite"] > 0 or not math.isfinite(numbers["grad_norm"]):
             self._skip(step, optimizer)
         else:
             self._skipped.in_a_row = 0
@@ -308,9 +306,9 @@ class NestModel(NestNetwork, pl.LightningModule):
             self._train_counts.counts = class_counts
             self._record["last training step"] = _metrics_text(metrics)
             self._log_metrics("train", metrics)
-            seconds = num_samples / self.config.features.sampling_rate
+            seconds = numbers["num_samples"] / self.config.features.sampling_rate
             lr = optimizer.param_groups[0]["lr"]
-            self.log_numbers({"lr": lr, "train_audio_s": seconds, "grad_norm": grad_norm})
+            self.log_numbers({"lr": lr, "train_audio_s": seconds, "grad_norm": numbers["grad_norm"]})
         self.log_numbers({"steps_skipped": self._skipped.total})
 
     def configure_gradient_clipping(

@@ -8,6 +8,7 @@ import time
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -133,6 +134,24 @@ class GradientSums:
 _COUNT_DECAY = 1 - 1 / 200
 
 
+class StepNumbers(NamedTuple):
+    """Numbers of one rank in one optimizer step, which the ranks add up. They travel as float32."""
+
+    num_nonfinite: Tensor
+    """Microbatches with a non-finite loss."""
+
+    num_preempted: float
+    """1 if this rank received a signal to write a checkpoint and exit."""
+
+    num_out_of_time: float
+    """1 if `trainer.max_time` has passed by the clock of this rank."""
+
+    num_samples: float
+    """Samples of audio, without padding."""
+
+    num_microbatches: float
+
+
 @dataclass(frozen=True, slots=True)
 class StepTotals:
     """Sums of one optimizer step over all microbatches of all ranks."""
@@ -140,12 +159,8 @@ class StepTotals:
     stats: LossStats
     """Loss, accuracy and class counts over the scored tokens."""
 
-    counts: dict[str, Float[Tensor, ""]]
-    """Numbers by which all ranks decide about the step: microbatches with a non-finite loss, ranks that received a
-    signal to write a checkpoint and exit, and ranks by whose clock `trainer.max_time` has passed."""
-
-    num_samples: Float[Tensor, ""]
-    """Samples of audio, without padding."""
+    numbers: dict[str, Float[Tensor, ""]]
+    """The sums of `StepNumbers`, by name."""
 
     norm_statistics: list[Float[Tensor, "2 features"]]
     """Mean and variance for every batch norm, averaged over the microbatches."""
@@ -201,24 +216,28 @@ class StepStats:
         """Packs the sums of this rank into one vector, of the same length on every rank and at every step."""
         assert self._values is not None
         losses = torch.stack([nll_sum for _, _, nll_sum in self._microbatches])
-        numbers = (requests.preempted_here, requests.out_of_time_here, self._num_samples, len(losses))
+        numbers = StepNumbers(
+            num_nonfinite=(~losses.isfinite()).sum().to(losses.dtype),
+            num_preempted=float(requests.preempted_here),
+            num_out_of_time=float(requests.out_of_time_here),
+            num_samples=float(self._num_samples),
+            num_microbatches=float(len(losses)),
+        )
         # Not `new_tensor`, which copies from the CPU and waits for the device.
-        flags = [losses.new_full((), float(number)) for number in numbers]
-        counts = torch.stack([(~losses.isfinite()).sum().to(losses.dtype), *flags])
+        scalars = [each if isinstance(each, Tensor) else losses.new_full((), each) for each in numbers]
         collected = [norm.pop_collected(self.num_microbatches).flatten() for norm in self._norms]
-        return torch.cat([counts, *collected, self._values])
+        return torch.cat([torch.stack(scalars), *collected, self._values])
 
     def unflatten(self, values: Float[Tensor, " values"]) -> StepTotals:
         """Unpacks a vector of `flatten` that was summed over all ranks."""
-        (*numbers, num_samples, num_microbatches), rest = values[:5], values[5:]
-        counts = dict(zip(("num_nonfinite", "num_preempted", "num_out_of_time"), numbers, strict=True))
+        first, rest = values.tensor_split([len(StepNumbers._fields)])
+        numbers = dict(zip(StepNumbers._fields, first, strict=True))
         sizes = [2 * norm.num_features for norm in self._norms]
         *collected, stats = rest.split([*sizes, len(rest) - sum(sizes)])
         return StepTotals(
             LossStats.unflatten(stats, self._num_codebooks),
-            counts,
-            num_samples,
-            [sums.view(2, -1) / num_microbatches for sums in collected],
+            numbers,
+            [sums.view(2, -1) / numbers["num_microbatches"] for sums in collected],
         )
 
     def nonfinite_sources(self) -> str:
