@@ -113,7 +113,7 @@ def parse_header(content: bytes) -> FlacHeader | None:
     # STREAMINFO of 34 bytes comes first.
     if len(content) < 42 or content[:4] != b"fLaC" or content[4] & 0x7F or content[5:8] != b"\x00\x00\x22":
         return None
-    if not _has_plain_metadata(content):
+    if not _end_of_metadata(content):
         return None
     header = stream_info(content)
     return header if header.rate and header.num_samples and header.bits in _BITS else None
@@ -131,7 +131,7 @@ def is_too_large(content: bytes, header: FlacHeader, size: int) -> bool:
     if not longest:  # not known: that of samples that are not compressed
         longest = block_size(content) * header.num_channels * header.bits // 8 + _MAX_FRAME_HEADER
     num_frames = header.num_samples // max(1, int.from_bytes(content[8:10], "big")) + 1
-    return size > num_frames * longest
+    return size - _end_of_metadata(content) > num_frames * longest
 
 
 def starts_of_files(ranges: ByteRanges, start: int) -> list[int]:
@@ -237,22 +237,22 @@ def _crc8_of(byte: int) -> int:
 _CRC8 = tuple(_crc8_of(byte) for byte in range(256))
 
 
-def _has_plain_metadata(content: bytes) -> bool:
-    """Returns whether the blocks after STREAMINFO are intact and of the usual kinds, and a frame follows them."""
+def _end_of_metadata(content: bytes) -> int:
+    """Returns where the first frame begins; 0 unless the blocks before it are intact and of the usual kinds."""
     end, is_last = 42, content[4] >> 7
     while not is_last:
         head = content[end : end + 4]
         if len(head) < 4:
-            return False
+            return 0
         is_last, kind = head[0] >> 7, head[0] & 0x7F
         start, length = end + 4, int.from_bytes(head[1:], "big")
         end = start + length
         if kind == _COMMENTS:
             if not _has_plain_comments(content[start:end]):
-                return False
+                return 0
         elif kind != _PADDING and (kind != _SEEK_TABLE or length % _SEEK_POINT_BYTES):
-            return False
-    return content[end : end + 2] in _SYNC_CODES
+            return 0
+    return end if content[end : end + 2] in _SYNC_CODES else 0
 
 
 def _has_plain_comments(block: bytes) -> bool:

@@ -423,7 +423,7 @@ def test_a_batch_of_another_dataset_has_no_cuts_here(messy_corpora: MessyCorpora
     speech, windows = (AudioNoiseDataset(path, plan) for path, plan in plans.items())
     for batch, other in ((speech[0], windows), (windows[0], speech)):
         with pytest.raises(
-            ConfigError, match=r"is not of AudioNoiseDataset\(.*ask the dataset that it was loaded from"
+            ConfigError, match=r"is not from AudioNoiseDataset\(.*ask the dataset that it was loaded from"
         ):
             other.cuts(batch)
 
