@@ -156,7 +156,10 @@ def parse(
         # Secrets in URLs are left out before the text is broken into lines.
         with contextlib.redirect_stderr(io.StringIO()) as box, contextlib.suppress(SystemExit):
             read(args=[redacted(word) for word in words])
-        raise UsageError(f"the command line is invalid. {help_of_all}", box.getvalue()) from None
+        explanation = box.getvalue()
+        if defaults:
+            explanation = explanation.replace(f"{prog} --help", f"{prog} {HELP_ALL}")
+        raise UsageError(f"the command line is invalid. {help_of_all}", explanation) from None
     for name, parameter in inspect.signature(kept).parameters.items():
         if values[name] == () and parameter.default is inspect.Parameter.empty:
             raise UsageError(f"{_options(function)[name]} is missing: give one or more.")
@@ -321,11 +324,14 @@ def _name_here(arguments: Sequence[str], options: Mapping[str, str]) -> str:
         setting, equals, value = word.partition("=")
         if not (here := name_here(setting, options)):
             continue
-        if word.startswith("--") and setting[2:].replace("-", "_") not in options:
+        is_option = options.get(setting[2:].replace("-", "_"), "").startswith("-")
+        if word.startswith("--") and not is_option:
             return f"unknown option {setting}; here it is {' or '.join(options[each] for each in here)}."
         if equals and not (word.startswith("-") or before.startswith("-") or Path(word).exists()):
             if here == ["trainer.lightning"]:
                 value = f"'{{{setting.rpartition('.')[2]}: {value}}}'"
-            given = " or ".join(f"{options[each]} {value}" for each in here)
-            return f"{word} is no argument: settings are options, such as {given}."
+            if options[here[0]].startswith("-"):
+                given = " or ".join(f"{options[each]} {value}" for each in here)
+                return f"{word} is no argument: settings are options, such as {given}."
+            return f"{word} is no argument: give {value} as {options[here[0]]}."
     return ""

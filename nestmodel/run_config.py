@@ -197,7 +197,10 @@ class TrainerConfig:
         require(self.max_steps != 0, "trainer.max_steps", 0, "the number of steps to train, or -1 for no limit")
         require_at_least(1, "trainer", self, "num_nodes", "log_every_n_steps", "early_stop")
         interval = self.val_check_interval
-        require(isinstance(interval, int | float | None), "trainer.val_check_interval", interval, "a number")
+        is_valid = interval is None or (isinstance(interval, int) and interval > 0)
+        is_valid |= isinstance(interval, float) and 0 < interval <= 1
+        expected = "a number of optimizer steps without a point, or a share of an epoch such as 0.5"
+        require(is_valid, "trainer.val_check_interval", interval, expected)
         if isinstance(interval, int) and self.lightning.get("check_val_every_n_epoch") is not None:
             raise ConfigError(
                 f"trainer.val_check_interval {interval} counts optimizer steps across epochs: leave out "

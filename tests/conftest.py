@@ -39,7 +39,7 @@ NUMERICS = (
     "tests/nestmodel/formats/test_nemo_archive.py",
     "tests/nestmodel/nn/",
     "tests/nestmodel/training/test_module.py",
-    "tests/nestmodel/training/saving/test_resume.py",
+    "tests/nestmodel/training/test_resume_checks.py",
 )
 """Tests that compare numbers or bytes that an instruction set could change: all of them are marked `numerics`."""
 
@@ -50,6 +50,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     With more threads than free cores, an operation on a small tensor waits longer for its threads than it computes.
     The process that starts the workers of `pytest -n` does without torch, because they wait for it.
     """
+    assert all((session.config.rootpath / path).exists() for path in (*NUMERICS, *SERIAL_TESTS)), "a path is gone"
     if not session.config.getoption("numprocesses", None):
         import torch
 

@@ -9,6 +9,7 @@ torchcodec.
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import pairwise
 from typing import NamedTuple
 
 from nestdata.audio import flac, mpeg, not_audio, ogg, torchcodec_audio, wav
@@ -188,7 +189,8 @@ def open_ranges(
         return open_whole()
     tag_length = mpeg.tag_length(head)
     starts = wav.starts_of_files(ranges, tag_length)
-    streams = [stream for start in starts if (stream := wav.find_samples(ranges, start))]
+    spans = pairwise([*starts, ranges.size])
+    streams = [stream for start, end in spans if (stream := wav.find_samples(ranges, start, end))]
     if mpeg_streams := [stream for stream in streams if stream.is_mpeg]:
         parts = [part for each in mpeg_streams for part in _mpeg_parts(ranges.part(each.begin, each.length))]
         return JoinedAudio(parts, ends_early=mpeg_streams[-1].ends_early)
@@ -216,8 +218,8 @@ def open_ranges(
 
 def _files_at(ranges: ByteRanges, starts: list[int]) -> JoinedAudio:
     """Opens the files that begin at several bytes as one."""
-    ends = [*starts[1:], ranges.size]
-    return JoinedAudio([AudioPart(ranges, [(start, end - start)]) for start, end in zip(starts, ends, strict=True)])
+    spans = pairwise([*starts, ranges.size])
+    return JoinedAudio([AudioPart(ranges, [(start, end - start)]) for start, end in spans])
 
 
 def _open_mpeg(ranges: ByteRanges, open_whole: Callable[[], SoundFileAudio], start: int) -> AudioReader:

@@ -36,7 +36,6 @@ class SoundFileAudio(AudioReader):
         self.rate, self.num_channels = self._file.samplerate, self._file.channels
         self.num_samples = None if self._file.frames == _UNKNOWN_LENGTH else self._file.frames
         self.format: str = self._file.format
-        self.subtype: str = self._file.subtype
         self._has_read = False
 
     def close(self) -> None:

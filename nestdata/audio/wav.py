@@ -180,11 +180,11 @@ class RiffSamples(NamedTuple):
     """Whether the file has fewer bytes, and was not written to a pipe."""
 
 
-def find_samples(ranges: ByteRanges, start: int) -> RiffSamples | None:
-    """Finds the samples of a WAV or AIFF file that begins at a position; returns None if there are none."""
+def find_samples(ranges: ByteRanges, start: int, end: int) -> RiffSamples | None:
+    """Finds the samples of a WAV or AIFF file from `start` up to `end`; returns None if there are none."""
     order = _byte_order(ranges.at(start, 12))
     position, long_length, tag, block_bytes = start + 12, 0, 0, 1
-    while order and len(head := ranges.at(position, 8)) == 8 and head[:4] != bytes(4):
+    while order and position < end and len(head := ranges.at(position, 8)) == 8 and head[:4] != bytes(4):
         kind, length, begin = head[:4], int.from_bytes(head[4:], order), position + 8
         if kind == b"ds64":
             long_length = int.from_bytes(ranges.at(begin + 8, 8), order)

@@ -30,9 +30,6 @@ ADDRESS = np.dtype([("offset", "<i8"), ("shard", "<u4"), ("length", "<u4")])
 NO_SHARD = 0xFFFFFFFF
 """Shard number of cuts without an address; also the largest value of 32 bits."""
 
-MAX_MEMBER_BYTES = 0xFFFFFFFF
-"""Length of the longest member that an address can describe, in bytes."""
-
 # Descriptions of shards that a process keeps. Reading and parsing one again takes about 3 microseconds.
 _MAX_CACHED = 8192
 

@@ -3,6 +3,8 @@
 import os
 from typing import NamedTuple
 
+_LAST_NS = (1 << 63) - 1
+
 
 class ObjectInfo(NamedTuple):
     """One object of a store, or one local file."""
@@ -19,7 +21,7 @@ class FileVersion(NamedTuple):
     """What distinguishes a local file from one that replaces it."""
 
     mtime_ns: int
-    """Modification time, in ns since 1970."""
+    """Modification time, in ns since 1970; at most `_LAST_NS`, in 2262, as it is stored in 64 bits."""
 
     size: int
     """Lower 32 bits of the size in bytes."""
@@ -27,7 +29,7 @@ class FileVersion(NamedTuple):
     @classmethod
     def of(cls, status: os.stat_result) -> "FileVersion":
         """Returns the version of a file with this status."""
-        return cls(status.st_mtime_ns, status.st_size & 0xFFFFFFFF)
+        return cls(min(status.st_mtime_ns, _LAST_NS), status.st_size & 0xFFFFFFFF)
 
 
 class StorageStats(NamedTuple):

@@ -20,10 +20,11 @@ def views_message(views: Sequence[ProcessView], limits: StallLimits) -> Message:
     sent = []
     for view in views:
         is_late = view.is_dead or view.age_s > limits.shortest_s / 2
-        if view.is_rank:
-            sent.append(view if is_late else replace(view, reading=replace(view.reading, cuts=(), waits_for=None)))
-        elif view.is_dead or view.state is ProcessState.STOPPED or (is_late and view.reading.cuts):
-            sent.append(view)
+        reading = replace(view.reading, beat_ns=0, device_ns=0)  # times of this node
+        if view.is_rank and not is_late:
+            reading = replace(reading, cuts=(), waits_for=None)
+        if view.is_rank or view.is_dead or view.state is ProcessState.STOPPED or (is_late and view.reading.cuts):
+            sent.append(replace(view, reading=reading))
     return {"type": "views", "views": [asdict(view) for view in sent]}
 
 

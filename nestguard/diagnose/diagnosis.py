@@ -111,7 +111,8 @@ def progress_text(view: ProcessView) -> str:
     reading, device = view.reading, view.reading.device
     if device is None or device == (reading.phase, reading.step, reading.microbatch):
         return f"in {reading.phase.name}"
-    return f"device in {device.phase.name} of step {device.step}; host in {reading.phase.name}"
+    step = "" if device.step is None else f" of step {device.step}"
+    return f"device in {device.phase.name}{step}; host in {reading.phase.name}"
 
 
 def silence_reason(view: ProcessView, limits: StallLimits) -> str:
@@ -133,7 +134,8 @@ def contact_reason(view: ProcessView) -> str:
 def end_reason(view: ProcessView) -> str:
     """Explains the end of a process that died or failed."""
     if not view.is_dead:
-        return view.reading.detail
+        step = view.reading.step
+        return view.reading.detail or ("before its first step" if step is None else f"in step {step}")
     number = view.exit_signal
     if number is None:
         end = "without reporting an error (SIGKILL, out of memory or a crash)"

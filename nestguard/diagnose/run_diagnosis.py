@@ -381,6 +381,7 @@ def _culprits_text(kind: DiagnosisKind, views: Sequence[ProcessView]) -> str:
     if len(views) > 1 or kind in (DiagnosisKind.UNSEEN, DiagnosisKind.NOT_STARTED):
         return text
     reading = views[0].reading
-    position = reading if reading.phase.is_final or reading.device is None else reading.device
+    # What a rank executed when it died or was stopped is not why.
+    position = reading if kind is not DiagnosisKind.STUCK or reading.device is None else reading.device
     phase = "" if position.phase.is_final else f" in {position.phase.name}"
     return f"{text}{phase}" + ("" if position.step is None else f", step {position.step}")

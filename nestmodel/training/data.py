@@ -51,7 +51,8 @@ class NestDataModule(pl.LightningDataModule):
         """
         if self.trainer is None:
             return
-        check_launcher(self.trainer)
+        if stage == "fit":  # a program may validate with one rank of several
+            check_launcher(self.trainer)
         self.configure(self.trainer, stage)
         # Lightning expects a loader with state to resume; ours starts at `trainer.global_step`.
         warnings.filterwarnings("ignore", message="You're resuming from a checkpoint that ended before the epoch")

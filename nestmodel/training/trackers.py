@@ -73,8 +73,6 @@ def open_trackers(
         try:
             logger = _LOGGERS[name](folder, before.get(name))
             _ = logger.experiment
-            if name not in before:  # MLflow refuses other values of the same settings
-                logger.log_hyperparams(settings)
         except Exception as error:  # of any library
             if must_open:
                 shutil.rmtree(folder, ignore_errors=True)
@@ -87,6 +85,8 @@ def open_trackers(
         if name != "tensorboard":
             ids[name] = logger.version
         loggers.append(warns_of_errors(logger, name))
+        if name not in before:  # MLflow refuses other values of the same settings
+            loggers[-1].log_hyperparams(dict(settings))
     if ids:
         replace_file(folder / _IDS, (json.dumps(ids) + "\n").encode())
     return loggers
@@ -110,7 +110,7 @@ def warns_of_errors(logger: Logger, name: str) -> Logger:
 
         return call_unless_paused
 
-    for method in ("log_metrics", "save", "finalize"):
+    for method in ("log_hyperparams", "log_metrics", "save", "finalize"):
         setattr(logger, method, guarded(getattr(logger, method)))
     return logger
 

@@ -128,6 +128,10 @@ def test_the_seed_is_that_of_plan_and_model(tmp_path: Path) -> None:
         ),
         ("{trainer: {max_steps: ten}}", "trainer.max_steps is 'ten': expected int"),
         ("{trainer: {max_steps: 0}}", "trainer.max_steps is 0"),
+        *(
+            (f"{{trainer: {{val_check_interval: {value}}}}}", f"trainer.val_check_interval is {value}")
+            for value in (0, -1, 2.0, -0.5)
+        ),
         ("{trainer: 3}", "trainer is 3"),
         ("{trainer: {lightning: {max_steps: 3}}}", "max_steps"),
         ("{model: {config: {optimizer: {lr: 1e-3}}}}", "such as 1.0e-5"),

@@ -50,7 +50,7 @@ ADVICE = {
 """What to do about rejected audio, by the reason of the reject."""
 
 MAX_BYTES = 0xFFFFFFFF
-"""Length of the longest member with an address: `nestdata.corpus.addresses.MAX_MEMBER_BYTES`, without numpy."""
+"""Length of the longest member with an address (`nestdata.corpus.addresses`), which has 32 bits for it."""
 
 HEAD_BYTES = 1 << 14
 """Bytes from the start of an audio file that hold its header, with 8 KiB of padding that the `flac` program writes."""

@@ -215,6 +215,8 @@ class GivenInput:
             first = next(self.manifest.objects(), b"") if self.manifest.is_spread else lines.text
             return parse_object(first, f"{self.path}:{lines.number}") or {}
         except ManifestError as error:
+            if self.format is not None:
+                raise
             raise ManifestError(
                 f"{error} Other kinds of input: an audio file, a folder of audio, a CSV with a column audio_filepath, "
                 "a list of paths, a fairseq manifest, a Kaldi directory, a Hugging Face data set; see docs/formats.md."

@@ -56,8 +56,10 @@ class Manifest:
     """A manifest, which is opened once: for its first lines, which tell its format, and then for all of it.
 
     It stays open until `close`, or until nobody refers to it any more. A pickled copy is closed. One iterator at a time
-    is valid: the next one begins at the start of the same file. All methods that read raise ManifestError if it is not
-    a regular file, a read fails or a line is too long, and StorageError if the store cannot be read.
+    is valid: the next one begins at the start of the same file, and so do `head` and the first use of `first_lines` and
+    `is_spread`. Neither pickling nor `repr` reads, so both may happen during an iteration. All methods that read raise
+    ManifestError if it is not a regular file, a read fails or a line is too long, and StorageError if the store cannot
+    be read.
 
     Args:
         path: A local path, or a URL as a `str`.
@@ -71,10 +73,10 @@ class Manifest:
             self.is_spread = is_spread
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Manifest, (self.path, self.is_spread)
+        return Manifest, (self.path, vars(self).get("is_spread"))
 
     def __repr__(self) -> str:
-        return f"Manifest({self.path!r}, {self.is_spread})"
+        return f"Manifest({self.path!r})"
 
     def head(self, num_bytes: int) -> bytes:
         """Returns the first bytes, fewer than a buffer, without a byte order mark of UTF-8."""

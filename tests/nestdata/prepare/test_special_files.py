@@ -12,6 +12,7 @@ import pytest
 from nestdata import (
     AudioNoiseDataset,
     BatchPlan,
+    InputFormat,
     ManifestError,
     PlanConfig,
     PrepareConfig,
@@ -29,6 +30,9 @@ KINDS = {
     "null": "a character device",
     "zero": "a character device",
 }
+
+
+FORMATS: tuple[InputFormat, ...] = get_args(InputFormat)
 
 
 @pytest.fixture(autouse=True)
@@ -101,3 +105,11 @@ def test_a_manifest_that_is_a_special_file_is_an_error_that_says_so(tmp_path: Pa
     with pytest.raises(ManifestError, match=message):
         prepare_corpus([special], tmp_path / "speech.corpus", PrepareConfig(format=form))
     assert not (tmp_path / "speech.corpus.partial").exists()
+
+
+@pytest.mark.parametrize("kind", ["pipe", "socket", "zero"])
+@pytest.mark.parametrize("form", FORMATS)
+def test_a_special_file_is_no_input_of_any_format(tmp_path: Path, kind: str, form: InputFormat) -> None:
+    path = make_special(tmp_path / "input", kind)
+    with pytest.raises(ManifestError):
+        prepare_corpus([path], tmp_path / "speech.corpus", PrepareConfig(format=form))

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from nestdata.errors import ConfigError, StorageError
-from nestdata.storage import ObjectInfo, Storage, StorageConfig, clients
+from nestdata.storage import FileVersion, ObjectInfo, Storage, StorageConfig, clients
 
 CONTENT = bytes(range(256)) * 40
 
@@ -127,3 +127,10 @@ def test_a_child_that_is_forked_during_the_first_request_to_a_store_is_refused(m
     clients._after_fork_in_child()  # another thread forks; there is no client yet
     with pytest.raises(StorageError, match="s3://bucket/a: this process was forked after its parent had used"):
         clients.check_not_forked("s3://bucket/a")
+
+
+def test_a_time_that_64_bits_cannot_hold_is_the_last_one_that_they_can(tmp_path: Path) -> None:
+    (tmp_path / "a.wav").touch()
+    os.utime(tmp_path / "a.wav", ns=(0, 2**63 + 10**9))
+    version = FileVersion.of((tmp_path / "a.wav").stat())
+    assert version == (2**63 - 1, 0)

@@ -21,6 +21,13 @@ def test_a_death_stops_the_run_after_half_a_second() -> None:
     assert diagnoses[1].reason == "ended in FORWARD without reporting an error (SIGKILL, out of memory or a crash)"
 
 
+def test_the_cause_names_what_the_process_of_a_dead_rank_did_and_not_its_device() -> None:
+    device = DevicePosition(Phase.BACKWARD, 10, 0)
+    dead = view(1, Phase.LOADING, 11, state=ProcessState.GONE, ended_s=0.6, device=device)
+    run = diagnose([view(0, Phase.COLLECTIVE, 11), dead], LIMITS)
+    assert run.cause == "rank 1 has died in LOADING, step 11"
+
+
 def test_a_failed_rank_has_two_seconds_to_exit() -> None:
     assert continuing(view(0), view(1, Phase.FAILED, age_s=1.9)) == ["running", "failed"]
     diagnoses = diagnoses_of(view(0), view(1, Phase.FAILED, age_s=2.1, detail="ValueError: no"))

@@ -248,7 +248,8 @@ def _parquet_files(path: Path | str) -> list[str]:
     elif path.is_dir():
         found = [os.path.abspath(file) for file in path.rglob(f"*{PARQUET_SUFFIX}") if file.is_file()]
     else:
-        found = [os.path.abspath(file) for file in ([path] if path.is_file() else glob(str(path), recursive=True))]
+        named = [str(path)] if path.is_file() else glob(str(path), recursive=True)
+        found = [os.path.abspath(file) for file in named if os.path.isfile(file)]
     if not found:
         raise ManifestError(f"{path}: no such Parquet file. Check the path or the pattern.")
     return sorted(found)

@@ -1,15 +1,17 @@
 import gzip
 import json
+import pickle
 import tracemalloc
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from nestdata import ManifestError, prepare_corpus
+from nestdata import ManifestError, PrepareConfig, ProbeMode, prepare_corpus
 from nestdata.prepare.inputs import lines as lines_module
 from nestdata.prepare.inputs.lines import MAX_LINE_BYTES, Manifest
 from tests.nestdata.prepare.inputs.reading import lhotse_cut, some_audio
+from tests.synthesis import hiss, write_audio
 
 LIMIT = 1000
 
@@ -54,6 +56,30 @@ def test_every_reader_of_lines_refuses_a_line_that_is_too_long(tmp_path: Path, n
     with pytest.raises(ManifestError, match=rf"{name}:[12]: a line of more than"):
         prepare_corpus([given], tmp_path / "speech.corpus")
     assert not list(tmp_path.glob("speech.corpus*"))
+
+
+def test_a_manifest_that_is_pickled_or_printed_while_it_is_read_goes_on_with_the_next_line(tmp_path: Path) -> None:
+    for name in ("list.txt", "list.txt.gz"):
+        content = [b"%d.wav\n" % number for number in range(50)]
+        whole = b"".join(content)
+        (tmp_path / name).write_bytes(gzip.compress(whole) if name.endswith(".gz") else whole)
+        manifest = Manifest(tmp_path / name)
+        lines = manifest.lines()
+        assert next(lines) == content[0]
+        assert list(pickle.loads(pickle.dumps(manifest)).lines()) == content
+        assert name in repr(manifest)
+        assert list(lines) == content[1:]
+
+
+def test_all_lines_of_a_list_whose_format_is_given_are_read(tmp_path: Path) -> None:
+    for number in range(12):
+        write_audio(tmp_path / f"{number}.wav", hiss(8000, number))
+    (tmp_path / "list.txt").write_text("".join(f"{number}.wav\n" for number in range(12)))
+    probes: tuple[ProbeMode, ...] = ("all", "decode")
+    for probe in probes:
+        config = PrepareConfig(probe=probe, format="list")
+        report = prepare_corpus([tmp_path / "list.txt"], tmp_path / f"{probe}.corpus", config)
+        assert (report.num_cuts, report.rejected) == (12, {})
 
 
 def test_a_line_that_is_too_long_takes_bounded_memory(tmp_path: Path) -> None:
