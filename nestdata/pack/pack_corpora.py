@@ -322,7 +322,7 @@ def _prepare_command(location: str, corpora: "Corpora") -> str:
     """Returns the command that prepares a corpus of all packed cuts."""
     import shlex
 
-    from nestdata.prepare.config import PrepareConfig
+    from nestdata.prepare.prepare_config import PrepareConfig
 
     rate = corpora.sampling_rate
     options = [] if rate == PrepareConfig().sampling_rate else ["--sampling-rate", str(rate)]

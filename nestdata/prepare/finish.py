@@ -11,13 +11,13 @@ from nestdata.columns import ROLES
 from nestdata.corpus.addresses import relative_name
 from nestdata.corpus.meta import FORMAT_VERSION, meta_content
 from nestdata.errors import shortened
-from nestdata.prepare.config import PrepareConfig
 from nestdata.prepare.corpus_writer import CorpusStats
 from nestdata.prepare.found import NOTES
 from nestdata.prepare.inputs.entry import Source
 from nestdata.prepare.inputs.formats.folder import other_files, outputs_in
 from nestdata.prepare.pool import Pool
-from nestdata.prepare.report import write_report
+from nestdata.prepare.prepare_config import PrepareConfig
+from nestdata.prepare.prepare_report import write_report
 from nestdata.prepare.speech import detector_name
 from nestdata.prepare.written_cuts import WrittenCuts, write_bank
 from nestdata.redaction import redacted

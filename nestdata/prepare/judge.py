@@ -15,11 +15,11 @@ from nestdata.audio.byte_ranges import ByteRanges
 from nestdata.audio.decode import SILENCE_DB, at_rate, energy, samples_in
 from nestdata.audio.lhotse_audio import file_rate, needs_whole_cut
 from nestdata.corpus.file_version import path_of
-from nestdata.prepare.config import PrepareConfig
 from nestdata.prepare.divide import Part
 from nestdata.prepare.found import Cut, Note, Outcome
 from nestdata.prepare.inputs.audio import File, LhotseCut, RejectReason
 from nestdata.prepare.inputs.entry import Entry, span_suffix
+from nestdata.prepare.prepare_config import PrepareConfig
 from nestdata.prepare.read import ROUNDING_S, WholeEntry, has_text
 from nestdata.prepare.speech import load_up_to_damage
 from nestdata.storage import FileVersion

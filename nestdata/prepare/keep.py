@@ -21,10 +21,10 @@ from typing import Any
 from nestdata.corpus.meta import FORMAT_VERSION
 from nestdata.errors import StorageError
 from nestdata.output import package_version, path_before_move
-from nestdata.prepare.config import PrepareConfig
 from nestdata.prepare.found import Found
 from nestdata.prepare.inputs.entry import ReadsFiles, Source
 from nestdata.prepare.inputs.remote import in_parallel
+from nestdata.prepare.prepare_config import PrepareConfig
 from nestdata.prepare.speech import detector_name
 from nestdata.storage import ObjectInfo, is_url, storage
 

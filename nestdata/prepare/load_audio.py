@@ -10,11 +10,11 @@ from numpy.typing import NDArray
 
 from nestdata.audio.decode import load_samples
 from nestdata.errors import AudioError, ConfigError
-from nestdata.prepare.config import PrepareConfig
 from nestdata.prepare.found import Cut, Reject
 from nestdata.prepare.inputs.audio import File, Member
 from nestdata.prepare.inputs.entry import Entry
 from nestdata.prepare.inputs.remote import with_members
+from nestdata.prepare.prepare_config import PrepareConfig
 from nestdata.prepare.run import probe
 from nestdata.storage import ObjectInfo, is_url
 

@@ -15,12 +15,12 @@ from nestdata.audio.decode import samples_in
 from nestdata.audio.lhotse_audio import file_rate
 from nestdata.corpus import members
 from nestdata.errors import StorageError
-from nestdata.prepare.config import PrepareConfig
 from nestdata.prepare.found import Reject
 from nestdata.prepare.header import AudioInfo, read_header
 from nestdata.prepare.inputs.audio import Audio, File, LhotseCut, Member, RejectReason, Unusable, at_member
 from nestdata.prepare.inputs.entry import Entry
 from nestdata.prepare.inputs.meaning import divide_labels
+from nestdata.prepare.prepare_config import PrepareConfig
 from nestdata.storage import FileVersion
 
 ROUNDING_S = 0.05

@@ -22,7 +22,6 @@ import orjson
 from nestdata.columns import parse_columns
 from nestdata.errors import ManifestError, OutputError
 from nestdata.output import output_directory, path_before_move
-from nestdata.prepare.config import PrepareConfig, ProbeMode
 from nestdata.prepare.corpus_writer import CorpusStats, CorpusWriter
 from nestdata.prepare.divide import divide
 from nestdata.prepare.finish import PrepareReport, finish_corpus
@@ -35,6 +34,7 @@ from nestdata.prepare.inputs.remote import with_members
 from nestdata.prepare.judge import judge
 from nestdata.prepare.keep import KEPT_RESULTS, KeptResult, Task
 from nestdata.prepare.pool import open_pool
+from nestdata.prepare.prepare_config import PrepareConfig, ProbeMode
 from nestdata.prepare.read import read_entry, reads_audio
 from nestdata.prepare.speech import detector_name
 from nestdata.redaction import redacted_url

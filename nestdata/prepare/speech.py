@@ -22,7 +22,7 @@ from nestdata.audio.resampling import resample
 from nestdata.corpus.corpora import Corpora, spread_over
 from nestdata.corpus.corpus import Corpus
 from nestdata.errors import AudioError, ConfigError
-from nestdata.prepare.config import SegmentConfig
+from nestdata.prepare.prepare_config import SegmentConfig
 
 RATE = 16000
 """Sampling rate of the detector and of its spans, in Hz."""

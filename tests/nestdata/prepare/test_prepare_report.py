@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from nestdata import Corpus, PrepareConfig, prepare_corpus
-from nestdata.prepare import report
+from nestdata.prepare import prepare_report as report
 from tests.nestdata.prepare.report_tables import rows_of
 from tests.synthesis import chirp, hiss, read_audio, tone, write_audio, write_jsonl
 
