@@ -1,7 +1,7 @@
-"""Bytes at positions of audio that is a file, in memory, or in a store, and streams that splice them.
+"""Random access to the bytes of audio in a file, in memory or in a store, and streams that join pieces of them.
 
 libsndfile reads a `SplicedStream` as if it were a file. So one stream of a joined file can be decoded by itself, and
-MPEG frames without what is between them, without a copy of the file.
+MPEG frames can be decoded without the bytes between them. The file is not copied.
 """
 
 import io
@@ -22,7 +22,7 @@ _BLOCK_BYTES, _MAX_PATTERN_BYTES = 1 << 16, 32
 class ByteRanges:
     """Bytes of known number, read at any position.
 
-    libsndfile cannot be told of an exception. So after an error, there are no bytes, and `check` raises the error.
+    No exception can pass through libsndfile. So after an error, reads return no bytes, and `check` raises the error.
     """
 
     content: bytes | None = None
@@ -71,7 +71,7 @@ class ByteRanges:
             start += _BLOCK_BYTES
 
     def part(self, start: int, length: int) -> "ByteRanges":
-        """Returns a range of the bytes as bytes of their own; errors of its reads are those of the whole."""
+        """Returns a range as an object of its own; if a read of it fails, `check` of the whole raises the error."""
         if self.content is not None:
             return ByteRanges.of_bytes(self.content[start : start + length])
         length = max(0, min(length, self.size - start))
@@ -84,7 +84,7 @@ class ByteRanges:
 
 
 Piece = tuple[int, int] | bytes
-"""First byte and length of a range, or bytes that stand for themselves."""
+"""First byte and length of a range, or the bytes themselves."""
 
 
 class SplicedStream:
@@ -109,7 +109,7 @@ class SplicedStream:
         """Reads bytes, fewer at the end of the pieces."""
         position, end = self._position, self._starts[-1]
         if position >= end:
-            # The tail that is claimed beyond the pieces is read for tags when a file is opened, and has none.
+            # When libsndfile opens a file, it looks for tags in the claimed tail, and finds zeros.
             has_tail = self._size - _TAIL_BYTES <= position < self._size
             found = bytes(min(num_bytes, self._size - position)) if has_tail else b""
             self._position += len(found)
@@ -139,7 +139,7 @@ class SplicedStream:
         return len(found)
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        """Sets the position. One before the start, which damaged headers ask for, is the start."""
+        """Sets the position. A position before the start, to which a damaged header may lead, becomes the start."""
         base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._size}[whence]
         self._position = max(0, base + offset)
         return self._position

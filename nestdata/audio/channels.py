@@ -1,4 +1,4 @@
-"""Which channel of multi-channel audio a cut is."""
+"""Channels of audio, and how a cut says that it is the average of all channels."""
 
 from collections.abc import Mapping
 from typing import Any, Literal

@@ -1,6 +1,6 @@
 """Decoding of the samples of a cut, with resampling and checks.
 
-Files are decoded directly into the output array, in the way that `nestdata.audio.encoded` opens them. If a cut is most
+Files are opened by `nestdata.audio.encoded` and decoded directly into the output array. If a cut is most
 of a FLAC file that has nothing unusual, `nestdata.audio.flac` decodes it faster, to the same samples. Transforms other
 than one resampling are left to Lhotse (`nestdata.audio.lhotse_audio`). Lhotse's own `load_audio` runs commands, and
 fills up to half a second of missing audio by reflection without a warning; here, a file that is shorter than its cut is
@@ -104,7 +104,7 @@ def load_samples(
 
 
 def empty_samples(cut_id: str, num_samples: int) -> NDArray[np.float32]:
-    """Returns an array for samples of a cut, whose pages take memory when they are filled.
+    """Returns an uninitialised array for the samples of a cut; its pages take memory only when they are filled.
 
     Raises:
         AudioError: There is not enough memory.
@@ -125,9 +125,9 @@ def samples_in(duration: float, rate: int) -> int:
 
 
 def at_rate(recording: Mapping[str, Any], rate: int) -> dict[str, Any]:
-    """Returns a copy of a recording, with the transform by which Lhotse resamples it when it is loaded, if it has to.
+    """Returns a copy of a recording at a rate in Hz; if its own rate differs, with a transform that resamples it.
 
-    The duration in seconds stays that of the file.
+    Lhotse applies the transform when it loads the recording. The duration in seconds does not change.
     """
     source = recording["sampling_rate"]
     if source == rate:
@@ -231,7 +231,7 @@ def _decode(
 ) -> int:
     """Fills `out` with the next samples of an open file, after transforms if there are any, and returns their number.
 
-    `channel` is the index of the channel in the file, or None for the average of all; `rate` that of `out`.
+    `channel` is the index of the channel in the file, or None for the average of all; `rate` is the rate of `out`.
     """
     if file.num_samples == 0:
         raise ValueError("it holds no samples")
@@ -249,7 +249,7 @@ def _decode(
 
 
 def _check_damage(file: AudioReader, num_missing: int) -> None:
-    """Raises the error for which an open file gave fewer samples than it was asked for, apart from rounding."""
+    """Raises the error of an open file if it gave fewer samples than were asked for, apart from rounding."""
     if file.damage is not None and num_missing > (_LENGTH_TOLERANCE_S + _END_MARGIN_S) * file.rate:
         raise file.damage
 

@@ -1,9 +1,8 @@
-"""Encoded audio, in a file or in memory, as the decoders take it.
+"""Encoded audio, in a file or in memory, which is opened with the decoder that can read it.
 
-libsndfile and dr_flac read bytes in memory to the same samples as a file of the same bytes. Where libsndfile would end
-before the audio does, because a format has no header (MPEG) or a file is several streams one after the other (Ogg,
-MPEG) or several files one behind the other, it reads the streams one by one. What libsndfile does not know is left to
-torchcodec.
+libsndfile and dr_flac decode bytes in memory to the same samples as a file with these bytes. libsndfile would end too
+early in a format without a header (MPEG), in a file of several streams (Ogg, MPEG), and in joined files: of these, it
+reads the streams one by one. Formats that libsndfile does not know are left to torchcodec.
 """
 
 import os
@@ -25,7 +24,7 @@ from nestdata.errors import AudioReason
 _HEAD_BYTES = 1 << 12
 _MPEG_STARTS = (b"ID3", b"\xff")
 _AU_MAGIC = b".snd"
-# A cut that ends this much behind the length in a header, in seconds, is not one whose duration was rounded.
+# In seconds: if a cut ends this much after the length in a header, rounding of its duration is not the reason.
 _MIN_EXCESS_S = 0.01
 
 
@@ -157,7 +156,7 @@ class EncodedAudio(NamedTuple):
                     return "unreadable" if len(file.read(1)) else "truncated"
                 except soundfile.LibsndfileError:
                     return "truncated"  # the header is valid, but the end that it describes is missing
-        except (RuntimeError, ValueError, OSError):  # those of libsndfile and torchcodec are RuntimeErrors
+        except (RuntimeError, ValueError, OSError):  # libsndfile and torchcodec raise RuntimeErrors
             return "unreadable"
 
 
@@ -199,7 +198,7 @@ def open_ranges(
     if head.startswith(_MPEG_STARTS) and (start := mpeg.find_start(ranges)) is not None:
         return _open_mpeg(ranges, open_whole, start)
     if head.startswith(_AU_MAGIC):
-        # Its samples end with the file, as in FFmpeg and as those of SPHERE, whatever length the header gives.
+        # The samples end with the file whatever length the header gives, as in FFmpeg, and as in SPHERE files.
         return JoinedAudio([AudioPart(ranges, [head[:8] + b"\xff" * 4, (12, ranges.size - 12)])])
     file = open_whole()
     file.ends_early = bool(streams) and streams[0].ends_early
@@ -242,7 +241,7 @@ def open_copy(descriptor: int) -> SoundFileAudio:
 
 
 def _name_of(head: bytes) -> str:
-    """Returns the name of a format that libsndfile does not know, or not in all forms; empty if it is another one."""
+    """Returns the name of a format that libsndfile does not know, or not in all forms; empty for other formats."""
     if head[4:8] == b"ftyp":
         return "M4A"
     if head.startswith(b"OggS") and head[28:36] == b"Speex   ":

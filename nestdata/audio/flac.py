@@ -101,7 +101,7 @@ def parse_flac(content: bytes) -> FlacFile | None:
 
 
 def parse_header(content: bytes) -> FlacHeader | None:
-    """Parses the metadata of a FLAC file; the layout is that of RFC 9639, section 8.
+    """Parses the metadata of a FLAC file, as in RFC 9639, section 8.
 
     Args:
         content: The file, or its start up to the first frame or further.
@@ -120,22 +120,22 @@ def parse_header(content: bytes) -> FlacHeader | None:
 
 
 def is_too_large(content: bytes, header: FlacHeader, size: int) -> bool:
-    """Returns whether a file has more bytes than all its frames take, as several files of one length have.
+    """Returns whether a file has more bytes than its frames can take, as joined files of equal length have.
 
     Args:
         content: The start of the file, whose STREAMINFO gives the shortest block and the longest frame.
-        header: What it says.
+        header: The content of STREAMINFO.
         size: Number of bytes of the file.
     """
     longest = int.from_bytes(content[15:18], "big")
-    if not longest:  # not known: that of samples that are not compressed
+    if not longest:  # not known: the size of a frame without compression
         longest = block_size(content) * header.num_channels * header.bits // 8 + _MAX_FRAME_HEADER
     num_frames = header.num_samples // max(1, int.from_bytes(content[8:10], "big")) + 1
     return size - _end_of_metadata(content) > num_frames * longest
 
 
 def starts_of_files(ranges: ByteRanges, start: int) -> list[int]:
-    """Returns where FLAC files begin in one that may be several, the first at a byte; reads all bytes from there."""
+    """Returns the positions of joined FLAC files, the first of which is at `start`; reads all bytes from there."""
     return [start, *ranges.find_all(_FILE_START, start + 1)]
 
 
@@ -154,8 +154,8 @@ def block_size(content: bytes) -> int:
 def last_sample(content: bytes, ranges: ByteRanges) -> int | None:
     """Returns the number of the sample behind the last frame of a file, which may be cut off.
 
-    A file that goes on behind the end that its header gives may be several files that are joined; one that ends before
-    is cut off.
+    If that number is larger than the number of samples in the header, the file may be several joined files; if it is
+    smaller, the file is cut off.
 
     Args:
         content: The start of the file, for which `parse_header` has found a header.
@@ -167,7 +167,7 @@ def last_sample(content: bytes, ranges: ByteRanges) -> int | None:
     num_samples = stream_info(content).num_samples
     tail_bytes = (int.from_bytes(content[15:18], "big") or _TAIL_BYTES) + _MAX_FRAME_HEADER
     tail = ranges.at(max(0, ranges.size - tail_bytes), tail_bytes)
-    # Blocks of different sizes have the other code.
+    # Files with blocks of different sizes have the other sync code.
     code, at = _SYNC_CODES[content[8:10] != content[10:12]], len(tail)
     while (at := tail.rfind(code, 0, at)) >= 0:
         head = tail[at : at + _MAX_FRAME_HEADER]
@@ -175,7 +175,7 @@ def last_sample(content: bytes, ranges: ByteRanges) -> int | None:
         if found is None:
             continue
         end, checksum_at = found
-        # Of 36 bits, so that the checksum is not needed.
+        # The checksum is not needed: 36 bits hardly match by chance.
         if end == num_samples or _crc8(head[:checksum_at]) == head[checksum_at]:
             return end
     return None
@@ -184,21 +184,21 @@ def last_sample(content: bytes, ranges: ByteRanges) -> int | None:
 def _frame(head: bytes, samples_of_block: int) -> tuple[int, int] | None:
     """Returns the number of the sample behind a frame, and where its checksum is.
 
-    The layout is that of RFC 9639, section 9.1.
+    Layout: RFC 9639, section 9.1.
 
     Args:
-        head: The first bytes, which may be fewer than a header has.
+        head: The first bytes of the frame, perhaps fewer than its header has.
         samples_of_block: Samples of all frames but the last, if their number is fixed.
 
     Returns:
-        None if it is not a frame. The checksum, which is that of the header of the frame, is not compared.
+        None if it is not a frame. The checksum of its header is not compared.
     """
     if len(head) < 6 or head[3] & 1:
         return None
     size_code, rate_code, channels = head[2] >> 4, head[2] & 15, head[3] >> 4
     if not size_code or rate_code == 15 or channels > 10:
         return None
-    # The number of the frame, or of its first sample, in the manner of UTF-8.
+    # The number of the frame, or of its first sample, encoded like a character in UTF-8.
     num_more = 7 - (head[4] ^ 0xFF).bit_length() if head[4] >= 0xC0 else 0
     if 0x80 <= head[4] < 0xC0 or head[4] == 0xFF or len(head) < 6 + num_more:
         return None

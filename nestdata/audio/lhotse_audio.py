@@ -1,9 +1,9 @@
 """The work that is left to Lhotse: transforms of samples.
 
 Lhotse also runs commands: for sources of type "command" and URLs that begin with `pipe:`, and in some of its decoders,
-which write the name of the file into a command line. So it is never given a source to load. Of its transforms, those
-of rate, speed, tempo and volume are used: they read no other audio, and give the same samples at every load and in
-every process.
+which write the name of the file into a command line. So it is never given a source to load. Only its transforms of
+rate, speed, tempo and volume are used: they read no other audio, and give the same samples at every load and in every
+process.
 """
 
 from collections.abc import Mapping, Sequence
@@ -119,7 +119,7 @@ def transformed(samples: NDArray[np.float32], transforms: Sequence[Any], rate: i
 
 
 def _rates_before(transforms: Sequence[Any], rate: int) -> list[int]:
-    """Returns the rate in Hz of the samples that each transform gets; `rate` is that after all of them."""
+    """Returns the rate in Hz of the samples that each transform gets; `rate` is the rate after all of them."""
     rates = []
     for transform in reversed(transforms):
         arguments = transform["kwargs"] if isinstance(transform, Mapping) else vars(transform)

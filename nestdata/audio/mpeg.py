@@ -2,8 +2,8 @@
 
 An MPEG file has no header of its own. Encoders that can seek in their output put a tag (Xing, Info or VBRI) into the
 first frame, with the number of frames. Without one, libsndfile estimates the length from the size of the file and of
-the first frame, and gives no sample beyond the estimate; a tag of the first of several joined files covers that one
-only. So the frames are counted here, by their headers, unless the tag accounts for every byte of the file.
+the first frame, and gives no sample beyond the estimate. If files are joined, the tag of the first covers only that
+file. So the frames are counted here, by their headers, unless the tag accounts for every byte of the file.
 
 Layouts: ISO/IEC 11172-3, section 2.4.1.3, and 13818-3; the tags as in LAME's VbrTag.c.
 """
@@ -35,11 +35,11 @@ _THIRD = bytes(byte for byte in range(0x10, 0xF0) if byte >> 2 & 3 != 3)
 _SYNC_OR_TAG = re.compile(b"\xff(?=[%b][%b])|ID3|APETAGEX" % (re.escape(_SECOND), re.escape(_THIRD)))
 _ID3V1_BYTES, _APE_BYTES = 128, 32
 _BLOCK_BYTES = 1 << 20
-# What a stream claims to be longer than it is, at least; libsndfile looks for tags there.
+# Bytes that a stream claims beyond its end, at least; libsndfile looks for tags there.
 _MARGIN_BYTES = 1 << 16
 # 384 kbit/s at 32 kHz in layer 2, with padding.
 _MAX_FRAME_BYTES = 1729
-# Consecutive frames of another rate, layer or number of channels that are a stream of their own, and no chance.
+# So many consecutive frames of another rate, layer or number of channels are not chance, but another stream.
 _FRAMES_OF_STREAM = 4
 
 
@@ -75,11 +75,11 @@ class Tag(NamedTuple):
     """Number of frames after the tag's own; 0 if it is not given."""
 
     num_bytes: int
-    """Number of bytes of the stream, with or without those of the tag's own frame; 0 if it is not given."""
+    """Number of bytes of the stream, with or without the tag's own frame; 0 if it is not given."""
 
 
 class MpegLayout(NamedTuple):
-    """How an MPEG file whose tag does not account for it is decoded."""
+    """How to decode an MPEG file whose tag does not account for all bytes."""
 
     parts: list[AudioPart]
 
@@ -88,7 +88,7 @@ class MpegLayout(NamedTuple):
 
 
 def parse_frame(head: bytes) -> FrameHeader | None:
-    """Parses the header of a frame; None if it is none, or of a free bit rate, whose length it does not give."""
+    """Parses the header of a frame; None for other bytes, and for a free bit rate, with which the length is unknown."""
     if len(head) < 4 or head[0] != 0xFF or head[1] < 0xE2:
         return None
     version, layer = head[1] >> 3 & 3, 4 - (head[1] >> 1 & 3)
@@ -128,10 +128,10 @@ def find_start(ranges: ByteRanges, *, searches: bool = False) -> int | None:
 
     Args:
         ranges: The file.
-        searches: Whether other bytes may be before it; libsndfile has recognised the file as MPEG audio then.
+        searches: Whether other bytes may come before it, in a file that libsndfile recognises as MPEG audio.
 
     Returns:
-        None if no frame is found, or if it is of a free bit rate.
+        None if no frame is found, or if the frame has a free bit rate.
     """
     start = 0
     while skipped := tag_length(ranges.at(start, _APE_BYTES)):
@@ -155,7 +155,7 @@ def _accounts_for(tag: Tag, ranges: ByteRanges, start: int, header: FrameHeader)
 
 
 def layout_of(ranges: ByteRanges, start: int) -> MpegLayout | None:
-    """Counts the frames of a file, unless its tag accounts for it.
+    """Counts the frames of a file, unless its tag accounts for all bytes.
 
     Args:
         ranges: The file.
@@ -169,7 +169,7 @@ def layout_of(ranges: ByteRanges, start: int) -> MpegLayout | None:
     """
     head = ranges.at(start, 4)
     header = parse_frame(head)
-    assert header is not None  # `start` is that of a frame
+    assert header is not None  # a frame begins at `start`
     tag = parse_tag(ranges.at(start, header.num_bytes))
     if tag and _accounts_for(tag, ranges, start, header):
         return None
@@ -230,7 +230,7 @@ def _runs(ranges: ByteRanges, start: int, header: FrameHeader) -> Iterator[_Run]
 
 @cache
 def _lengths_by_bytes(header: FrameHeader) -> dict[bytes, int]:
-    """Returns the lengths of all frames of the form of one, by their first three bytes."""
+    """Returns the lengths of all frames of the same form as `header`, by their first three bytes."""
     found = {}
     for second in (0xE0 | header.version << 3 | (4 - header.layer) << 1 | no_checksum for no_checksum in (0, 1)):
         for third in range(256):
@@ -289,8 +289,8 @@ def _named(header: FrameHeader) -> str:
 def _pieces_of(ranges: ByteRanges, runs: list[_Run], *, skipped: int = 0, limit: int | None = None) -> list[Piece]:
     """Returns the frames of runs from `skipped` up to `limit`.
 
-    If the first frame that is left after others has a tag, a silent frame takes its place: decoders play it as one if
-    it is inside a stream.
+    If frames are skipped and the next one has a tag, a silent frame replaces it: inside a stream, decoders play a tag
+    as silence.
     """
     pieces: list[Piece] = []
     first = 0

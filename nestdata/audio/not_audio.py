@@ -9,7 +9,7 @@ PLAYLIST_BYTES = 1 << 20
 """First bytes of a file in which FFmpeg looks for a list of other files."""
 
 _AGAIN = "download it again, and check the address and the permissions"
-# By first bytes, without white space before them, in lower case.
+# Texts by their first bytes, in lower case and without white space before them.
 _TEXTS = (
     (b"version https://git-lfs.github.com/", "a git-lfs pointer in the place of the audio: run git lfs pull"),
     (b"<!doctype html", f"an HTML page: {_AGAIN}"),
@@ -27,9 +27,9 @@ _BINARIES = (
     (b"\x93NUMPY", "a NumPy array, not audio: write its samples to a WAV or FLAC file"),
     (b"\0\x05\x16\x07", "a file of macOS with properties of another file: remove it"),
 )
-# Of HLS, DASH, FFmpeg's own lists, IMF and SDP.
+# Signs of playlists: of HLS, DASH, FFmpeg's own lists, IMF and SDP.
 _PLAYLISTS = re.compile(rb"#extm3u|<mpd|ffconcat|compositionplaylist|c=in ", re.IGNORECASE)
-# Shorter texts may be what is left of a header.
+# Shorter texts may be the rest of a damaged header.
 _MIN_TEXT_BYTES = 64
 _TEXT_BYTES = re.compile(rb"[\t\n\r\x20-\x7e\x80-\xff]+")
 

@@ -1,7 +1,9 @@
 """Pages of Ogg files: the streams that are chained in a file, found without decoding them.
 
-libsndfile decodes the first stream of a chain, and does not read FLAC in Ogg. So the streams of a chain are decoded one
-after the other, and FLAC as the file that its packets make up. Layout: RFC 3533; FLAC: RFC 9639, section 10.1.
+libsndfile decodes only the first stream of a chain, and no FLAC in Ogg. So the streams of a chain are decoded one after
+the other, and the packets of FLAC are joined and decoded as a FLAC file.
+
+Layout: RFC 3533; FLAC: RFC 9639, section 10.1.
 """
 
 import re
@@ -113,13 +115,13 @@ class _Link:
     def closed(self, end: int) -> OggLink:
         """Returns the link; it extends to `end`."""
         if self._flac:
-            # The header of the FLAC file gives a length, which is not that of a stream that was cut off.
+            # If the stream was cut off, it is shorter than the header of the FLAC file says.
             return OggLink(self._flac, self._is_clean and self._has_end, is_flac=True)
         return OggLink([(self.start, end - self.start)], self._is_clean and self._end == end, is_flac=False)
 
 
 def _pages(ranges: ByteRanges) -> Iterator[_Page]:
-    """Yields the pages of a file, without what is between them, and without one that is cut off."""
+    """Yields the pages of a file; skips other bytes between them, and a page that is cut off."""
     if ranges.size <= _BLOCK_BYTES:
         ranges = ByteRanges.of_bytes(ranges.at(0, ranges.size))
     position = 0

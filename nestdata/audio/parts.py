@@ -1,4 +1,4 @@
-"""Streams that libsndfile decodes, and several of them in a file, one after the other as if they were one stream."""
+"""Reads streams with libsndfile, and several streams of a file as one."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -9,18 +9,18 @@ from numpy.typing import NDArray
 from nestdata.audio.byte_ranges import ByteRanges, Piece, SplicedStream
 from nestdata.audio.reader import AudioReader, MixedStreamsError
 
-# Number of samples that libsndfile reports if only decoding gives it.
+# What libsndfile reports as the number of samples if only decoding can find it.
 _UNKNOWN_LENGTH = (1 << 63) - 1
-# Samples of MPEG to decode before a start inside a stream, so that all bits that the frame there borrows from earlier
-# ones are known: 16 frames of MPEG-1 and 32 of MPEG-2, of which the shortest need 9 and 24.
+# Samples of MPEG that are decoded before a start inside a stream, because a frame may use bits of earlier frames. They
+# are 16 frames of MPEG-1 or 32 frames of MPEG-2; with the shortest frames, 9 or 24 are needed.
 _PREROLL = 18432
 
 
 class SoundFileAudio(AudioReader):
     """A stream that libsndfile decodes.
 
-    Samples are read by libsndfile's own function: soundfile seeks after each read, and drops the samples of FLAC before
-    damage or before what is behind the last frame.
+    Samples are read by libsndfile's own function, because soundfile seeks after each read. In FLAC, it would also drop
+    the samples before damage, and the samples before other bytes behind the last frame.
     """
 
     def __init__(self, stream: Any) -> None:
@@ -43,7 +43,7 @@ class SoundFileAudio(AudioReader):
         self._file.close()
 
     def seek(self, position: int) -> None:
-        """Moves from the start; in MPEG, as far as needed before the position, and decodes up to it."""
+        """Moves from the start to a position in samples. In MPEG, first decodes some samples before it."""
         if self.num_samples is not None:
             position = min(position, self.num_samples)
         start = max(0, position - _PREROLL) if self.format == "MP3" else position
@@ -51,7 +51,7 @@ class SoundFileAudio(AudioReader):
         self.skip(position - start)
 
     def read(self, num_samples: int) -> NDArray[np.float32]:
-        """Returns the next samples; of FLAC, up to damage, which `damage` holds then."""
+        """Returns the next samples. In FLAC, they end before damage, whose error `damage` then holds."""
         if self.num_samples is not None:
             num_samples = min(num_samples, self.num_samples)
         out = np.empty((num_samples, self.num_channels), np.float32)
@@ -78,7 +78,7 @@ class AudioPart(NamedTuple):
     """The bytes of the file."""
 
     pieces: Sequence[Piece]
-    """Those of the stream."""
+    """The pieces of these bytes that make up the stream."""
 
     num_samples: int | None = None
     """Samples of each channel, if they were counted; None if the decoder knows the number."""
@@ -87,11 +87,11 @@ class AudioPart(NamedTuple):
     """Size that makes an estimate of libsndfile longer than the stream; see `SplicedStream`."""
 
     is_clean: bool = True
-    """Whether the decoder knows the length and seeks; if not, the part is decoded from its start."""
+    """Whether the decoder knows the length and can seek; if not, the part is decoded from its start."""
 
 
 class JoinedAudio(AudioReader):
-    """The streams of a file as one."""
+    """Reads the streams of a file as if they were one."""
 
     def __init__(self, parts: Sequence[AudioPart], *, ends_early: bool = False) -> None:
         """Opens the first stream.
@@ -115,7 +115,7 @@ class JoinedAudio(AudioReader):
         self._file.close()
 
     def count(self) -> int:
-        """Returns the number of samples of each channel from the start, and decodes those that nothing else gives.
+        """Counts the samples of each channel, from the start; decodes streams of unknown length for that.
 
         Raises:
             MixedStreamsError: The streams have different rates or numbers of channels.

@@ -1,4 +1,4 @@
-"""`AudioReader`: open audio of any format, as decoding uses it."""
+"""`AudioReader`: the methods by which audio of any format is decoded."""
 
 from abc import ABC, abstractmethod
 
@@ -10,11 +10,11 @@ _BLOCK_SAMPLES = 1 << 20
 
 
 class MixedStreamsError(ValueError):
-    """A file is several streams of different form, which cannot be read as one."""
+    """A file consists of streams of different form, which cannot be read as one."""
 
 
 class AudioReader(ABC):
-    """Open audio for a `with` statement, from which samples are read once, in order, from the start or a position."""
+    """Open audio, for a `with` statement. Its samples are read once and in order, from the start or from a position."""
 
     rate: int
     """In Hz."""
@@ -28,7 +28,7 @@ class AudioReader(ABC):
     """Whether the file is shorter than its own header says."""
 
     damage: Exception | None = None
-    """Why there are no more samples, if this is not the end of the file."""
+    """The error for which there are no more samples; None at the end of the file."""
 
     def __enter__(self) -> "AudioReader":
         return self

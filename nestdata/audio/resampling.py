@@ -1,4 +1,4 @@
-"""Resampling by windowed sinc interpolation, with memory that has a bound for every pair of rates.
+"""Resampling by windowed sinc interpolation, in bounded memory for every pair of rates.
 
 torchaudio keeps the filter as a dense kernel: one row for each of the `rate / gcd` phases of the output, as long as the
 `source_rate / gcd` samples after which the phases repeat. For common rates that is at most a few megabytes. For rates
@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 if TYPE_CHECKING:
     from torch import Tensor
 
-# Elements of the largest kernel that torchaudio computes: 4 MB. With the rates of audio and video equipment, from 8 kHz
-# to 192 kHz and to 16 kHz, kernels are smaller.
+# Elements of the largest kernel that torchaudio computes: 4 MB. Kernels are smaller for resampling from the rates of
+# audio and video equipment, 8 kHz to 192 kHz, to 16 kHz.
 _MAX_KERNEL = 1 << 20
 # The cache of a process holds at most 64 MB.
 _MAX_KERNELS = 16
@@ -33,9 +33,9 @@ _BLOCK = 1 << 16
 def resample(samples: NDArray[np.float32], source_rate: int, rate: int) -> NDArray[np.float32]:
     """Resamples audio of shape (num_samples,) from one rate to another, both in Hz.
 
-    The first sample keeps its time. A part of the audio is resampled as if there were silence around it. Pairs of rates
-    with a small kernel give the bits of torchaudio's resampler; other pairs the values of the same filter, whose
-    weights are in double precision.
+    The first sample keeps its time. A part of the audio is resampled as if there were silence around it. For pairs of
+    rates with a small kernel, the result has the same bits as torchaudio's resampler. For other pairs, the same filter
+    is computed, with weights in double precision.
     """
     if source_rate == rate or not len(samples):
         return samples

@@ -1,13 +1,12 @@
 """Formats that libsndfile does not know, such as M4A, WMA and WebM, decoded by FFmpeg through the package torchcodec.
 
-What a container says about its length is often rounded, estimated, or not there: the length is that of the decoded
-audio. It is what the program `ffmpeg` writes, with two exceptions: of WMA, torchcodec leaves out the last block, of
-up to 64 ms; and audio that is decoded in several blocks may lose up to 0.2 s where one ends, in containers whose time
-stamps are rounded.
+The length that a container gives is often rounded or estimated, or missing, so the decoded samples are counted. The
+program `ffmpeg` writes equally many, with two exceptions. Of WMA, torchcodec leaves out the last block, of up to 64 ms.
+In containers with rounded time stamps, audio that is decoded in several blocks may lose up to 0.2 s where a block ends.
 
 The time stamps of AAC, ALAC, FLAC, MP3 and PCM in MP4 and its relatives count samples. A window of such a file is
-decoded alone, to the samples that decoding from the start gives. Only noise differs that the decoder of AAC draws where
-the encoder has left some out, as FFmpeg's does.
+therefore decoded alone, and has the same samples as after decoding from the start. There is one exception: where an
+encoder of AAC, such as FFmpeg's, has left out noise, the decoder draws other noise.
 
 torchcodec, which imports torch, is imported when a file needs it.
 """
@@ -25,7 +24,7 @@ from nestdata.audio.reader import AudioReader
 # Samples of all channels that are decoded at a time, in 512 MiB. torchcodec decodes a file from its start again for
 # each block, because it can only go on behind a time stamp, which is rounded in some formats.
 _BLOCK_SAMPLES = 1 << 27
-# Before every time stamp in seconds: encoders give what precedes the audio negative ones.
+# In seconds, before every time stamp: samples that an encoder adds before the audio have negative ones.
 _BEFORE_START = -1e18
 # Bytes 4 to 8 of MP4, M4A, MOV and 3GP (ISO/IEC 14496-12).
 _MP4 = b"ftyp"
@@ -54,7 +53,7 @@ class TorchcodecAudio(AudioReader):
         decoder = self._unused = self._decoder()
         self.rate = int(decoder.metadata.sample_rate)
         self.num_channels = int(decoder.metadata.num_channels)
-        # The time stamp of the first sample in seconds, if those of all others follow from it.
+        # The time stamp of the first sample in seconds, if all other time stamps follow from it.
         self._first_stamp: float | None = None
         if str(decoder.metadata.codec).startswith(_COUNTED_CODECS) and _is_mp4(source):
             self._first_stamp = float(decoder.metadata.begin_stream_seconds_from_header or 0)
@@ -89,7 +88,7 @@ class TorchcodecAudio(AudioReader):
         return found[0] if len(found) == 1 else np.concatenate(found) if found else self._rest
 
     def _decoder(self) -> Any:
-        """Returns a decoder that has decoded nothing yet; the first one is that which has read the header."""
+        """Returns a decoder that has decoded nothing yet: first the one that has read the header, then new ones."""
         from torchcodec.decoders import AudioDecoder
 
         decoder, self._unused = self._unused, None

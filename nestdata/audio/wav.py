@@ -23,7 +23,7 @@ _BYTE_ORDERS: Mapping[tuple[bytes, bytes], Literal["little", "big"]] = {
 }  # fmt: skip
 _W64 = b"riff\x2e\x91\xcf\x11\xa5\xd6\x28\xdb\x04\xc1\x00\x00"
 _CAF = b"caff\x00\x01\x00\x00"
-# Chunks of CAF that are followed; files have about five.
+# Largest number of chunks of CAF that are followed; files have about five.
 _MAX_CHUNKS = 1000
 # MPEG audio of layers 1 and 2, and of layer 3 (the registry of wave formats in RFC 2361).
 _MPEG_TAGS = (0x50, 0x55)
@@ -92,7 +92,7 @@ class WavHeader(NamedTuple):
 
 
 def parse_header(content: bytes, size: int) -> WavHeader | None:
-    """Parses the chunks of a WAV file; the layout is that of Microsoft's and IBM's "Multimedia Programming Interface".
+    """Parses the chunks of a WAV file, as in "Multimedia Programming Interface" by Microsoft and IBM.
 
     Args:
         content: The file, or its start. All chunks must begin in it.
@@ -122,7 +122,7 @@ def parse_header(content: bytes, size: int) -> WavHeader | None:
 
 
 def starts_of_files(ranges: ByteRanges, start: int) -> list[int]:
-    """Returns where files of WAV, AIFF, RF64, W64 or CAF begin in one that may be several, one behind the other.
+    """Returns the positions of joined files of WAV, AIFF, RF64, W64 or CAF.
 
     Args:
         ranges: The file.
@@ -174,10 +174,10 @@ class RiffSamples(NamedTuple):
     """Number of bytes that the header gives."""
 
     is_mpeg: bool
-    """Whether they are a stream of MPEG audio; libsndfile takes its length from an estimate of its writer."""
+    """Whether they are a stream of MPEG audio, whose length libsndfile takes from an estimate of the writer."""
 
     ends_early: bool
-    """Whether the file has fewer bytes, and was not written to a pipe."""
+    """Whether the file has fewer bytes than its header says, unless it was written to a pipe."""
 
 
 def find_samples(ranges: ByteRanges, start: int, end: int) -> RiffSamples | None:
