@@ -159,7 +159,7 @@ class AddressTable:
         return found
 
     def shards(self) -> Iterator[Shard]:
-        """Yields all shards in the order of their numbers; errors are those of `shard`."""
+        """Yields all shards in the order of their numbers; raises the same errors as `shard`."""
         return (self._read_shard(number) for number in range(self.num_shards))
 
     def _read_shard(self, number: int) -> Shard:
@@ -167,7 +167,7 @@ class AddressTable:
             raise ValueError(f"addresses.npy names shard {number} of {self.num_shards}")
         try:
             row = orjson.loads(self._lines[int(self._starts[number]) : int(self._starts[number + 1])])
-            # A copy of an object has an ETag of its own.
+            # A copy of an object has another ETag.
             info = ObjectInfo(join(self.root, row["name"]), int(row["size"]), None if self.is_moved else row["etag"])
             return Shard(info, int(row["members"]))
         except (ValueError, KeyError, TypeError) as error:

@@ -6,8 +6,8 @@ Here, the share that fits is chosen by a hash, and stays: these members are pinn
     CACHE/0a3/0a3f...     the bytes of a member, and in the last four bytes their crc32 combined with the address
     CACHE/partial/        files that are being written, NAME.WRITER; a complete one is renamed
 
-Only regular files of the user are read, and links are not followed: what others put there is neither waited for nor
-used. If the corpus has checksums, the bytes are compared with them as well.
+Only regular files of the user are read, and links are not followed, so what other users put there is neither waited for
+nor used. If the corpus has checksums, the bytes are compared with them as well.
 """
 
 import contextlib
@@ -33,20 +33,20 @@ _log = logging.getLogger(__name__)
 _CHECKSUM = struct.Struct("<I")
 # Bounds the time to open a corpus of any size.
 _MAX_SAMPLED = 2000
-# What is not complete after this time, in seconds, was left behind by a process that was killed.
+# Seconds after which an incomplete file was left behind by a process that was killed.
 _STALE_S = 3600.0
 # Neither follows a link nor waits for a pipe.
 _OPEN = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 # Names of files that are being written: the hash of an address, a process and a thread.
 _UNFINISHED = re.compile(r"[0-9a-f]{32}\.\d+-\d+")
-# A link, or a socket.
+# Errors of opening a link or a socket.
 _NOT_A_FILE = (errno.ELOOP, errno.ENXIO)
 
 
 class PinnedCache:
     """Files with the bytes of members, written once and checked on every read. Thread-safe.
 
-    A disk that is full, or fails, costs only hits: `failure` then says what happened, and nothing more is written.
+    If the disk is full or fails, nothing more is written, and `failure` says why; reading goes on.
 
     Args:
         directory: On a disk of this node; created if it is missing.
@@ -134,7 +134,7 @@ def is_pinned(address: Address, share: float) -> bool:
 def shares_of_corpora(
     num_bytes: int, speech: Corpora, noise: Corpus | None, repeats: Sequence[float]
 ) -> Mapping[Path, float]:
-    """Divides the cache among corpora: noise first, then those whose cuts are seen most often.
+    """Divides the cache among corpora: noise first, then the corpora whose cuts are seen most often.
 
     Args:
         num_bytes: Size of the cache.
@@ -185,7 +185,7 @@ def _read_own(path: Path, num_bytes: int) -> bytes:
 
 
 def _trailer(address: Address, checksum: int) -> bytes:
-    """Returns the end of a file, which tells it from those of other addresses."""
+    """Returns the last bytes of a file, which distinguish it from files of other addresses."""
     return _CHECKSUM.pack(checksum ^ (_hash_of(address) & 0xFFFFFFFF))
 
 

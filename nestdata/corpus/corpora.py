@@ -1,4 +1,4 @@
-"""Several corpora with one common index: the cuts of each corpus follow those of the previous one."""
+"""Several corpora with one common index: the cuts of each corpus follow the cuts of the previous one."""
 
 import hashlib
 import os
@@ -104,7 +104,7 @@ class Corpora:
         on_cut: Callable[[str], None] | None = None,
         given: MemberBytes = UNREAD,
     ) -> tuple[str, NDArray[np.float32]]:
-        """Returns the id and the samples of a cut; arguments and errors are those of `Corpus.load`."""
+        """Returns the id and the samples of a cut; has the same arguments and errors as `Corpus.load`."""
         corpus, own_index = self.locate(index)
         return corpus.load(own_index, start=start, num_samples=num_samples, out=out, on_cut=on_cut, given=given)
 
@@ -119,7 +119,7 @@ class Corpora:
         return any(corpus.is_remote for corpus in self.corpora)
 
     def input_order(self) -> NDArray[np.int64]:
-        """Returns the indices of all cuts in the order of the inputs: those of the first corpus, then of the next."""
+        """Returns the indices of all cuts, corpus by corpus, in the order of the inputs."""
         firsts = self._first_indices
         return np.concatenate([first + each.input_order() for first, each in zip(firsts, self.corpora, strict=False)])
 

@@ -127,7 +127,7 @@ class Corpus:
 
     @property
     def is_remote(self) -> bool:
-        """Whether audio is read from an object store. The sample bank, if there is one, needs none."""
+        """Whether audio is read from an object store. A corpus with a sample bank does not need the store."""
         if self._addresses is None or self.has_bank:
             return False
         # Without a common root, which may have moved, the names of all shards are absolute.
@@ -135,7 +135,7 @@ class Corpus:
 
     @property
     def is_moved(self) -> bool:
-        """Whether audio is elsewhere than when the corpus was prepared, so that `cuts.jsonl` says where it was."""
+        """Whether the audio was moved after the corpus was prepared; `cuts.jsonl` then says where it was before."""
         return self._addresses is not None and self._addresses.is_moved
 
     @property
@@ -249,7 +249,7 @@ class Corpus:
     def file_version(self, index: int) -> FileVersion | None:
         """Returns the version of the file of a cut when the corpus was prepared; None if it is unknown.
 
-        That is the case for cuts with an address, and for files that were not opened.
+        It is unknown for cuts with an address, and for files that were not opened.
         """
         return None if self._versions is None else self._versions[index]
 
@@ -267,7 +267,7 @@ class Corpus:
             check_version(line, version)
 
     def write_file_versions(self, versions: Iterable[tuple[int, FileVersion]]) -> None:
-        """Writes other versions of the files of some cuts, by their indices, where the next `open` finds them.
+        """Writes new versions of the files of some cuts, given by index, where the next `open` finds them.
 
         Raises:
             StorageError: The file cannot be written.

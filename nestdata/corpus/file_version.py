@@ -46,7 +46,7 @@ class FileVersions:
         return version if any(version) else None
 
     def with_versions(self, versions: Iterable[tuple[int, FileVersion]]) -> NDArray[Any]:
-        """Returns the content of `versions.npy` with other versions of the files of some cuts, by their indices."""
+        """Returns the content of `versions.npy` with new versions of the files of some cuts, given by index."""
         rows = np.array(self._rows)
         for index, version in versions:
             rows[index] = tuple(version)

@@ -12,12 +12,12 @@ from nestdata.errors import AudioError, StorageError
 from nestdata.storage import ObjectInfo, Storage, is_url, storage
 
 _TAR_BLOCK = 512
-# Bytes that are damaged on their way are read again this often. In a shard that is damaged itself, two reads agree.
+# Largest number of reads of bytes that were damaged in transfer. If the shard itself is damaged, two reads agree.
 _MAX_READS = 5
 
 
 class MemberBytes(NamedTuple):
-    """The bytes of a member, as far as the caller has read them. They have no effect on audio that is not a member."""
+    """The bytes of a member, if the caller has read them. They have no effect on audio that is not a member."""
 
     content: bytes | None = None
     """The bytes; by default, they are read when they are needed. Damaged bytes are read again."""
@@ -26,7 +26,7 @@ class MemberBytes(NamedTuple):
     """Whether `content` is known to be intact, see `is_intact`."""
 
     store: Storage | None = None
-    """Reads bytes, with the patience of its settings; `storage()` by default."""
+    """Reads bytes, with its own timeouts and limits; `storage()` by default."""
 
 
 UNREAD = MemberBytes()
@@ -88,7 +88,7 @@ def load_member(
             load_samples(line, start=start, num_samples=len(out), out=out, content=content)
             return
         except AudioError:
-            # Without a checksum, only the decoder notices bytes that were damaged on their way.
+            # Without a checksum, only the decoder notices bytes that were damaged in transfer.
             if address.crc32 is not None or (again := fetch(address, line["id"], unread)) == content:
                 raise
             content = again
@@ -132,8 +132,8 @@ def _read(address: Address, cut_id: str, store: Storage | None) -> bytes:
             address.location, address.offset, address.length, etag=address.etag, size=address.shard_size
         )
     except StorageError as error:
-        # A store that does not answer, or refuses its credentials, says nothing about the cut: the run must end, for
-        # otherwise a batch would depend on the network.
+        # A store that does not answer, or refuses its credentials, says nothing about the cut. The run must end then:
+        # otherwise, a batch would depend on the network.
         if error.kind not in ("missing", "changed"):
             raise
         raise AudioError.because(
@@ -144,7 +144,7 @@ def _read(address: Address, cut_id: str, store: Storage | None) -> bytes:
 
 
 def _unsteady(address: Address, cut_id: str) -> StorageError:
-    """Returns the error for bytes that are damaged on their way, which say nothing about the cut."""
+    """Returns the error for bytes that were damaged in transfer, which says nothing about the cut."""
     return StorageError.because(
         "unavailable",
         f"cut {cut_id!r}: {describe(*address[:3])} arrive damaged, and differently each time ({_MAX_READS} reads). "

@@ -19,7 +19,7 @@ _SHARD_TYPES: Mapping[str, type] = {"root": str, "has_urls": bool, "has_checksum
 
 
 def read_meta(directory: Path) -> dict[str, Any]:
-    """Returns the content of `meta.json`, of which the fields that are used are checked.
+    """Returns the content of `meta.json`, after checking the fields that are used.
 
     Raises:
         CorpusError: The corpus has another format version.

@@ -1,4 +1,4 @@
-"""Reads arrays and lines of a corpus directory, which somebody else may have written: both are checked before use.
+"""Reads arrays and lines of a corpus directory, and checks them, because the directory may come from somebody else.
 
 Every function raises ValueError for a part that is damaged or does not fit the others.
 """

@@ -39,7 +39,7 @@ def warn_of_validation(training: Corpora, validation: Corpora) -> None:
 
 def _is_same(one: Corpus, other: Corpus) -> bool:
     """Returns whether two corpora have the same cuts of the same audio."""
-    # Fingerprints depend on names and lengths only, so that of two folders with different audio may be the same.
+    # Fingerprints depend on names and lengths only, so two folders with different audio may have the same one.
     return one.fingerprint == other.fingerprint and all(
         one.line(index)["recording"]["sources"] == other.line(index)["recording"]["sources"]
         for index in (0, len(one) - 1)
