@@ -1,7 +1,8 @@
 """Writes the files of a corpus: cuts, rejects, notes, index and addresses.
 
 Cuts are added in order. Each one adds a line to `cuts.jsonl` and a record of about 100 bytes in memory. Once all cuts
-are there, `CorpusWriter.finish` tells entries of one id apart, or removes the later ones, and sorts the cuts by length.
+are there, `CorpusWriter.finish` gives entries with the same id different ids, or removes the later ones, and sorts the
+cuts by length.
 """
 
 import hashlib
@@ -31,13 +32,13 @@ from nestdata.storage import ObjectInfo, common_folder, is_url, parent
 _MAX_NAMES = 100_000
 # Characters of an id in a reject, and in an explanation.
 _MAX_ID, _MAX_ID_IN_TEXT = 2000, 200
-# Records whose columns are hashed at a time, which is part of the fingerprint.
+# Records whose columns are hashed at a time. Fingerprints depend on it.
 _BLOCK = 1 << 20
 
 
 @dataclass(kw_only=True, slots=True)
 class CorpusStats:
-    """Content of a corpus while it is written, and its size, which `CorpusWriter.finish` knows."""
+    """Content and size of a corpus that is being written; `CorpusWriter.finish` sets the size."""
 
     rejected: Counter[str] = field(default_factory=Counter)
     """Number of rejects by reason."""
@@ -49,7 +50,7 @@ class CorpusStats:
     """The first note of each kind."""
 
     read_as: dict[int, dict[str, list[str]]] = field(default_factory=dict)
-    """By the index of a source, the names of columns and keys by what they were read as."""
+    """For each source, by index: the names of columns and keys by what they were read as."""
 
     searched: Searched = field(default_factory=Searched)
     """Speech in all recordings, if it was looked for."""
@@ -74,7 +75,7 @@ class CorpusStats:
     shards: dict[str, Any] | None = None
     """What `meta.json` says of the shards; None if no cut has an address.
 
-    The root is the deepest folder that holds all shards, which their names are relative to; empty if there is none."""
+    The names of shards are relative to the root, the deepest folder that holds all shards; empty if there is none."""
 
 
 class CorpusWriter:
@@ -125,7 +126,7 @@ class CorpusWriter:
             )
 
     def finish(self, sources: Sequence[Source], sampling_rate: int) -> CorpusStats | None:
-        """Gives entries that repeat an earlier id another one, or rejects them, and writes the index by length.
+        """Gives entries with an id that was used before another id, or rejects them; then writes the index by length.
 
         Args:
             sources: The sources by index, which name the positions of repeated ids.
@@ -218,7 +219,7 @@ class CorpusWriter:
         return cut
 
     def _copies(self, records: NDArray[Any]) -> list[Note]:
-        """Returns a note for each file with the bytes of an earlier one, as far as digests of their bytes are known."""
+        """Returns a note for each file that is byte-equal to an earlier one, if digests of their bytes are known."""
         known = np.flatnonzero(records["content"])
         files = known[np.sort(np.unique(records["file"][known], return_index=True)[1])]
         files = files[np.argsort(records["content"][files], kind="stable")]
@@ -278,7 +279,7 @@ class CorpusWriter:
         self._write_array(name, rows)
 
     def _write_array(self, name: str, array: NDArray[Any]) -> None:
-        # Neither np.save, whose error does not say that the disk is full, nor a memory map, which kills the process.
+        # If the disk is full, the error of np.save does not say so, and a memory map kills the process.
         with (self._directory / name).open("wb") as file:
             np.lib.format.write_array_header_1_0(file, np.lib.format.header_data_from_array_1_0(array))
             file.write(array.data)
@@ -293,13 +294,13 @@ def _offsets_of(records: NDArray[Any]) -> NDArray[np.int64]:
 def _repeated(records: NDArray[Any]) -> dict[int, int]:
     """Returns the indices of cuts whose entry repeats an id, each with the index of the first cut with this id.
 
-    Entries without a cut do not count: of a file that cannot be used, another one with its id takes the place.
+    Entries without a cut do not count: if a file cannot be used, another one with the same id replaces it.
     """
     order = np.argsort(records["entry"], kind="stable")
     entry, source, number = (records[name][order] for name in ("entry", "source", "number"))
     begins = np.append(True, entry[1:] != entry[:-1])
     first = np.flatnonzero(begins)[np.cumsum(begins) - 1]
-    # Other windows or segments of the first entry are no repetition.
+    # Further windows or segments of the first entry do not repeat its id.
     is_repeated = (source != source[first]) | (number != number[first])
     return dict(zip(order[is_repeated].tolist(), order[first[is_repeated]].tolist(), strict=True))
 

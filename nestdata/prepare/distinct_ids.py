@@ -1,7 +1,8 @@
-"""Gives repeated ids a distinct suffix or prefix: two corpora with equal file names, tars whose keys begin again.
+"""Gives repeated ids a distinct suffix or prefix.
 
-An entry of another span, channel, file or source is other audio, and its new id says what is other. What is left is the
-same audio twice, and two forms of one recording, such as `a.wav` and `a.mp3` in a folder.
+Ids repeat if two corpora have equal file names, or if the keys of each tar begin again. An entry of another span,
+channel, file or source is other audio, and its new id says what differs. Other repetitions are the same audio twice, or
+two forms of one recording, such as `a.wav` and `a.mp3` in a folder.
 """
 
 from collections import defaultdict
@@ -118,7 +119,7 @@ def entry_id(cut: Mapping[str, Any], record: np.void) -> str:
 
 
 def renamed(cut: dict[str, Any], old: str, new: str) -> dict[str, Any]:
-    """Returns a cut, its recording and its labels with another id, as far as theirs begin with the old one."""
+    """Returns a cut with another id; ids of its recording and labels change, too, if they begin with the old id."""
     for part in (cut, cut["recording"], *cut["supervisions"]):
         for key in ("id", "recording_id"):
             value = part.get(key)
@@ -140,7 +141,7 @@ def _identities(audio: _Audio) -> list[tuple[Any, ...]]:
 
 
 def _other_ids(old: str, audio: _Audio, known: _Known, source: str) -> Iterator[str]:
-    """Yields ids that say what distinguishes an entry from those that are known."""
+    """Yields ids that say what distinguishes an entry from the known ones."""
     span = span_suffix(audio.start, audio.duration) if len(known.starts[audio.location]) > 1 else ""
     channel = ""
     if len(known.channels[audio.location]) > 1:

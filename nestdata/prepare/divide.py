@@ -118,7 +118,7 @@ def _with_speech(whole: WholeEntry, rows: list[dict[str, Any]], config: PrepareC
 
 
 def _reject_damaged(whole: WholeEntry, part: dict[str, Any], num_decoded: int, error: AudioError) -> Reject:
-    """Returns why a part is rejected whose entry could be decoded up to this many samples at `RATE`."""
+    """Returns the reject of a part of an entry that was decoded up to `num_decoded` samples at `RATE`."""
     position = whole.row["start"] + num_decoded / RATE
     return whole.reject(part, error.reason, f"decoded up to {position:.1f} s: {error}")
 

@@ -194,7 +194,7 @@ class Found:
 
 
 def merged_names(found: Iterable[Mapping[str, list[str]]]) -> dict[str, list[str]]:
-    """Returns the names of several `read_as` in one, each once, and not more than a person reads."""
+    """Joins several `read_as` to one, which has each name once, and no more names than a person reads."""
     merged: dict[str, dict[str, None]] = {}
     for names_by in found:
         for what, names in names_by.items():

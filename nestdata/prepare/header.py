@@ -20,8 +20,9 @@ from nestdata.prepare.inputs.audio import HEAD_BYTES, File, Member, Unusable
 from nestdata.storage import FileVersion, is_url
 
 _FLAC_MAGIC = b"fLaC"
-# Samples of a channel in each byte of a file: more is a mistake in its header. FLAC holds most, up to 65535 samples in
-# a frame of 12 bytes: 8 for the header, 2 for a constant of 4 bits, 2 for the checksum (RFC 9639, sections 9.1 to 9.3).
+# Largest number of samples of a channel per byte of a file; more are a mistake in its header. It is FLAC's: up to 65535
+# samples in a frame of 12 bytes, 8 for the header, 2 for a constant of 4 bits, 2 for the checksum (RFC 9639, sections
+# 9.1 to 9.3).
 _MAX_SAMPLES_PER_BYTE = 65535 / 12
 
 
@@ -101,7 +102,7 @@ def _header_in(
         searches: As for `read_header`.
         is_distant: Whether each read is a request to a store.
 
-    Raises the errors of `_header_of_file`, and those of reading the bytes.
+    Raises the same errors as `_header_of_file`, and errors of reading the bytes.
     """
     head = ranges.at(0, HEAD_BYTES)
     info = _plain_header(head, ranges.size)
@@ -177,7 +178,7 @@ def _header_after(error: Exception, audio: File | Member) -> tuple[AudioInfo, in
     try:
         with encoded.open() as file:
             info = _info_of(file)
-    except (RuntimeError, ValueError) as other:  # those of libsndfile and torchcodec are RuntimeErrors
+    except (RuntimeError, ValueError) as other:  # libsndfile and torchcodec raise RuntimeErrors
         error = other
         if encoded.has_no_sound():
             return Unusable("not_audio", f"{audio} has pictures and no sound: leave it out")

@@ -2,8 +2,8 @@
 
 The result of a task is one file, whose name is the number of the task. It begins with one digest of all that the
 result depends on: the package, the settings, the source and its items, and size and time or ETag of every file and
-object that the task read or rejected; and with their names, by which the next run computes the digest again. The result
-is taken while the digest is the same, so a changed shard only repeats the tasks that read it.
+object that the task read or rejected. The names of these files and objects follow, so that the next run can compute the
+digest again. It takes the result if the digest is the same, so a changed shard only repeats the tasks that read it.
 
 Results are kept where reading again would take long: of audio in shards or at URLs, and of audio that was decoded or
 searched for speech. Headers of other files are read again.
@@ -51,7 +51,7 @@ class Task:
 
 
 class KeptResult:
-    """The result of a task in a file. It is made before the task reads anything, because files may change meanwhile."""
+    """The file with the result of a task. Create it before the task reads anything: files may change meanwhile."""
 
     def __init__(self, task: Task) -> None:
         source = task.source
@@ -84,7 +84,7 @@ class KeptResult:
         Raises:
             OSError: The disk is full.
         """
-        # Files that are all rejected leave nothing behind, and are decoded again.
+        # If all files of a task are rejected, nothing is kept, and they are decoded again.
         has_decoded = self._task.config.probe == "decode" and len(found.records) > 0
         takes_long = found.shards or found.searched.seconds or has_decoded
         # A worker of Dask may have no access to the directory.

@@ -27,14 +27,14 @@ def load_audio(
 ) -> NDArray[np.float32]:
     """Loads an audio file or an array at a sampling rate.
 
-    The result is that of `Corpus.load` for a corpus that was prepared from the file: of several channels, the first;
-    resampled with the same filter. An array gives the samples of a file that holds it.
+    The samples equal those that `Corpus.load` returns for a corpus that was prepared from the file. If it has several
+    channels, they are from the first. An array gives the same samples as a file that holds it.
 
     Args:
         audio: Path or URL of a file; or samples of shape (num_samples,), floating-point numbers that are usually in
             [-1, 1], or 16-bit integers.
         sampling_rate: Rate of the result in Hz.
-        source_rate: Rate of an array in Hz; that of a file is in its header.
+        source_rate: Rate of an array in Hz; files have their rate in the header.
 
     Returns:
         Amplitudes, shape (num_samples,), usually in [-1, 1].
@@ -68,7 +68,7 @@ def _as_file(samples: Any, rate: Any, min_rate: int) -> bytes:
     """Returns a WAV file of an array.
 
     Raises:
-        ConfigError: The array has another type or shape, or the rate is none in Hz.
+        ConfigError: The array has another type or shape, or the rate is not an integer, or is too low.
         AudioError: The array has NaN or infinite samples.
     """
     import soundfile

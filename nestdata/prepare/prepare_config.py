@@ -30,7 +30,7 @@ class SegmentConfig:
     """Longest pause inside a cut, in seconds. Longer pauses are left out."""
 
     padding_seconds: float = 0.3
-    """What a cut includes before and after its speech, in seconds; less where the next cut is near."""
+    """Seconds of audio that a cut has before and after its speech; fewer where the next cut is near."""
 
     def __post_init__(self) -> None:
         require_at_least(0, "segment", self, "min_seconds", "max_pause", "padding_seconds")
@@ -55,8 +55,8 @@ class PrepareConfig:
     Files of another rate are resampled when they are read."""
 
     channel: Channel | Literal["left", "right"] | None = None
-    """Channel to read, counted from 0, `left`, `right`, or `mix` for the average of all: of every file, whatever a row
-    or a cut names.
+    """Channel to read from every file, whatever a row or a cut names: a number counted from 0, `left`, `right`, or
+    `mix` for the average of all.
 
     None takes the channel that the row or cut names, and the first where none is named."""
 
@@ -100,11 +100,11 @@ class PrepareConfig:
     None detects it."""
 
     columns: str = ""
-    """What columns of tables and keys of lines are, if their names do not say it: ROLE=NAME,... with the roles audio,
+    """What columns of tables and keys of lines hold, if their names do not say it: ROLE=NAME,... with the roles audio,
     start, end, duration, channel, text, language and speaker, such as `audio=path,start=begin:ms,end=end:ms`.
 
-    Times are in seconds unless `:ms` or `:samples` follows, or the name ends so. `start=` says that no column is a
-    start."""
+    Times are in seconds unless `:ms` or `:samples` follows, or the name itself ends with a unit. `start=` says that no
+    column is a start."""
 
     tars: tuple[str, ...] = ()
     """Tars of NeMo tarred manifests, such as 's3://bucket/audio_{0..511}.tar': one for all inputs, or one for each.

@@ -1,7 +1,7 @@
 """The HTML report of a corpus: lengths, hours by rate and language, rejects, and samples to listen to.
 
 The charts are bars drawn with HTML and CSS, so that the page is written in milliseconds and needs no other file but
-the audio of the samples. These are drawn by a key that depends only on the number of cuts.
+the audio of the samples. Samples are drawn by a key that depends only on the number of cuts.
 """
 
 import json

@@ -126,7 +126,7 @@ def _span_of(entry: Entry, rate: int) -> tuple[float, float | None]:
 
 
 def _read_file(audio: File | Member, *, searches: bool) -> tuple[File | Member, AudioInfo | Unusable]:
-    """Returns audio and its header, of a file whose name differs in its Unicode form only if there is none other."""
+    """Returns audio and its header; if a file does not exist, of one with the same name in another Unicode form."""
     info = read_header(audio, searches=searches)
     if isinstance(info, Unusable) and info.reason == "missing" and isinstance(audio, File):
         location = _in_other_form(audio.location)
@@ -148,7 +148,7 @@ def _in_other_form(path: str) -> str:
 
 
 def _in_channel(entry: Entry, channel: Channel | None) -> Entry:
-    """Returns an entry, whose row names a channel, in the one that the caller asks for."""
+    """Returns an entry without the channel that its row names, and with the id for the one that the caller chose."""
     stem = entry.cut_id.removesuffix(f"@ch{entry.channel}")
     suffix = "" if stem == entry.cut_id else "@mix" if channel == "mix" else f"@ch{channel}"
     return entry._replace(cut_id=stem + suffix, channel=None)
@@ -223,7 +223,7 @@ def _cut_from_lhotse(entry: Entry, audio: LhotseCut, config: PrepareConfig) -> W
         if source["type"] == "file":
             source["source"] = os.path.abspath(source["source"])
     if is_mixed(row) and len(recording["sources"]) > 1:
-        detail = "the channels of the recording are in several files, and only those of one file can be averaged"
+        detail = "the channels of the recording are in several files, but only channels of one file can be averaged"
         return Unusable("no_such_channel", detail)
     with_channel = [source for source in recording["sources"] if channel in source["channels"]]
     if not with_channel:

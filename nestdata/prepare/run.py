@@ -1,8 +1,8 @@
 """Prepares one corpus directory from one or many inputs.
 
-The line of work is in this file. One process splits the inputs into items (`_tasks`). Any number of processes, on this
-machine or in a Dask cluster, turn each task into cuts and rejects (`run_task`): its items into entries, each of which
-is read, divided and judged (`probe`). The first process writes what they found in the order of the tasks
+This file holds the sequence of steps. One process splits the inputs into items (`_tasks`). Any number of processes, on
+this machine or in a Dask cluster, turn each task into cuts and rejects (`run_task`): they parse its items into entries,
+each of which is read, divided and judged (`probe`). The first process writes the results in the order of the tasks
 (`prepare_corpus`). The corpus therefore does not depend on the number of processes.
 """
 

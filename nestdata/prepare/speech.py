@@ -1,7 +1,7 @@
 """Finds speech in recordings with Silero VAD, and joins it into cuts.
 
 The package computes its network with onnxruntime, and decides where speech begins and ends. Memory does not depend on
-the length of a recording, apart from the samples of one whose transforms need all of it.
+the length of a recording, unless its transforms need all of its samples at once.
 """
 
 import importlib.util
@@ -32,9 +32,9 @@ RATE = 16000
 _RELEASE = 0.1
 # Shortest part of a recording that is searched at a time.
 _BLOCK_SECONDS = 120.0
-# How exactly damage is located: audio before it is searched up to this many samples from it.
+# Samples before damage that may be lost, because damage is located only up to this number.
 _DAMAGE_MARGIN = RATE // 10
-# What is heard of a corpus: minutes of audio, a second of work.
+# Cuts of a corpus, and seconds of each, that are searched for `share_of_speech`: minutes of audio, a second of work.
 _MAX_CUTS_HEARD = 40
 _MAX_SECONDS_HEARD = 15.0
 # Speech that is near the end of a part is searched again, from this many samples before it, with the next part.
@@ -97,7 +97,7 @@ def find_speech(row: Mapping[str, Any], content: bytes | None, max_seconds: floa
         samples, error = load_up_to_damage(row, start, stop - start, content)
         found = [(start + each["start"], start + each["end"]) for each in _detector()(samples, max_seconds)]
         if error:
-            # What was found with the part before stays, if less can be decoded now.
+            # Spans that were found with the previous part are kept, even if less can be decoded now.
             end = max([start + len(samples), *(end for _, end in unfinished)])
             return Speech(spans + (found if end == start + len(samples) else unfinished), end, error)
         unfinished = [span for span in found[-1:] if stop < num_samples and span[1] > stop - _MARGIN]
@@ -111,7 +111,7 @@ def find_speech(row: Mapping[str, Any], content: bytes | None, max_seconds: floa
 def load_up_to_damage(
     row: Mapping[str, Any], start: int, num_samples: int, content: bytes | None
 ) -> tuple[NDArray[np.float32], AudioError | None]:
-    """Returns the samples of a part of a cut, or those before its first damage and why the next ones are not there.
+    """Returns the samples of a part of a cut; if it is damaged, the samples before the damage, and the error.
 
     Args:
         row: The cut as a dict.
@@ -154,8 +154,8 @@ def share_of_speech(corpus: Corpus | Corpora) -> float | None:
 def join_speech(speech: Speech, config: SegmentConfig) -> list[Span]:
     """Returns the cuts of a recording: spans of speech that are joined across pauses, with padding.
 
-    A span is joined with the next one until it is long enough, and one that stays too short with the one before it, as
-    far as the pause between them and the length of both allow.
+    A span is joined with the next one until it is long enough; if it stays too short, it is joined with the one before
+    it. Spans are only joined if the pause between them and the length of both are within the limits.
     """
     padding, shortest = round(config.padding_seconds * RATE), round(config.min_seconds * RATE)
     longest, max_pause = round(config.max_seconds * RATE) - 2 * padding, round(config.max_pause * RATE)

@@ -31,7 +31,7 @@ class WrittenCuts:
 
     Args:
         directory: The directory that holds the cuts, their index and their addresses.
-        stored_in: Its path once the corpus is in place; paths of audio in it already start with that.
+        stored_in: Its path once the corpus is in place; paths of audio in it already start with this path.
         meta: The content of `meta.json`, which may be written later.
     """
 

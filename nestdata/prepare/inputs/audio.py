@@ -1,6 +1,6 @@
 """Where the audio of an entry is: in a file, in a shard, in a cut of Lhotse; or why it is unusable.
 
-Each kind gives its own bytes, knows its location and names itself.
+Each kind can read its bytes, has a location, and names itself in messages.
 """
 
 from dataclasses import dataclass, field, replace
@@ -60,7 +60,7 @@ _LOCAL_BLOCK, _REMOTE_BLOCK = 1 << 14, 1 << 18
 
 
 class _Audio:
-    """The answers of audio that is not in a shard."""
+    """Defaults, for audio that is not in a shard."""
 
     __slots__ = ()
 
@@ -70,7 +70,7 @@ class _Audio:
         return None
 
     def read(self) -> bytes | None:
-        """Returns the bytes of audio in a shard or object; None for other audio. Errors are those of the store."""
+        """Returns the bytes of audio in a shard or object; None for other audio. Raises the errors of the store."""
         return self.member.read() if self.member else None
 
 
@@ -95,7 +95,7 @@ class File(_Audio):
 class Member(_Audio):
     """The bytes of an audio file in a shard: a member of a tar, or a whole object. They are read when they are needed.
 
-    Errors of reading are those of `Storage.read_range`.
+    Reading raises the same errors as `Storage.read_range`.
     """
 
     shard: ObjectInfo
@@ -155,7 +155,7 @@ class Member(_Audio):
         return self.start if self.is_loaded else self._read_range(0, self.length)
 
     def ranges(self) -> ByteRanges:
-        """Returns the bytes at any position, of which the first and the last that were read are kept."""
+        """Returns random access to the bytes; keeps those from the start and those that were read last."""
         if self.is_loaded:
             return ByteRanges.of_bytes(self.start)
         block = _REMOTE_BLOCK if is_url(self.location) else _LOCAL_BLOCK
@@ -165,7 +165,7 @@ class Member(_Audio):
             for begin, content in kept:
                 if begin <= start and (found := content[start - begin : start - begin + length]):
                     return found
-            # No more than is asked for at first, as a header may be all that is needed.
+            # The first read takes no more than is asked for, because a header may be enough.
             wanted = length if not kept[0][1] else max(length, block)
             found = self._read_range(start, min(wanted, self.length - start)) if start < self.length else b""
             kept[start > 0] = start, found
@@ -189,7 +189,7 @@ class LhotseCut(_Audio):
     """Where its audio is, if that is not the source in `row`."""
 
     hint: str = field(default="", compare=False, repr=False)
-    """That of its `File`."""
+    """The `hint` of its `File`."""
 
     @property
     def location(self) -> str:
@@ -197,7 +197,7 @@ class LhotseCut(_Audio):
         return self.member.location if self.member else self.source_of("file", "url")
 
     def source_of(self, *kinds: str) -> str:
-        """Returns the first source with its channel that is of one of these types; empty if there is none."""
+        """Returns the first source of one of these types that has its channel; empty if there is none."""
         sources = (source for source in self.row["recording"]["sources"] if self.row["channel"] in source["channels"])
         return next((str(source["source"]) for source in sources if source["type"] in kinds), "")
 
@@ -224,5 +224,5 @@ Audio = File | Member | LhotseCut | Unusable
 
 
 def at_member(audio: Audio, member: Member) -> Member | LhotseCut:
-    """Returns audio whose bytes are those of a member."""
+    """Returns audio that has the bytes of a member."""
     return replace(audio, member=member) if isinstance(audio, LhotseCut) else member

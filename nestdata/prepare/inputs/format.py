@@ -62,9 +62,11 @@ class InputOptions:
 
 
 Opened = tuple[str, Callable[[str], Source | Sequence[Source]]]
-"""Absolute path or URL of the folder of the audio or, if the format does not name one, of the manifest; and a function
-that returns the source, given the folder that ids are relative to: the deepest one that holds the folders of all
-inputs. A folder of audio, tars and Parquet files is a sequence of sources."""
+"""A folder, as an absolute path or URL, and a function that returns the source.
+
+The folder holds the audio or, if the format does not name such a folder, the manifest. The function takes the folder
+that ids are relative to: the deepest one that holds the folders of all inputs. It returns a sequence of sources for a
+folder of audio, tars and Parquet files."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +146,7 @@ class GivenInput:
 
     @property
     def _is_binary(self) -> bool:
-        """Whether a local file is no text, and thus no manifest: the decoders say what it is."""
+        """Whether a local file is not text, so that it cannot be a manifest: the decoders say what it is."""
         if isinstance(self.path, str) or str(self.path).lower().endswith(".gz") or not self.path.is_file():
             return False
         head = self.manifest.head(_HEAD_BYTES)

@@ -1,6 +1,6 @@
 """What callers may give as audio: all functions and commands that read audio accept the same inputs.
 
-Local inputs are `Path`, and those at URLs are `str`.
+Local inputs are `Path`, and inputs at URLs are `str`.
 """
 
 import os

@@ -55,11 +55,11 @@ class FirstLines(NamedTuple):
 class Manifest:
     """A manifest, which is opened once: for its first lines, which tell its format, and then for all of it.
 
-    It stays open until `close`, or until nobody refers to it any more. A pickled copy is closed. One iterator at a time
-    is valid: the next one begins at the start of the same file, and so do `head` and the first use of `first_lines` and
-    `is_spread`. Neither pickling nor `repr` reads, so both may happen during an iteration. All methods that read raise
-    ManifestError if it is not a regular file, a read fails or a line is too long, and StorageError if the store cannot
-    be read.
+    It stays open until `close`, or until nobody refers to it any more. A pickled copy is closed. Only one iterator at a
+    time is valid, because all of them read the same file: a new one goes back to its start, and so do `head` and the
+    first use of `first_lines` and `is_spread`. Neither pickling nor `repr` reads, so both may happen during an
+    iteration. All methods that read raise ManifestError if it is not a regular file, a read fails or a line is too
+    long, and StorageError if the store cannot be read.
 
     Args:
         path: A local path, or a URL as a `str`.
@@ -85,7 +85,7 @@ class Manifest:
 
     @cached_property
     def first_lines(self) -> FirstLines:
-        """The first lines. Of a JSON array without an end in the buffer, `text` is that part: it may be too long."""
+        """The first lines. If a JSON array does not fit the buffer, `text` is its start: the array may be too long."""
         lines, start = self.lines(), self.head(_BUFFER_BYTES).lstrip()
         if start.startswith(b"[") and b"\n" not in start:
             return FirstLines(start, start, 1, b"")
@@ -192,7 +192,7 @@ class Manifest:
 
 
 class LineSource:
-    """The methods of `Source` for a manifest of which each line or JSON object is an item.
+    """The methods of `Source` for a manifest in which each line or JSON object is an item.
 
     A format whose records may take several lines (see `table.py`) overrides `items` to yield records with their line
     numbers, and gives these numbers to its entries as `Entry.number`.
@@ -201,8 +201,8 @@ class LineSource:
     items_per_task: ClassVar[None] = None
     num_header_lines: ClassVar[int] = 0
     has_line_numbers: ClassVar[bool] = False
-    """Whether numbers of items are numbers of lines, as records with their own are; otherwise, the lines of the header
-    are added to them."""
+    """Whether the numbers of items are numbers of lines already, as for records of several lines; otherwise, the
+    number of header lines is added to them."""
 
     holds_objects: ClassVar[bool] = False
     """Whether items are JSON objects, which are one per line or not."""

@@ -19,8 +19,8 @@ AUDIO_NAMES = (
     *AUDIO_KEYS, "audio_path", "audio_file", "path", "file_path", "filepath", "file", "file_name", "filename",
     "wav_filename", "wav_path", "wav", "audio", "location",
 )  # fmt: skip
-"""Names of the audio file; the first one that is present is read. Used by NeMo, Common Voice, Hugging Face's
-`metadata.csv`, DeepSpeech and WeNet, and what people call it."""
+"""Names of the audio file; the first one that is present is read. They are used by NeMo, Common Voice,
+Hugging Face's `metadata.csv`, DeepSpeech and WeNet, or are common in tables."""
 
 _STARTS = (
     "offset", "start", "begin", "onset", "start_time", "begin_time", "starttime", "segment_start", "segment_start_time",
@@ -59,7 +59,7 @@ LABELS = {
 }
 """Label names in the inputs, and the supervision fields that they become."""
 
-# Labels of a text that give way to any other, because data sets have them beside it.
+# Labels of a text that are used only if there is no other, because data sets have them beside it.
 _SECOND_TEXTS = ("raw_text", "normalized_text", "txt")
 # Whole numbers above this are not exact as floats.
 _MAX_WHOLE = 1 << 53
@@ -222,7 +222,7 @@ def _check_span(times: tuple[Time, ...]) -> None:
     found = ", ".join(time.name for time in times)
     raise ManifestError(
         f"{found} do not give a start and an end in one unit. Give a start with a duration or an end, or a duration; "
-        "--columns says which, such as --columns start=NAME:ms,duration=NAME:ms, and --columns end= that there is none."
+        "say which by --columns, such as --columns start=NAME:ms,duration=NAME:ms, or --columns end= if none is an end."
     )
 
 
@@ -246,7 +246,7 @@ def _words(name: str) -> set[str]:
 
 
 def label_text(value: Any) -> str | None:
-    """Returns a label as text; None if it is missing, as NaN is, by which pandas marks missing values of any type.
+    """Returns a label as text; None if it is missing. pandas marks missing values of any type by NaN.
 
     A float that is a whole number is written without `.0`: pandas stores a column of integers with gaps as floats.
     """
@@ -264,7 +264,7 @@ def divide_labels(labels: Mapping[str, Any]) -> tuple[dict[str, str], dict[str, 
     """Returns the supervision fields among the labels of an entry, and its custom fields.
 
     Of several labels for one field, the one with the name of the field is taken, or else the last one; the others are
-    custom fields. Missing values are none.
+    custom fields. Missing values of supervision fields are left out.
     """
     texts = {key: text for key, value in labels.items() if key in LABELS and (text := label_text(value)) is not None}
     key_of = {LABELS[key]: key for key in sorted(texts, key=lambda key: key not in _SECOND_TEXTS)}

@@ -81,7 +81,7 @@ def numbered(locations: Sequence[str], given: str, pattern: str = "") -> dict[in
     Args:
         locations: The shards.
         given: What the caller gave, for messages.
-        pattern: The pattern that stands for the shards. If it has one range, the numbers are those of the range.
+        pattern: The pattern that stands for the shards. If it has one range, the shards have the numbers of the range.
 
     Raises:
         ManifestError: A name has no number, or two have the same one.
@@ -106,7 +106,7 @@ def numbered(locations: Sequence[str], given: str, pattern: str = "") -> dict[in
 
 
 def check_shards(locations: Sequence[str], given: str) -> None:
-    """Checks that all shards of a pattern exist; those of a store are listed, and those behind plain URLs not checked.
+    """Checks that all shards of a pattern exist; lists those in a store, and does not check those at plain URLs.
 
     Raises:
         ManifestError: Some do not exist; the message names the first.

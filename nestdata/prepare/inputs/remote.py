@@ -26,7 +26,7 @@ _Result = TypeVar("_Result")
 
 
 def with_members(entries: Iterable[tuple[int, Entry]], is_read: Callable[[Entry], bool]) -> Iterator[tuple[int, Entry]]:
-    """Yields numbered entries in order; those with audio at a URL get a member, or a problem if it is not usable.
+    """Yields numbered entries in order; entries with audio at a URL get a member, or a problem if it is not usable.
 
     Objects are asked for and fetched many at a time, as far ahead as `StorageConfig.max_requests`.
 
@@ -60,7 +60,7 @@ def with_members(entries: Iterable[tuple[int, Entry]], is_read: Callable[[Entry]
 def in_parallel(
     function: Callable[[_Item], _Result], items: Iterable[_Item], *, is_slow: Callable[[_Item], bool]
 ) -> Iterator[_Result]:
-    """Yields the results of a function of each item, in order; behind a slow item, they are computed in threads.
+    """Yields the results of a function for items, in order; from a slow item on, several are computed at a time.
 
     Args:
         function: Computes the result of an item.
@@ -107,7 +107,7 @@ def _given_urls(audio: Audio) -> Iterator[str]:
 
 
 def _with_valid_urls(entry: Entry) -> Entry:
-    """Returns an entry that is rejected, and has lost its URLs, if one of them holds credentials or is no valid URL."""
+    """Returns an entry; if one of its URLs holds credentials or is not valid, the entry as a reject without URLs."""
     for location in _given_urls(entry.audio):
         try:
             parse_url(location)

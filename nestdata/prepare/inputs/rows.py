@@ -1,7 +1,7 @@
 """Reads a row of any format: the file that it names, the id of its cut, its span and its channel.
 
-A number that looks like a time or a channel, and is not read as one, is an error: taken for a label, it would make
-wrong cuts without a word.
+A number that looks like a time or a channel, and is not read as one, is an error: if it were taken for a label, cuts
+could be wrong without a warning.
 
 Source for file names: NVIDIA NeMo 3.0, `get_full_path`: a relative name is looked up in the folder of the manifest,
 then in the current directory and with `~` expanded. Differs: NeMo skips the first place for names of 255 characters and
@@ -41,7 +41,7 @@ class FileNames:
     """Absolute paths of the folders that relative names may start from, in order of preference; or one URL."""
 
     base: str
-    """The folder of names that exist nowhere, and of the input as far as ids are concerned."""
+    """The folder that is assumed for names that exist nowhere, and as the folder of the input in ids."""
 
     home: str = ""
     """The folder that `~` stands for; empty if it stands for itself, as at URLs."""
@@ -54,7 +54,7 @@ class FileNames:
         """Returns the names of a local manifest.
 
         Args:
-            names: Its names, of which only the first are read.
+            names: Its names; only the first ones are read.
             folders: The folders that they may start from, in order of preference; the first in which one of the names
                 exists becomes `base`.
             default: `base` if no name exists.
@@ -112,7 +112,7 @@ def audio_name(row: Mapping[str, Any], meaning: Meaning, where: str) -> str:
 
 
 def entry_in(row: Mapping[str, Any], where: str, columns: tuple[Column, ...], names: FileNames, root: str) -> Entry:
-    """Returns the entry of a row that names a file, with all else that is not read as labels.
+    """Returns the entry of a row that names a file; all values that are not read otherwise become labels.
 
     Args:
         row: Values by name.
@@ -171,7 +171,7 @@ def placed(
 ) -> Entry:
     """Returns the entry of the span and the channel that a row names.
 
-    Its id tells both, unless the row holds its audio itself, and is then the only one of it.
+    Its id contains both, unless the row holds its audio itself: then, no other row has the same audio.
 
     Args:
         where: Position in the input.
@@ -214,14 +214,14 @@ def with_channel(entry: Entry, row: Mapping[str, Any], name: str) -> Entry:
 
 
 def is_number(value: Any, limit: float) -> bool:
-    """Returns whether a value of an input is a number from 0 up to a limit, which is not included; True is none."""
+    """Returns whether a value of an input is a number, not a boolean, from 0 up to a limit, which is not included."""
     return type(value) in (int, float) and 0 <= value < limit
 
 
 def _span(row: Mapping[str, Any], times: tuple[Time, ...], where: str) -> tuple[float | None, float | None]:
     """Returns start and duration, in seconds or samples.
 
-    A field of a table that leaves the start empty stands for 0 beside a duration.
+    An empty start in a table means 0 if there is a duration.
 
     Raises:
         ManifestError: A time is not a number that can be one, or times contradict each other.
@@ -305,7 +305,7 @@ def _check_suspects(row: Mapping[str, Any], meaning: Meaning, where: str) -> Non
             looks_so = is_number(value, MAX_SECONDS * 1e6) or (role == "channel" and value in NAMED_CHANNELS)
         if looks_so:
             what = {"channel": "a channel", "audio": "an audio file"}.get(role, "a time")
-            none = f", or --columns {role}= if it is none of the file" if role != "audio" else ""
+            none = f", or --columns {role}= if it is something else" if role != "audio" else ""
             choice = meaning.audio if role == "audio" else name
             raise ManifestError(
                 f"{where}: {name} is {shortened(repr(value), 80)}, which looks like {what}, and is not read as one. "

@@ -1,7 +1,7 @@
 """Tars that are read in place: the addresses of their members, by the headers that `tarfile` reads.
 
-`tarfile` alone takes damage behind the first member for the end of the archive, and stops at its end mark; `walk` tells
-damage from the end, and goes on behind an end mark, as `cat` joins archives.
+`tarfile` alone takes damage behind the first member for the end of the archive, and stops at an end mark. `walk`
+distinguishes damage from the end, and goes on behind an end mark, because archives can be joined with `cat`.
 """
 
 import tarfile
@@ -22,8 +22,8 @@ MAX_HELD = 256 << 20
 _BLOCK = tarfile.BLOCKSIZE
 # Records of extended headers and long names are a few hundred bytes; more than this is damage.
 _MAX_EXTENSION = 1 << 20
-# Zeros behind an end mark: GNU tar fills records of 10 KiB by default, and a tape drive those of some megabytes. More
-# than this is not read, so that the hole of a sparse file takes no time.
+# Zeros behind an end mark: GNU tar fills records of 10 KiB by default, and records of some megabytes for a tape drive.
+# More than this is not read, so that the hole of a sparse file takes no time.
 _MAX_PADDING = 1 << 26
 _PADDING_READ = 1 << 16
 _KINDS = {
@@ -136,7 +136,7 @@ def _after_padding(file: Stream, size: int, end: int) -> int | None:
 
 
 class _Headers:
-    """What `tarfile` sees of a file: it reads headers and their extensions only, which are short."""
+    """The file as `tarfile` reads it: only headers and their extensions, which are short."""
 
     def __init__(self, file: Stream) -> None:
         self._file = file
@@ -196,7 +196,7 @@ def plain_name(name: str) -> str:
 
 @dataclass(slots=True)
 class OpenShard:
-    """A tar that is open for one pass: a local one, of which only the start of members is read, or a remote stream."""
+    """A tar that is open for one pass: a local file, in which only the start of members is read, or a stream."""
 
     info: ObjectInfo
     file: Stream
@@ -213,7 +213,7 @@ class OpenShard:
     def member(self, found: TarMember) -> Member | Unusable:
         """Returns the address of the member that was yielded last, or why it must not be used.
 
-        It comes with its bytes if the tar is a stream and it is not too long to be held, and otherwise with its start.
+        If the tar is a stream, a member that is not too long comes with all its bytes; any other with its start.
         """
         is_held = is_url(self.info.location) and found.size <= MAX_HELD
         self.file.seek(found.offset)
@@ -255,8 +255,8 @@ def member_at(location: str, start: int, info: ObjectInfo, name: str | None = No
     Args:
         location: Absolute path or URL of the tar.
         start: The byte.
-        info: Of the tar.
-        name: That of the member; None if it may have any.
+        info: Size and ETag of the tar.
+        name: The name that the member must have; None for any name.
     """
     size = info.size - start
     ranges = Member(info, start, size).ranges()

@@ -24,7 +24,7 @@ from nestdata.wrong_path import kind_of, wrong_path
 
 _AUDIO, _MAIN = frozenset(AUDIO_SUFFIXES), frozenset(MAIN_SUFFIXES)
 _LOSSLESS = frozenset({".wav", ".flac", ".aiff", ".aif", ".sph", ".w64"})
-# What other files are counted by. Names come from outside, so that suffixes are short.
+# Suffixes by which other files are counted. They are short, because names come from outside.
 _SUFFIX = re.compile(r"\.\w{1,12}")
 # The folder of archives in which macOS has copies of the attributes of files; elsewhere, they begin with `._`.
 _MACOS_FOLDER = "__MACOSX"
@@ -84,10 +84,10 @@ class AudioFiles(_AudioLocations):
 
 @dataclass(frozen=True, slots=True)
 class AudioFolder(_AudioLocations):
-    """Audio files or objects sorted by name; those of a folder come before those of its subfolders.
+    """Audio files or objects sorted by name; the files of a folder come before its subfolders.
 
-    Of the files of a folder, those of lossless formats come first, and then others with one of `MAIN_SUFFIXES`: of
-    several with one id, the first is used. Symbolic links are followed, but no folder is read twice, even if several
+    In a folder, files of lossless formats come first, then other files with one of `MAIN_SUFFIXES`, because the first
+    of several files with the same id is used. Symbolic links are followed, but no folder is read twice, even if several
     links lead to it.
     """
 
@@ -119,7 +119,7 @@ class AudioFolder(_AudioLocations):
 
 
 def joined(sources: Iterable[Source]) -> list[Source]:
-    """Returns sources with consecutive audio files as one source."""
+    """Returns the sources after joining consecutive audio files to one source."""
     found: list[Source] = []
     for source in sources:
         if isinstance(source, AudioFiles) and found and isinstance(found[-1], AudioFiles):
@@ -182,7 +182,7 @@ def _order(name: str) -> tuple[int, str]:
 
 
 def _is_output(names: Collection[str]) -> bool:
-    """Returns whether the files of a folder are those of an output: a corpus, a preview, or features."""
+    """Returns whether a folder, given the names in it, is an output: a corpus, a preview, or features."""
     return any(marks.issubset(names) for marks in _OUTPUT_MARKS)
 
 

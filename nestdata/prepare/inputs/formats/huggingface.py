@@ -1,4 +1,4 @@
-"""Hugging Face data sets: Parquet files, and what `save_to_disk` writes of one split, with audio inside or files named.
+"""Hugging Face data sets: Parquet files, and splits written by `save_to_disk`, which hold audio or name its files.
 
 Both need `pip install 'nest-pretrain[huggingface]'`. The bytes of a row cannot be read without the rest of its row
 group or batch. The audio of each file is therefore copied once to an uncompressed tar in the corpus directory, where
@@ -35,7 +35,7 @@ from nestdata.prepare.inputs.rows import FileNames, audio_name, cut_id_of, entry
 from nestdata.storage import ObjectInfo, join, name_of, parent, storage
 
 PARQUET_SUFFIX = ".parquet"
-# Rows that are decoded at a time. The memory is that of a row group, whose columns the reader decompresses as a whole.
+# Rows that are decoded at a time. Memory holds a row group, because the reader decompresses its columns as a whole.
 _ROWS_PER_BATCH = 64
 # Bits of an entry's number that count rows.
 _ROW_BITS = 40
@@ -51,7 +51,7 @@ _SPLIT = re.compile(rf"(?<![a-z])({'|'.join(sorted(_SPLITS, key=len, reverse=Tru
 
 @dataclass(frozen=True, slots=True)
 class DataSetFiles:
-    """The rows of the files of a data set, with all other columns as labels but those of bytes and signals.
+    """The rows of the files of a data set; all other columns are labels, except columns of bytes and signals.
 
     A column `id` is a label: several rows may share the id of a sentence or a speaker.
     """
@@ -216,7 +216,7 @@ def _check_splits(folder: str, names: list[str]) -> None:
     """
     found: dict[str, list[str]] = defaultdict(list)
     for name in names:
-        # The last word decides: that of the name of the file, rather than of a folder.
+        # The last word decides: the name of the file counts more than a folder.
         if words := _SPLIT.findall(name.removeprefix(folder)):
             found[_SPLITS[words[-1].lower()]].append(name)
     if len(found) > 1:
@@ -224,13 +224,13 @@ def _check_splits(folder: str, names: list[str]) -> None:
         example = min(found.get("train") or next(iter(found.values())))
         pattern = join(parent(example), re.sub(r"\d+", "*", name_of(example)))
         raise ManifestError(
-            f"{folder}: Parquet files of several splits ({counts}). Give those of one split, such as {pattern!r}, or "
-            "several patterns to take them together."
+            f"{folder}: Parquet files of several splits ({counts}). Give the files of one split, such as {pattern!r}, "
+            "or several patterns to take them together."
         )
 
 
 def parquet_folder(path: Path | str) -> str:
-    """Returns the absolute path or URL of the folder of an input: itself, or that of the file or pattern."""
+    """Returns the absolute path or URL of the folder that an input is, or that its files are in."""
     folder = path.rstrip("/") if isinstance(path, str) else os.path.abspath(path)
     while has_magic(folder) or folder.lower().endswith(PARQUET_SUFFIX) or os.path.isfile(folder):
         folder = parent(folder)

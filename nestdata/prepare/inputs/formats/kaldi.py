@@ -4,8 +4,8 @@ Source: Kaldi's `extract-segments`, for the fields of `segments`. `reco2file_and
 for scoring, and Kaldi does not read audio by it.
 
 Lhotse's reader of Kaldi directories opens every recording, runs commands, gives up when a fifth of the recordings are
-broken, and takes ten times the memory. The files are therefore read here: that which lists the utterances line by line,
-the others into memory.
+broken, and takes ten times the memory. The files are therefore read here: the one that lists the utterances line by
+line, the others into memory.
 """
 
 import os

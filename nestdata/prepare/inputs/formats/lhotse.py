@@ -26,7 +26,7 @@ from nestdata.storage import is_url, storage
 
 _CORPUS_FILES = ("meta.json", "index.npy", "cuts.jsonl")
 # Pointers of Lhotse 2 to members of tars, as `cuts.jsonl` has them as well. END is the header of the next sample, and
-# says nothing that the header at START does not. With s=1, Lhotse does not search the tar for a NAME that is elsewhere.
+# is not needed beside the header at START. With s=1, Lhotse does not search the tar for a NAME that is elsewhere.
 _POINTER = re.compile(r"(?P<tar>[^?]+)\?o=(?P<start>\d{1,18})&e=\d{1,18}(&n=(?P<name>[^&]*)(&s=1)?)?")
 
 
@@ -41,7 +41,7 @@ class LhotseManifest(LineSource):
     """Relative paths start from the current directory, as in Lhotse, or from the folder of the manifest."""
 
     channel: Channel | None
-    """Channel that the caller asks for; None for that of a cut, and the first of a recording."""
+    """Channel that the caller asks for; None for the channel of a cut, and for the first one of a recording."""
 
     def entries(self, number: int, item: bytes) -> Iterator[Entry]:
         """Yields the entry of a line; none for a blank one."""
@@ -256,7 +256,7 @@ def _check_recording(cut: dict[str, Any], where: str) -> None:
 
 
 def _problem_of_transforms(recording: Any, where: str) -> str:
-    """Returns why transforms cannot be applied; empty if they can. Lhotse, which builds them next, does not say it.
+    """Returns why transforms cannot be applied; empty if they can. Lhotse, which builds them next, does not say why.
 
     Raises:
         ManifestError: A package is missing.

@@ -81,7 +81,7 @@ class SharDirectory(ShardSource):
             yield from self._in_tar(lines, shard)
 
     def _in_tar(self, lines: dict[str, _Line], shard: OpenShard) -> Iterator[Entry]:
-        """Yields the entry of each line: of its audio if the next member is its recording."""
+        """Yields the entry of each line, with its audio if the next member is its recording."""
         location = shard.info.location
         audio: tuple[_Line, Member | Unusable] | None = None
         seen: set[str] = set()
@@ -145,7 +145,7 @@ FORMAT = Format(_detect, _open)
 
 
 def _shards_in(given: GivenInput) -> tuple[tuple[str, str], ...]:
-    """Returns the shards of a Shar directory, sorted by name; empty if it is none.
+    """Returns the shards of a Shar directory, sorted by name; empty for another directory.
 
     Raises:
         ManifestError: A manifest has no tar with recordings.

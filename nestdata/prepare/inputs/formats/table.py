@@ -152,8 +152,8 @@ def _header_of(given: GivenInput) -> Header:
     """Returns the first row of a table.
 
     Raises:
-        ManifestError: It has no column with audio files, two columns have the same name, or those of spans are too many
-            or too few.
+        ManifestError: It has no column with audio files, two columns have the same name, or there are too many or too
+            few columns for a span.
         ConfigError: It has no column of a name that the caller gives.
     """
     path, line, columns = given.path, given.lines.text, given.options.columns

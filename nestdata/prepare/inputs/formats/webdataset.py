@@ -64,7 +64,7 @@ class WebDataset(ShardSource):
         return cls(path, tuple((tar,) for tar in tars), folder_of(tars), root, columns)
 
     def entries(self, number: int, item: tuple[int, tuple[str]]) -> Iterator[Entry]:  # noqa: ARG002, keys are numbered
-        """Yields the samples of a tar, and those again of which further members come later.
+        """Yields the samples of a tar; yields a sample again if further members of it come later.
 
         Raises:
             ManifestError: The tar does not exist.
@@ -135,7 +135,7 @@ FORMAT = Format(lambda given: given.kind == "tars", _open)
 
 
 def _tars_of(given: GivenInput) -> list[str]:
-    """Returns the tars of an input: those of a pattern, or in a folder and its subfolders."""
+    """Returns the tars of an input, which is a pattern, or a folder with its subfolders."""
     if given.is_tars:
         return given.names
     given.check_folder()
@@ -163,7 +163,7 @@ class _Sample:
 
     members: list[TarMember] = field(default_factory=list)
     is_scattered: bool = False
-    """Whether it is rejected whatever comes."""
+    """Whether it is rejected whatever members follow."""
 
 
 class _Part(NamedTuple):
