@@ -28,9 +28,9 @@ def copied_ahead(loader: Loader, trainer: pl.Trainer) -> Loader:
 class CopyAhead:
     """Copies each batch of a loader on a stream of its own, one batch before it is asked for.
 
-    Memory of the GPU holds two batches: the one that is computed with and the next one. Copies take their memory from
-    the allocator on their own stream. Before each copy, this stream waits for all work of the compute stream so far,
-    so that memory which was freed since is no longer read when the copy overwrites it.
+    The memory of the GPU holds two batches: the current one and the next one. Copies take their memory from the
+    allocator on their own stream. Before each copy, this stream waits for all work of the compute stream so far, so
+    that memory which was freed meanwhile is no longer read when the copy overwrites it.
 
     Args:
         loader: Yields batches on the CPU, in page-locked memory.

@@ -46,8 +46,8 @@ class NestDataModule(pl.LightningDataModule):
         """Checks the ranks, and configures the trainer; see `configure`.
 
         Raises:
-            ConfigError: A setting of the trainer conflicts with the plan, or the ranks cannot share a step equally, or
-                are not those that a launcher has started.
+            ConfigError: A setting of the trainer conflicts with the plan, the ranks cannot share a step equally, or a
+                launcher has started other ranks.
         """
         if self.trainer is None:
             return
@@ -172,7 +172,7 @@ class _EpochSampler(Sampler[MicrobatchKey]):
     """Yields the microbatches of one epoch on this rank, from the next optimizer step on.
 
     The steps may cross an epoch of the plan. Lightning counts the progress within its own epochs, including the part
-    before a resume, and takes only the remaining batches. Its epochs are those of the plan unless
+    before a resume, and takes only the remaining batches. Its epochs are as long as the plan's unless
     `limit_train_batches` shortens them.
 
     Args:

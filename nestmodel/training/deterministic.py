@@ -17,8 +17,8 @@ _CUBLAS, _NCCL = "CUBLAS_WORKSPACE_CONFIG", "NCCL_ALGO"
 REQUIRED = {_CUBLAS: ":4096:8", _NCCL: "Ring"}
 """Environment variables of the deterministic mode and the values that Lightning and this module set.
 
-Sources: cuBLAS's documentation of reproducible results, and NCCL's of NCCL_ALGO. With several algorithms allowed, NCCL
-may reduce within switches (NVLS), in an order of its own."""
+Sources: the documentation of reproducible results in cuBLAS, and of NCCL_ALGO in NCCL. If several algorithms are
+allowed, NCCL may reduce within switches (NVLS), in an order of its own."""
 
 
 def prepare_deterministic() -> None:

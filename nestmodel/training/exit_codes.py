@@ -27,9 +27,9 @@ _PR_SET_PDEATHSIG = 1
 def leave_on_signals() -> None:
     """Makes `PREEMPTING_SIGNALS` end this process with `EXIT_PREEMPTED`, until training handles them.
 
-    A signal that was ignored before stays ignored. Python runs the handler between two of its own instructions, so that
-    a process that waits in C++ code leaves when that returns. A rank that Lightning has started is ended by the system
-    when the process that started it has ended.
+    A signal that was ignored before stays ignored. Python runs the handler between two of its own instructions, so a
+    process that waits in C++ code exits when that code returns. The system ends a rank that Lightning has started when
+    the process that started it has ended.
     """
     if is_started_by_lightning():
         end_with_parent(is_on=True)
@@ -39,7 +39,7 @@ def leave_on_signals() -> None:
 
 
 def end_with_parent(*, is_on: bool) -> None:
-    """Makes the system kill this process when its parent ends, or not; only on Linux.
+    """Sets whether the system kills this process when its parent ends; only on Linux.
 
     The stall guard turns it off when it watches the ranks.
     """

@@ -20,8 +20,8 @@ from nestmodel.training.ranks import check_ranks, find_launch, local_run_id
 _RESOLVE_S = 10.0
 """Time for which the name of node 0 may be unknown, in seconds.
 
-A machine of a cloud starts programs before its network and its name server are ready, or before a new node has its
-entry there. A misspelled name should not take longer than a misspelled path.
+A machine of a cloud starts programs before its network and its name server are ready, or before the name server knows
+a new node. A misspelled name should not take longer than a misspelled path.
 """
 
 _RETRY_S = 1.0
@@ -60,10 +60,10 @@ def node_run_id(cluster_environment: Any) -> str:
 
 
 def check_launcher(trainer: pl.Trainer) -> None:
-    """Checks that a trainer computes with the ranks that a launcher has started, unless it was given the launcher.
+    """Checks that a trainer computes with the ranks that a launcher has started, if Lightning detects the launcher.
 
     Raises:
-        ConfigError: It computes with others.
+        ConfigError: It computes with other ranks.
     """
     if finds_launcher(trainer):
         check_ranks(find_launch(os.environ), trainer.num_devices, trainer.num_nodes)

@@ -24,7 +24,7 @@ _NOT_SHOWN = (
 def silence_libraries() -> None:
     """Filters Lightning's warnings that a user can do nothing about, and its log records below WARNING.
 
-    Those of `nestmodel`, which has the same loggers, pass.
+    Log records of `nestmodel`, which uses the same loggers, are shown.
     """
     for message in _NOT_SHOWN:
         warnings.filterwarnings("ignore", message=message)

@@ -73,10 +73,10 @@ def scale_loop_progress(checkpoint: dict[str, Any], microbatches_per_rank: int) 
 
 
 def leave_finished_epoch(checkpoint: dict[str, Any]) -> None:
-    """Makes a resume begin the next epoch, in place, if the run had ended with the last step of an epoch.
+    """Changes a checkpoint, in place, so that a resume begins the next epoch if the run had ended with an epoch.
 
-    Lightning begins an epoch anew only if the checkpoint was written before its end. After a run that has reached
-    `max_steps` at the end of an epoch, it would go on in that epoch, and end it after one microbatch.
+    Lightning begins a new epoch only if the checkpoint was written before the end of the old one. After a run that has
+    reached `max_steps` at the end of an epoch, it would continue that epoch, and end it after one microbatch.
     """
     loop = checkpoint["loops"]["fit_loop"]
     epoch, batches = loop["epoch_progress"]["current"], loop["epoch_loop.batch_progress"]
@@ -151,7 +151,7 @@ def uses_distributed_sampler(trainer: pl.Trainer) -> bool:
 
 
 def finds_launcher(trainer: pl.Trainer) -> bool:
-    """Returns whether Lightning looks for the launcher by itself, and not a class that the user has given."""
+    """Returns whether Lightning detects the launcher itself, without a class that the user has given."""
     return not isinstance(trainer._accelerator_connector._cluster_environment_flag, ClusterEnvironment)
 
 

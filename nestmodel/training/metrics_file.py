@@ -20,7 +20,7 @@ _VERSION = re.compile(r"version_(\d{1,9})")
 
 
 class MetricsFile(CSVLogger):
-    """Writes metrics to `metrics.csv` as they are logged. A disk that is full costs no line and does not end the run.
+    """Writes metrics to `metrics.csv` as they are logged. A full disk loses no line and does not end the run.
 
     What cannot be written is kept, with one warning, and written with the lines that follow. Lightning's own logger
     raises the error, and its file ends with half a line or, if a new column has appeared, is empty.
@@ -39,13 +39,13 @@ class MetricsFile(CSVLogger):
 
     @property
     def version(self) -> int:
-        """Number of this start: one more than those in the folder, until `claim` has made it."""
+        """Number of this start. Until `claim` has made its folder, the next number that the output folder has free."""
         if self._claimed is None:
             return self._next_version()
         return int(self._claimed.name.removeprefix("version_"))
 
     def claim(self) -> Path:
-        """Makes the folder of this start, which no other start has, unless it is made; returns it. For rank 0."""
+        """Makes the folder of this start, which no other start uses, at the first call; returns it. For rank 0."""
         if self._claimed is None:
             self._root.mkdir(parents=True, exist_ok=True)
             for number in count(self._next_version()):

@@ -70,19 +70,19 @@ class NestModel(NestNetwork, pl.LightningModule):
         backend: BackendName = "auto",
         encoder: Encoder | None = None,
     ) -> None:
-        """Builds a model with weights drawn from the seed, or with those of a file.
+        """Builds a model with weights that are drawn from the seed or loaded from a file.
 
         Args:
             config: All sizes and settings.
             init_from: A file to start from, or a folder for Hugging Face; see `load_weights`.
-            init_parts: Whether to load all weights of that file, or those of the encoder only.
+            init_parts: Whether to load all weights of that file, or only the weights of the encoder.
             backend: What computes a training step in `fit`. `auto`: on a GPU, kernels of this package, and compiled
-                features and blocks; on a CPU, operations of PyTorch. `torch`: those always.
+                features and blocks; on a CPU, operations of PyTorch. `torch`: operations of PyTorch on both.
             encoder: An encoder of another author, with its weights, in place of the one that `config` describes.
 
         Raises:
             WeightsError: The file cannot be read, or not all of these weights are in it in the same shapes.
-            ConfigError: The name is one of the hub, and the extra `hub` is not installed.
+            ConfigError: `init_from` is a name on the hub, and the extra `hub` is not installed.
         """
         super().__init__(config, encoder)
         if init_from is not None:
@@ -268,7 +268,7 @@ class NestModel(NestNetwork, pl.LightningModule):
         self._pace.begin_backward(loss)
 
     def on_after_backward(self) -> None:
-        """Adds the gradients of the microbatch to those of earlier ones."""
+        """Adds the gradients of the microbatch to the sums of earlier microbatches."""
         self._gradient_sums.add()
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
@@ -322,7 +322,7 @@ class NestModel(NestNetwork, pl.LightningModule):
             super().configure_gradient_clipping(optimizer, gradient_clip_val, gradient_clip_algorithm)
 
     def on_train_batch_end(self, outputs: Any, batch: NetworkInput, batch_idx: int) -> None:  # noqa: ARG002
-        """Begins to measure how long the next microbatch is waited for."""
+        """Begins to measure the wait for the next microbatch."""
         self._pace.wait_for_batch()
 
     def on_train_epoch_end(self) -> None:
@@ -335,7 +335,7 @@ class NestModel(NestNetwork, pl.LightningModule):
             self._step.check_complete(self.trainer.accumulate_grad_batches, self.global_rank)
 
     def on_validation_start(self) -> None:
-        """Leaves the time of a validation out of that of the next step."""
+        """Leaves the time of a validation out of the time of the next step."""
         self._pace.discard_step()
 
     def validation_step(self, batch: NetworkInput, batch_idx: int) -> None:  # noqa: ARG002 - Lightning's signature
@@ -409,7 +409,7 @@ class NestModel(NestNetwork, pl.LightningModule):
 
     def _check_gradients(self) -> None:
         """Raises TrainingError if no gradient reaches the encoder."""
-        # Of an encoder with gradients, the first parameter is looked at.
+        # If the encoder has gradients, the search usually ends at its first parameter.
         parameters = self.encoder.parameters
         if all(each.grad is None for each in parameters()) and any(each.requires_grad for each in parameters()):
             raise TrainingError(
@@ -423,7 +423,7 @@ class NestModel(NestNetwork, pl.LightningModule):
         is_clipped = limit > 0  # Lightning does not clip to a negative limit
         is_by_value = is_clipped and self.trainer.gradient_clip_algorithm == GradClipAlgorithmType.VALUE
         max_norm = limit if is_clipped and not is_by_value else None
-        # By value, Lightning clips the quotients; in 16-mixed, `grad_scale` belongs to the scaler.
+        # Lightning clips by value, after the division; in 16-mixed, `grad_scale` belongs to the scaler.
         is_last_change = not is_by_value and self.trainer.precision != "16-mixed"
         return divide_and_clip(optimizer, num_tokens, max_norm, is_last_change=is_last_change)
 
@@ -467,8 +467,8 @@ class NestModel(NestNetwork, pl.LightningModule):
 def seed_generators(network: NestNetwork, batch: NetworkInput) -> None:
     """Seeds torch's generators, from which dither and some dropout are drawn, for a microbatch.
 
-    Those of the CPU and of the current GPU; `torch.manual_seed` seeds those of all visible GPUs. Encoders of other
-    authors may draw from the generators of NumPy and Python as well.
+    Only the generators of the CPU and of the current GPU are seeded; `torch.manual_seed` would seed all visible GPUs.
+    Encoders of other authors may draw from the generators of NumPy and Python as well.
     """
     seed = network.seed_for("dropout", batch)
     torch.default_generator.manual_seed(seed)

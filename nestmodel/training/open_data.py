@@ -31,11 +31,11 @@ def open_training_data(config: DataConfig) -> AudioNoiseDataset:
 
 
 def open_validation_data(config: DataConfig, training: AudioNoiseDataset) -> AudioNoiseDataset | None:
-    """Opens the data set that a run validates on: mixed like that of training, without its weights and transforms.
+    """Opens the data set that a run validates on: mixed like the training data, without its weights and transforms.
 
     Args:
-        config: Of the run; without `val_corpus`, there is no such data.
-        training: The opened training data, whose noise and mixer are shared. Speech of both causes a warning.
+        config: Data settings of the run; without `val_corpus`, the result is None.
+        training: The opened training data, whose noise and mixer are shared. Speech that is in both causes a warning.
 
     Raises:
         NestError: The corpus cannot be opened, or its cuts do not fit the plan.

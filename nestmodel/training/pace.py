@@ -2,7 +2,7 @@
 
 All ranks do equal work in every step, so one that takes longer holds up all others: its disk, its CPU or its GPU is
 slower, or shared. Every `WINDOW` steps, the ranks exchange the means of their times, behind the all-reduce of the step.
-A mean has all that a rank costs the others: loader workers deliver batches in bursts, so that most waits are zero.
+Only a mean shows what a rank costs the others: loader workers deliver batches in bursts, so that most waits are zero.
 """
 
 import bisect
@@ -17,10 +17,10 @@ from torch import Tensor
 from torch.autograd import Variable
 
 WINDOW = 50
-"""Steps of which the mean is taken. A rank is named after two windows in a row."""
+"""Number of steps over which the mean is taken. A rank is named if it is slow in two windows in a row."""
 
 MIN_FACTOR = 1.1
-"""Mean time of a rank over the median of the others from which on it is slow."""
+"""A rank is slow if its mean time is more than this multiple of the median of the other ranks."""
 
 PHASES = ("loading", "forward", "backward")
 
@@ -40,9 +40,9 @@ class SlowRank(NamedTuple):
 
 
 class Pace:
-    """Measures the phases of the steps of this rank: on a GPU by events in its work, which nobody waits for.
+    """Measures the phases of the steps of this rank: on a GPU by events in its work, without waiting for them.
 
-    A GPU that still computes while the process waits for a batch loses no time, and the events measure none.
+    A GPU that still computes while the process waits for a batch loses no time, and the events measure no wait.
 
     Args:
         device: Where the rank computes; None measures nothing, for a run of one rank.
@@ -101,7 +101,7 @@ class Pace:
 
 
 def mark_end_of_backward(loss: Tensor, mark: Callable[[], None]) -> None:
-    """Calls `mark` when the gradients of this rank are launched, before the device waits for those of other ranks.
+    """Calls `mark` when the gradients of this rank are launched, before the device waits for the other ranks.
 
     DDP lets the device wait at the end of the backward pass, in a callback of the autograd engine. Callbacks run in
     the order in which they are queued, and this one is queued when the backward pass begins.
@@ -120,7 +120,7 @@ def mark_end_of_backward(loss: Tensor, mark: Callable[[], None]) -> None:
 
 
 def by_time(seconds: Float[Tensor, "ranks 3"]) -> list[SlowRank]:
-    """Returns all ranks beside the others, the slowest first; none if a rank has measured nothing.
+    """Compares each rank with the others; the slowest rank comes first. Empty if a rank has measured nothing.
 
     Args:
         seconds: Mean time of each rank in each phase.
@@ -138,14 +138,14 @@ def by_time(seconds: Float[Tensor, "ranks 3"]) -> list[SlowRank]:
 
 
 def _median_without(values: Sequence[float], one: float) -> float:
-    """Returns the median of sorted values without one of them, for thousands of ranks in one pass."""
+    """Returns the median of sorted values without one of them, without a copy: there may be thousands of ranks."""
     number, at = len(values) - 1, bisect.bisect_left(values, one)
     low, high = ((number - 1) // 2, number // 2)
     return (values[low + (low >= at)] + values[high + (high >= at)]) / 2
 
 
 class SlowRanks:
-    """Names each rank once that has taken longer than the others in two windows in a row."""
+    """Names each rank that has taken longer than the others in two windows in a row, once."""
 
     def __init__(self) -> None:
         self._slow_before: set[int] = set()

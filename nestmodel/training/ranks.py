@@ -101,13 +101,13 @@ def find_launch(environment: Environment) -> Launch | None:
     None if Lightning starts the ranks of this node itself, or if their number is unknown.
 
     Raises:
-        ConfigError: A variable that has to be a number is none.
+        ConfigError: A variable that has to be a number is not a number.
     """
     return _by_torchrun(environment) or _by_slurm(environment) or _by_mpi(environment) or _by_hand(environment)
 
 
 def take_ranks(launch: Launch | None, devices: Any, num_nodes: int) -> tuple[Any, int]:
-    """Returns `devices` and `num_nodes` of a trainer: those of the launcher if `devices` is `auto`.
+    """Returns `devices` and `num_nodes` of a trainer, taken from the launcher if `devices` is `auto`.
 
     Also sets environment variables that Lightning needs to recognise the launcher.
 
@@ -138,7 +138,7 @@ def check_ranks(launch: Launch | None, devices: int, num_nodes: int) -> None:
         num_nodes: Nodes with which the run computes.
 
     Raises:
-        ConfigError: It computes with others.
+        ConfigError: It computes with other ranks.
     """
     if launch is None:
         return
@@ -200,7 +200,7 @@ def find_own_rank(environment: Environment) -> OwnRank:
     """Returns which of the processes of a launcher this one is; without a launcher, it is the only one.
 
     Raises:
-        ConfigError: The processes do not know their ranks, or a variable that has to be a number is none.
+        ConfigError: The processes do not know their ranks, or a variable that has to be a number is not a number.
     """
     launch = find_launch(environment)
     if launch is None or launch.num_ranks == 1:
@@ -233,7 +233,7 @@ def _by_slurm(environment: Environment) -> Launch | None:
     if name is None:
         return None
     num_tasks = _number(environment, name)
-    # The script of a job has a rank as well, and a shell of salloc has none.
+    # The batch script of a job also has SLURM_PROCID; a shell of salloc does not.
     by_srun = "SLURM_STEP_ID" in environment or (
         "SLURM_PROCID" in environment and environment.get("ENVIRONMENT") != "BATCH"
     )
@@ -288,7 +288,7 @@ def _by_hand(environment: Environment) -> Launch | None:
     if "LOCAL_RANK" in environment:
         command = "set WORLD_SIZE to {ranks}, or unset LOCAL_RANK, so that the run starts its ranks itself"
         return Launch(source="WORLD_SIZE", num_ranks=_number(environment, "WORLD_SIZE"), command=command)
-    # Without a rank, the number was left over, and Lightning ignores it. With a number of the node, it starts ranks.
+    # Without RANK, WORLD_SIZE was left over, and Lightning ignores it. With NODE_RANK, Lightning starts the ranks.
     if "RANK" not in environment or "NODE_RANK" in environment:
         return None
     num_ranks = _number(environment, "WORLD_SIZE")

@@ -71,7 +71,7 @@ def run_settings(config: NestConfig, backend: BackendName, trainer: pl.Trainer, 
 def _restored_settings(callback: pl.Callback) -> Iterator[tuple[str, str]]:
     """Yields the arguments of a callback that Lightning restores from a checkpoint, such as a patience.
 
-    A changed argument would have no effect without a word.
+    A changed argument would silently have no effect.
     """
     names = signature(type(callback)).parameters.keys() - {"dirpath"}  # known only once the run has begun
     for name, value in sorted(callback.state_dict().items()):
@@ -119,7 +119,7 @@ def check_unchanged(before: Settings, now: Settings, *, step: int, path: Path | 
 
 
 def _is_later_stage(name: str, old: str, new: str, *, step: int) -> bool:
-    """Returns whether a changed setting is that of a mixture stage that has not begun.
+    """Returns whether a changed setting belongs to a mixture stage that has not begun.
 
     Raises:
         ConfigError: The stage has begun before the step of the checkpoint.

@@ -21,7 +21,7 @@ def print_results(trainer: pl.Trainer, seconds: float) -> None:
     """Prints the last metrics of a run, what has ended it, where its output is, and what may come next, to stdout.
 
     Args:
-        trainer: Of the run, after `fit`.
+        trainer: The trainer of the run, after `fit`.
         seconds: Duration of this start.
     """
     directory = trainer.log_dir
@@ -68,8 +68,8 @@ def end_reason(trainer: pl.Trainer, requests: StopRequests) -> str | None:
     """Returns what has ended a run before its last step; None if no request and no callback has.
 
     Args:
-        trainer: Of the run, after `fit`.
-        requests: Of its model.
+        trainer: The trainer of the run, after `fit`.
+        requests: The requests of its model.
     """
     if requests.must_finish:
         return "trainer.max_time has passed"

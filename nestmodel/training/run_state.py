@@ -43,7 +43,7 @@ class RunState:
     """Where a run stands."""
 
     step: int
-    """Optimizer steps made, those of earlier starts included."""
+    """Optimizer steps made, including earlier starts."""
 
     num_steps: int | None
     """Optimizer steps of the whole run; None if only time or a signal ends it."""
@@ -53,7 +53,7 @@ class RunState:
     """Estimate for the rest of the run, validations and checkpoints included; None during the first steps."""
 
     training: Scores | None = None
-    """Means of the scores since the state before; None before the first step."""
+    """Means of the scores since the previous state; None before the first step."""
 
     validation: Scores | None = None
     """Scores of the last validation in this start."""
@@ -77,7 +77,7 @@ class RunState:
     """Number of non-finite steps."""
 
     microbatch: tuple[int, int] | None = None
-    """Of a step that takes long: microbatches of this rank that are done, and their number."""
+    """Within a long step: number of microbatches of this rank that are done, and of all."""
 
 
 class RunClock:
@@ -117,8 +117,8 @@ def read_state(
     """Returns where a run stands.
 
     Args:
-        trainer: Of the run, in `fit`.
-        clock: Of this start.
+        trainer: The trainer of the run, in `fit`.
+        clock: The clock of this start.
         activity: What the run is doing.
         validated_step: Optimizer steps made at the last validation of this start, if there was one.
         training: Scores of the latest steps.

@@ -17,7 +17,7 @@ from nestmodel.nn.gpu import devices
 from nestmodel.training.lightning_private import allow_clipping
 
 _CLIP_EPS = 1e-6
-"""What `torch.nn.utils.clip_grad_norm_` adds to the norm before it divides by it."""
+"""`torch.nn.utils.clip_grad_norm_` adds this to the norm before it divides by the norm."""
 
 
 def noam_lr(step: int, config: OptimizerConfig, d_model: int) -> float:
@@ -69,8 +69,8 @@ def divide_and_clip(
     """Divides the gradients of an optimizer by the number of scored tokens, and clips the quotients by their norm.
 
     On a GPU, fused AdamW does both by one division while it reads the gradients: 12 bytes of gradients are moved for
-    each parameter, clipped or not. Separate passes, which others take, move 28 bytes with Lightning's clipping, and 24
-    without its second norm.
+    each parameter, clipped or not. Separate passes would move 28 bytes with Lightning's clipping, and 24 without its
+    second norm.
 
     Args:
         optimizer: The optimizer, whose gradients are sums over tokens.
@@ -109,7 +109,7 @@ def check_schedule(config: OptimizerConfig, num_steps: int) -> None:
     """Checks that a schedule has a last step, if it needs one.
 
     Raises:
-        ConfigError: It has none.
+        ConfigError: It needs a last step, and the run has none.
     """
     if config.ends_with_run and num_steps <= config.warmup_steps:
         raise ConfigError(

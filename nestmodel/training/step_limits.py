@@ -1,9 +1,10 @@
 """The trainer's limits in whole optimizer steps: length of an epoch, interval between validations, validation length.
 
 Lightning counts microbatches of one rank, whose number per step depends on the number of ranks. The settings of a run
-count steps, of which `steps_to_microbatches` makes microbatches once, when the trainer is built: a run validates after
-the same steps and on the same data for any number of ranks, also after a resume. The limits of a program's own trainer
-are microbatches, as Lightning says. `round_limit` makes whole steps of either, and changes nothing when called again.
+count steps, which `steps_to_microbatches` converts to microbatches once, when the trainer is built. So a run validates
+after the same steps and on the same data for any number of ranks, also after a resume. The limits of a program's own
+trainer are microbatches, as in Lightning. `round_limit` rounds both to whole steps, and changes nothing when called
+again.
 """
 
 import math
@@ -42,7 +43,7 @@ def round_limit(trainer: pl.Trainer, name: str, microbatches_per_rank: int, num_
         trainer: Trainer whose limit is changed.
         name: The limit.
         microbatches_per_rank: Microbatches that each rank processes per step.
-        num_steps: Steps of the whole epoch, of which a share is taken.
+        num_steps: Steps of the whole epoch; a limit that is a share is a share of these.
     """
     limit: int | float = getattr(trainer, name)
     if isinstance(limit, int):
@@ -55,7 +56,7 @@ def steps_of_epoch(trainer: pl.Trainer, steps_per_epoch: int) -> int:
     """Returns the optimizer steps of an epoch of a trainer whose limits are whole steps.
 
     Args:
-        trainer: Trainer whose `accumulate_grad_batches` and `limit_train_batches` count.
+        trainer: Trainer whose `accumulate_grad_batches` and `limit_train_batches` are used.
         steps_per_epoch: Steps of an epoch of the plan.
     """
     return min(steps_per_epoch, _in_steps(trainer, trainer.limit_train_batches, steps_per_epoch))
@@ -76,11 +77,11 @@ def validates_at_multiples(trainer: pl.Trainer, steps_per_epoch: int, every_n_st
 
 
 def num_steps_of_run(trainer: pl.Trainer, steps_per_epoch: int | None = None) -> int | None:
-    """Returns the optimizer steps of a whole run, those of earlier starts included; None if it has no last step.
+    """Returns the optimizer steps of a whole run, including earlier starts; None if it has no last step.
 
     Args:
-        trainer: Trainer whose `max_steps`, `max_epochs` and `limit_train_batches` count.
-        steps_per_epoch: Steps of an epoch of the plan; by default those that the trainer's loader has yielded.
+        trainer: Trainer whose `max_steps`, `max_epochs` and `limit_train_batches` are used.
+        steps_per_epoch: Steps of an epoch of the plan; by default the length of the trainer's loader, in steps.
     """
     per_epoch: float
     steps = [] if trainer.max_steps < 0 else [trainer.max_steps]
@@ -94,5 +95,5 @@ def num_steps_of_run(trainer: pl.Trainer, steps_per_epoch: int | None = None) ->
 
 
 def _in_steps(trainer: pl.Trainer, limit: int | float, num_steps: int) -> int:
-    """Returns a limit in steps; a share is the whole epoch of `num_steps`, or nothing of it."""
+    """Returns a limit in steps; a share, which is 1.0 or 0.0, is all of the `num_steps` of an epoch or none."""
     return limit // trainer.accumulate_grad_batches if isinstance(limit, int) else int(limit * num_steps)

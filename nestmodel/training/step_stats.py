@@ -32,7 +32,7 @@ class StopRequests:
     """This rank received Ctrl-C, which decides the exit code of all ranks."""
 
     deadline_s: float | None = None
-    """When `trainer.max_time` has passed, by this rank's monotonic clock; None without a limit."""
+    """The time of this rank's monotonic clock at which `trainer.max_time` has passed; None without a limit."""
 
     must_exit: bool = False
     """At the last optimizer step, some rank had received a signal to write a checkpoint and exit."""
@@ -106,7 +106,7 @@ class GradientSums:
     freed more than that. Until `add`, the parameters have the gradients of one microbatch.
 
     Args:
-        parameters: Those that are trained.
+        parameters: The trained parameters.
     """
 
     def __init__(self, parameters: Iterable[nn.Parameter]) -> None:
@@ -120,7 +120,7 @@ class GradientSums:
             parameter.grad = None
 
     def add(self) -> None:
-        """Adds the gradients of the parameters to those that were set aside, and gives the parameters the sums."""
+        """Adds the gradients of the parameters to the sums that were set aside; the parameters get the result."""
         summed = [(total, parameter.grad) for parameter, total in self._sums if parameter.grad is not None]
         if summed:
             torch._foreach_add_([total for total, _ in summed], [new for _, new in summed])
@@ -264,7 +264,7 @@ class DecayedCounts:
         """Decayed counts, tokens first and predictions second; None before the first step."""
 
     def plus(self, stats: LossStats) -> Tensor:
-        """Returns the decayed counts with those of a step added; `counts` is not changed."""
+        """Returns the decayed counts plus the counts of a step; `counts` is not changed."""
         new = torch.stack([stats.token_counts, stats.predicted_counts])
         decayed = 0.0 if self.counts is None else self.counts.to(new.device)
         return _COUNT_DECAY * decayed + new

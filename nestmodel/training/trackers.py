@@ -31,7 +31,7 @@ _MLFLOW_LIMITS = {"MLFLOW_HTTP_REQUEST_TIMEOUT": "10", "MLFLOW_HTTP_REQUEST_MAX_
 
 
 def tracker_names(given: Sequence[TrackerName]) -> list[TrackerName]:
-    """Returns the trackers of a run: those of `--log` but `csv`, or TensorBoard if none is given and it is installed.
+    """Returns the trackers of a run: the names of `--log` except `csv`; without `--log`, TensorBoard if installed.
 
     Raises:
         ConfigError: The package of one is not installed.
@@ -58,10 +58,10 @@ def open_trackers(
     Args:
         names: Result of `tracker_names`.
         folder: Folder of this start, which is removed if the run does not begin.
-        settings: Those of the run, without secrets.
+        settings: Settings of the run, without secrets.
         ckpt_path: Checkpoint to resume from. The run in a tracker continues if the folder of its start names it.
-        must_open: Whether a tracker that cannot be reached is an error. It should be none where other ranks would wait,
-            and where a scheduler has started a run again.
+        must_open: Whether a tracker that cannot be reached is an error. Use False where other ranks would wait, and
+            where a scheduler has started a run again.
 
     Raises:
         TrainingError: A tracker cannot be reached.
@@ -93,7 +93,7 @@ def open_trackers(
 
 
 def warns_of_errors(logger: Logger, name: str) -> Logger:
-    """Makes errors of a logger one warning, after each of which it gets nothing for a while; returns it."""
+    """Turns a logger's errors into one warning; after each error, it gets nothing for a while. Returns the logger."""
     paused_until_s = 0.0
 
     def guarded(call: Callable[..., object]) -> Callable[..., None]:
@@ -123,7 +123,7 @@ def _warn(name: str, error: Exception) -> None:
 
 
 def _read_ids(path: Path) -> dict[str, str]:
-    """Returns the names of the runs in trackers, which an earlier start has written."""
+    """Returns the names that the run has in trackers, as an earlier start has written them."""
     try:
         return dict(json.loads(path.read_text()))
     except (OSError, ValueError, TypeError):

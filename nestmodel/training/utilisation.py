@@ -46,7 +46,7 @@ def encoder_operations(config: EncoderConfig, num_mels: int, num_cuts: int, num_
     """Returns the operations of forward and backward pass: of matrix products and convolutions, two for each product.
 
     Args:
-        config: Of the encoder.
+        config: Settings of the encoder.
         num_mels: Number of mel bins.
         num_cuts: Number of cuts in the microbatch.
         num_frames: Number of feature frames to which each cut is padded.

@@ -107,7 +107,7 @@ def copy_earlier_metrics(earlier: Path, directory: Path, step: int) -> None:
 
 
 def read_metrics(directory: Path) -> Series:
-    """Returns the logged metrics of a run as (steps, values) by name, from all starts up to that of the directory."""
+    """Returns the metrics of a run as (steps, values) by name, from its first start to the start of this directory."""
     series: Series = defaultdict(lambda: ([], []))
     for row in _complete_rows(directory):
         for name, value in row.items():

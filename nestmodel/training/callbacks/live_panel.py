@@ -17,7 +17,7 @@ from nestmodel.training.callbacks.progress import PlainLines, Renderer, score_fa
 from nestmodel.training.run_state import RunState
 
 _MAX_WIDTH = 78
-"""Columns of the panel. Terminals of any larger size show it alike, so that it survives a resize."""
+"""Columns of the panel. All wider terminals show it in the same way, so that it survives a resize."""
 
 
 def terminal() -> Console | None:

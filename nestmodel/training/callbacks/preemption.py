@@ -35,7 +35,7 @@ from nestmodel.training.saving.checkpoints import Checkpoints, NotSaved
 from nestmodel.training.step_limits import ends_step
 
 _LEAVE_S = 1.0
-"""Seconds that the other ranks have to end after the second Ctrl-C."""
+"""Seconds after the second Ctrl-C in which the other ranks may end by themselves."""
 
 _NOTICE = "Ctrl-C: the run ends after this step, with a checkpoint. Press it again to end at once, without one."
 
@@ -98,7 +98,7 @@ def _leave(started_ranks: Sequence[Any]) -> NoReturn:
     deadline_s = time.monotonic() + _LEAVE_S
     while (left := [rank for rank in started_ranks if rank.poll() is None]) and time.monotonic() < deadline_s:
         for rank in left:
-            rank.send_signal(signal.SIGINT)  # which is its second one
+            rank.send_signal(signal.SIGINT)  # the second one for this rank
         time.sleep(_LEAVE_S / 10)
     for rank in left:
         rank.kill()
@@ -130,8 +130,8 @@ class PreemptionHandler(pl.Callback):
     """Writes a checkpoint and ends training after the optimizer step in which a signal or Ctrl-C arrives.
 
     The signals are `PREEMPTING_SIGNALS`, unless they were ignored before, as SIGHUP is under nohup. A second Ctrl-C
-    ends all ranks at once; see `InterruptWatch`. Training also ends after the step in which `max_time_s` seconds of it
-    have passed.
+    ends all ranks at once; see `InterruptWatch`. Training also ends after the step in which it
+    has lasted `max_time_s` seconds.
 
     Args:
         max_time_s: Longest time of training, from its start in this process; None for no limit. The `max_time` of

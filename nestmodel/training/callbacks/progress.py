@@ -81,7 +81,7 @@ class Progress(pl.Callback):
     def __init__(self, renderer: Renderer | None = None) -> None:
         self._renderer = renderer or PlainLines()
         self._clock = RunClock(0)
-        self._recent: list[Scores] = []  # of the steps since the last state, or of that state
+        self._recent: list[Scores] = []  # scores of the steps since the last state, or of the state itself
         self._is_recent_shown = False
         self._step_ended_s = time.monotonic()
         self._validated_step: int | None = None

@@ -39,8 +39,8 @@ from nestmodel.training.saving.checkpoints import NotSaved
 class CudaEvent:
     """A point in the work of the current CUDA stream, as `nestguard` expects it.
 
-    The GPU that is current at its creation becomes the current one of every thread that asks for it: otherwise that of
-    a new thread is the first GPU, on which the driver could reserve memory for this process.
+    The GPU that is current at its creation becomes the current GPU of every thread that calls `is_done`. Otherwise, a
+    new thread would use the first GPU, on which the driver could reserve memory for this process.
     """
 
     def __init__(self) -> None:
@@ -58,7 +58,7 @@ class CudaEvent:
 
 
 def new_event_of(trainer: pl.Trainer) -> Callable[[], CudaEvent] | None:
-    """Returns what creates events on the device of this rank; None if that is not a GPU."""
+    """Returns a function that creates events on the device of this rank; None if the device is not a GPU."""
     return CudaEvent if trainer.strategy.root_device.type == "cuda" else None
 
 
@@ -81,7 +81,7 @@ _MONITOR_CHECK_S = 5.0
 """Interval, in seconds, at which the rank that started the monitor checks that the monitor is alive."""
 
 _MONITOR_EXIT_S = 3.0
-"""Seconds that a rank waits for its monitor at its end. The monitor removes its files, or still watches other ranks."""
+"""Seconds that an ending rank waits for its monitor, which removes its files or still watches other ranks."""
 
 _REPORT_S = 60.0
 """Time between a limit and the end of the last rank, in seconds: more than a report takes on a slow machine."""
@@ -128,7 +128,7 @@ class StallGuard(pl.Callback):
             warnings.warn(f"the stall guard cannot start, so the run is not watched: {error}", stacklevel=1)
 
     def check_timeout(self, trainer: pl.Trainer) -> None:
-        """Checks and sets the timeout of the process group, as `start` does; see there for errors and warnings."""
+        """Checks and sets the timeout of the process group; `start` describes the errors and warnings."""
         if not self.config.enabled or not isinstance(trainer.strategy, DDPStrategy):
             return
         timeout_s, needed_s = process_group_timeout_s(trainer), self.config.limits.longest_wait_s + _REPORT_S

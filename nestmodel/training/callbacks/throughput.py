@@ -17,8 +17,8 @@ from nestmodel.training.utilisation import encoder_operations, peak_of_run
 class Throughput(pl.Callback):
     """Logs throughput in seconds of audio per second, utilisation, waiting for data, padding, memory and bad audio.
 
-    The audio of this rank is multiplied by the number of ranks; all of them have as much work. Waiting is that of the
-    rank that waits most, as far as it is known. The time of validation and checkpoints is excluded.
+    The audio of this rank is multiplied by the number of ranks, because all ranks have equal work. The share of
+    waiting is the largest of all ranks, as far as it is known. The time of validation and checkpoints is excluded.
     """
 
     def __init__(self) -> None:

@@ -1,7 +1,7 @@
 """`best.ckpt`: the checkpoint with the lowest validation loss so far, over all starts of a run.
 
-`best.json` beside it holds step and loss, from which a resumed run goes on. It is written first, and then `best.ckpt`:
-a start that finds them apart, after a kill in between, repeats the second.
+`best.json` beside it holds step and loss, from which a resumed run goes on. It is written before `best.ckpt`. If a
+kill in between leaves only the first of them new, the next start writes `best.ckpt` again.
 """
 
 import json
@@ -27,9 +27,9 @@ class BestCheckpoint:
         self._step, self._loss = 0, math.inf
 
     def resume(self, before: Path, directory: Path, step: int) -> None:
-        """Goes on from the best checkpoint of an earlier start, and makes it that of this start.
+        """Takes the best checkpoint of an earlier start as the best checkpoint of this start so far.
 
-        Nothing is taken from a record of a step after the one that is resumed: it belongs to steps that are made again.
+        A record of a step after the resumed one is ignored, because that step will be made again.
 
         Args:
             before: Directory of the checkpoint from which the run resumes.

@@ -69,7 +69,7 @@ def write_checkpoint(checkpoint: dict[str, Any], path: Path) -> None:
 
 
 def list_checkpoints(directory: Path) -> list[Path]:
-    """Returns the checkpoints in a directory, newest step first; but first of all, that which `last.ckpt` links to.
+    """Returns the checkpoints in a directory: the one that `last.ckpt` links to, then the others, newest step first.
 
     Where `last.ckpt` was copied as a file, it is a checkpoint like the others, unless it is damaged.
     """

@@ -38,7 +38,7 @@ from nestmodel.training.saving.checkpoint_files import (
 from nestmodel.training.step_limits import ends_step
 
 _ABANDONED_S = 600.0
-"""Age from which on a file that is not complete is one that a killed process has left, in seconds."""
+"""Age in seconds. An older file that is not complete was left by a process that was killed."""
 
 
 class NotSaved(SystemExit):
@@ -48,16 +48,16 @@ class NotSaved(SystemExit):
 class Checkpoints(Checkpoint):
     """Writes a checkpoint every `every_n_steps` optimizer steps and at the end of training.
 
-    Checkpoints that are written while steps are skipped, or while the loss is out of its range, are counted apart: the
-    newest sound ones stay beside them.
+    Checkpoints that are written while steps are skipped, or while the loss is out of its range, are counted separately:
+    they never replace the newest sound ones.
 
     If the disk is full or fails, this checkpoint is skipped with a warning and training continues. If it is the last
     one, all ranks exit with `EXIT_NOT_SAVED`. An older checkpoint is removed only after a newer one is written.
     `last.ckpt` is a link to the newest.
 
     With `monitor`, `best.ckpt` is the checkpoint with the lowest loss in a validation after its step. It is a second
-    name of the file, and stays when the first one is removed. A resumed run goes on from the best one of the start
-    before.
+    name of the file, and stays when the first one is removed. A resumed run goes on from the best one of the
+    previous start.
 
     Args:
         config: When checkpoints are written, and which are kept.
@@ -70,7 +70,7 @@ class Checkpoints(Checkpoint):
         self._problem = ""  # why the checkpoint of that step is not on disk
         self._resumable: Path | None = None
         self._unsound: set[int] = set()
-        """Steps whose weights may be damaged: their checkpoints do not push out the others."""
+        """Steps whose weights may be damaged: their checkpoints do not replace the others."""
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:  # noqa: ARG002
         """Removes partial files that an interrupted run left behind."""
@@ -79,7 +79,7 @@ class Checkpoints(Checkpoint):
             return
         with suppress(OSError, ValueError, TypeError):
             self._unsound = set(json.loads((self._directory_of(trainer) / UNSOUND).read_text(encoding="utf-8")))
-        if trainer.ckpt_path and Path(trainer.ckpt_path).is_file():  # of the start before, in a directory of its own
+        if trainer.ckpt_path and Path(trainer.ckpt_path).is_file():  # of the previous start, in its own directory
             self._resumable = Path(trainer.ckpt_path).resolve()
         directories = {self._directory_of(trainer).resolve(), *([self._resumable.parent] if self._resumable else [])}
         for unfinished in (path for directory in directories for path in unfinished_files(directory, NAMES)):
@@ -114,12 +114,12 @@ class Checkpoints(Checkpoint):
             nestguard.current().beat(nestguard.Phase.LOADING, trainer.global_step, 0)
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:  # noqa: ARG002
-        """Writes the last checkpoint; errors are those of `save_last`."""
+        """Writes the last checkpoint; raises the same errors as `save_last`."""
         self.save_last(trainer)
         nestguard.current().beat(nestguard.Phase.FINISHING)
 
     def save(self, trainer: pl.Trainer) -> None:
-        """Writes the state after the last optimizer step, unless it is already written. A full disk is a warning."""
+        """Writes the state after the last optimizer step, unless it is already written. Warns if the disk is full."""
         step = trainer.global_step
         if step == self._saved_step or trainer.sanity_checking or cast(Any, trainer).fast_dev_run:
             return
@@ -202,7 +202,7 @@ class Checkpoints(Checkpoint):
 
 
 def _is_sound(trainer: pl.Trainer) -> bool:
-    """Returns whether the last step was made, and its loss is at most a nat above that of equally likely classes."""
+    """Returns whether the last step was made, with at most 1 nat more loss than equally likely classes have."""
     model, loss = cast(Any, trainer).lightning_module, trainer.callback_metrics.get("train_loss")
     if not isinstance(model, NestModel) or loss is None:
         return True

@@ -26,8 +26,8 @@ _DIGEST_BYTES = hashlib.sha256().digest_size
 class CompiledCode(pl.Callback):
     """Loads compiled code before the first step, and writes it after 1, 2, 4, 8, ... steps if there is new code.
 
-    The first node writes. Nothing is read or written where a run compiles nothing. A file that is missing or damaged,
-    or a full disk, costs time: the code is compiled again.
+    The first node writes. Nothing is read or written if a run compiles nothing. If a file is missing or damaged, or the
+    disk is full, the code is compiled again, which takes time.
 
     Args:
         folder: Folder of the files, which is created when the first one is written.
@@ -48,7 +48,7 @@ class CompiledCode(pl.Callback):
             content = read_trusted(path)
             if content is not None:
                 torch.compiler.load_cache_artifacts(content)
-        except Exception as error:  # whatever torch raises for what it cannot unpack or write
+        except Exception as error:  # torch may raise any error if it cannot unpack or write the code
             rank_zero_warn(f"{path} is not used, and the code is compiled again: {last_error_line(error)}")
 
     def on_train_batch_end(
@@ -66,7 +66,7 @@ class CompiledCode(pl.Callback):
                 return
             write_trusted(self._path(trainer), found[0])
             self._written = digest
-        except Exception as error:  # a full disk, or whatever torch raises for what it cannot pack
+        except Exception as error:  # a full disk, or any error of torch if it cannot pack the code
             path, reason = self._path(trainer), last_error_line(error)
             rank_zero_warn(f"{path} cannot be written, and the next start compiles again: {reason}")
 

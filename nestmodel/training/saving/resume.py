@@ -27,12 +27,12 @@ def find_resumed(given: str, root: Path, *, must_exist: bool, directory: Path | 
     Args:
         given: A path; or `LAST` for the newest checkpoint below `root`.
         root: Output folder of the run.
-        must_exist: Whether there has to be a newest one. Otherwise there is none before the first one, so that the same
-            command starts and resumes a run.
-        directory: `checkpoints.directory`, which holds the checkpoints instead.
+        must_exist: Whether it is an error if there is no newest checkpoint yet. If not, the result is None, so that the
+            same command starts and resumes a run.
+        directory: `checkpoints.directory`; if given, the checkpoints are there and not below `root`.
 
     Raises:
-        ConfigError: There is no checkpoint, or none that a run can be resumed from.
+        ConfigError: There is no checkpoint, or a run cannot be resumed from it.
         WeightsError: All checkpoints are damaged.
     """
     if is_on_hub(given):
@@ -94,12 +94,12 @@ def check_resumes(path: Path, settings: Settings, folders: Sequence[Path]) -> No
 
     Args:
         path: The checkpoint.
-        settings: Those of the run.
+        settings: Settings of the run.
         folders: Folders with other checkpoints of the run.
 
     Raises:
-        ConfigError: Some settings differ; the message also names the newest checkpoint in `folders` that has those of
-            the run.
+        ConfigError: Some settings differ; the message also names the newest checkpoint in `folders` with the settings
+            of the run.
         WeightsError: The checkpoint cannot be read.
     """
     stored = read_run(path)

@@ -1,6 +1,6 @@
 """The folders of a start: `version_N` belongs to one start, and a folder of checkpoints to one run.
 
-`--resume` makes a new `version_N` beside that of the start before. A folder of checkpoints that several starts share
+`--resume` makes a new `version_N` beside the previous one. A folder of checkpoints that several starts share
 (`checkpoints.directory`) is used by one of them at a time, and by no other run.
 """
 
@@ -22,7 +22,8 @@ from nestmodel.training.saving.checkpoint_files import NAMES, checkpoint_folders
 
 LOCK = ".lock"
 _WAIT_S = 120.0
-"""Time for an earlier start to end: that of a killed job, or of a node whose lock a file server still holds."""
+"""Seconds to wait for the lock of an earlier start: its job may be ending, or a file server may still hold the lock of
+a node that has failed."""
 
 _POLL_S = 1.0
 
@@ -49,15 +50,15 @@ def check_checkpoint_folder(directory: Path | None, ckpt_path: Path | None) -> N
 
 @contextmanager
 def only_start(directory: Path | None) -> Iterator[None]:
-    """Keeps other starts from a folder of checkpoints during the block; waits a while for one that is using it.
+    """Locks a folder of checkpoints against other starts during the block; waits a while for one that is using it.
 
-    The first rank holds the lock. The others wait until it has it, so that all of them find the same checkpoint.
+    The first rank holds the lock. The others wait until it does, so that all of them find the same checkpoint.
 
     Args:
         directory: `checkpoints.directory`. Without one, each start has a folder of its own.
 
     Raises:
-        OutputError: Another start goes on using it, or it cannot be written.
+        OutputError: Another start still uses it, or it cannot be written.
     """
     with ExitStack() as stack:
         if directory is not None and not is_first_rank():
@@ -97,7 +98,7 @@ def _launch_id() -> str:
 
 
 def unfinished_run(root: Path) -> str | None:
-    """Returns what a person should know of the latest start in an output folder, if it has not made all its steps."""
+    """Returns where the latest start in an output folder has stopped, as text; None if no start stopped early."""
     for folder in checkpoint_folders(root):
         for path in list_checkpoints(folder):
             step, num_steps = step_in_name(path), _num_steps(folder.parent / "config.yaml")

@@ -27,7 +27,7 @@ from nestmodel.training.schedule import check_schedule
 from nestmodel.training.step_limits import num_steps_of_run, validates_at_multiples
 
 MAX_LOOK_AHEAD_S = 3.0
-"""Largest look-ahead, in seconds, of a trained encoder with causal convolutions and regular contexts."""
+"""Largest look-ahead, in seconds, that training allows with causal convolutions and regular contexts."""
 
 
 def check_run(
@@ -48,7 +48,7 @@ def check_run(
         ckpt_path: Checkpoint that the run resumes from.
 
     Raises:
-        ConfigError: Settings contradict each other, or those of the checkpoint.
+        ConfigError: Settings contradict each other or the settings of the checkpoint.
         WeightsError: The checkpoint cannot be read.
     """
     check_sampling_rate(model.config, data.sampling_rate)
@@ -85,7 +85,7 @@ def check_outputs(trainer: pl.Trainer) -> None:
     Only rank 0 writes there, but a rank that did not check would wait for one that failed.
 
     Raises:
-        OutputError: They cannot.
+        OutputError: A file or folder cannot be created.
     """
     if cast(Any, trainer).fast_dev_run:
         return
@@ -123,7 +123,7 @@ def check_best(trainer: pl.Trainer, *, steps_per_epoch: int, validates: bool) ->
         validates: Whether there is a validation corpus.
 
     Raises:
-        ConfigError: There will not.
+        ConfigError: There is no validation, or some validations come after steps without a checkpoint.
     """
     for saver in trainer.checkpoint_callbacks:
         if not isinstance(saver, Checkpoints) or saver.config.monitor is None:

@@ -156,7 +156,7 @@ def _batches_text(data: NestDataModule, epoch: PlanSummary) -> str:
 
 
 def few_steps_rows(data: NestDataModule, epoch: PlanSummary | None = None) -> Rows:
-    """Returns that the corpus holds less than two steps, for a summary; empty if it holds more.
+    """Returns a row of the summary that says that the corpus holds less than two steps; empty if it holds more.
 
     Args:
         data: The data of the run.
@@ -184,7 +184,7 @@ def _ranks_text(trainer: pl.Trainer) -> str:
 
 
 def _backend_rows(trainer: pl.Trainer, model: NestModel, data: NestDataModule) -> Rows:
-    """Returns what computes the steps on a GPU; on a CPU, nothing but PyTorch does."""
+    """Returns what computes the steps on a GPU; empty on a CPU, where it is always PyTorch."""
     plan, device = data.plan, trainer.strategy.root_device
     if device.type != "cuda":
         return []
