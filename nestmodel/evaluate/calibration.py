@@ -1,7 +1,7 @@
 """Calibration of an encoder with initial weights: the running statistics of its batch norm, from audio.
 
 Initial statistics, mean 0 and variance 1, turn the convolutions of a new encoder down by an order of magnitude, because
-their outputs have a far smaller variance. Such an encoder is no baseline for what was learned.
+their outputs have a far smaller variance. Such an encoder is not a baseline for what was learned.
 """
 
 from collections.abc import Sequence
@@ -25,13 +25,13 @@ def calibrate_batch_norm(
     *,
     on_reject: OnReject | None = None,
 ) -> None:
-    """Sets the running statistics of batch norm to those of the valid frames of utterances, without training.
+    """Computes the running statistics of batch norm from the valid frames of utterances, without training.
 
     One pass computes all statistics: as in training, each batch is normalised by its own statistics on its way to the
-    next block. Differs from training: padded frames do not count, there are no dropout, noise and masks, and the result
+    next block. Differs from training: padded frames do not count, there is no dropout, noise or masking, and the result
     is the mean over all frames instead of a moving average over steps. The first block's statistics do not depend on
-    the batches, except for rounding. An encoder without batch norm is unchanged. That of another author gets the mean
-    over batches of the statistics of all frames, with padding.
+    the batches, except for rounding. An encoder without batch norm is unchanged. In an encoder of another author,
+    padded frames count, and the result is the mean of the statistics of the batches.
 
     Args:
         network: Moved to the device.

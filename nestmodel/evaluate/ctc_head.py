@@ -154,9 +154,9 @@ def fit_head(
     """Returns a head with the weights of the epoch with the lowest held-out character error rate, and that rate.
 
     Args:
-        features: Of the utterances.
+        features: Features of the utterances.
         task: The utterances and their texts.
-        learning_rate: Of Adam, at the first step.
+        learning_rate: Learning rate of Adam at the first step.
         max_epochs: Number of epochs, at the end of which the learning rate is 0.
         seed: Determines the initial weights and the order of the utterances.
     """

@@ -74,22 +74,22 @@ def encode(
 ) -> AudioFeatures:
     """Computes the encoder features of an audio file or an array.
 
-    The values are those that `nestmodel features` writes for the file, bit for bit, on the same device.
-    `iterate_features` computes those of a corpus in batches.
+    On the same device, `nestmodel features` writes the same values for the file, bit for bit. For a corpus, use
+    `iterate_features`, which computes in batches.
 
     Args:
         model: A network, whose encoder is used in eval mode and on its device; or the path of a file that
             `load_network` reads, which is loaded anew by each call, to a GPU if there is one.
-        audio: Path or URL of a file of any sampling rate, of whose channels the first is read; or samples of shape
+        audio: Path or URL of a file of any sampling rate, whose first channel is read; or samples of shape
             (num_samples,): float32 or float64, usually in [-1, 1], or int16.
-        sampling_rate: Rate of arrays in Hz. They are resampled to the rate of the model. That of files is in their
-            headers.
+        sampling_rate: Rate of an array in Hz; it is resampled to the rate of the model. The rate of a file is in its
+            header.
         layers: Numbers of the encoder outputs to return, `last` or `all`; see `iterate_features`.
         window_seconds: Longer audio is encoded in windows of this length; see `ExtractConfig`.
 
     Raises:
         ConfigError: The layers do not exist, or an array has another shape or type, or no rate.
-        WeightsError: The path of the model is not that of a whole model.
+        WeightsError: The file at the path does not hold a whole model.
         AudioError: The audio cannot be used.
         ExtractError: The audio is shorter than one encoder frame, or does not fit into memory.
         StorageError: A store cannot be read.
@@ -160,7 +160,8 @@ def iterate_corpus(
 ) -> Iterator[Utterance]:
     """Yields the features that a function of a model computes, longest utterance first.
 
-    The corpus has the sampling rate of the model. The other arguments and the errors are those of `iterate_features`.
+    The corpus has the sampling rate of the model. Takes the other arguments of `iterate_features`, and
+    raises the same errors.
     """
     torch_device = resolve_device(device)
     check_batch_seconds(max_batch_seconds)
@@ -218,10 +219,10 @@ def encode_batch(
 
 
 def as_network(model: Model) -> NestNetwork:
-    """Returns a network as it is, and loads that of a path.
+    """Returns a network as it is; loads it if a path is given.
 
     Raises:
-        WeightsError: The path is not that of a whole model.
+        WeightsError: The file at the path does not hold a whole model.
     """
     return load_network(model) if isinstance(model, str | Path) else model
 
@@ -306,8 +307,8 @@ def log_mel_function(model: NestNetwork) -> BatchFunction:
 def stacked_mel_function(model: NestNetwork) -> BatchFunction:
     """Returns the function that computes the encoder's input at its frame rate, as one layer.
 
-    The log-mel frames are normalised as set, as the encoder reads them. Those of one encoder frame are stacked: the
-    layer has the shape (enc_frames, stacked * mels). Frames past the end of an utterance are zero.
+    The log-mel frames are normalised as set, as the encoder reads them. The frames of one encoder frame are stacked:
+    the layer has the shape (enc_frames, stacked * mels). Frames past the end of an utterance are zero.
     """
     factor = model.frame_samples // model.config.features.hop_length
 
@@ -359,7 +360,7 @@ def resolve_device(name: str) -> torch.device:
 def device_of_rank(name: str, local_rank: int) -> str:
     """Returns the name of the device of one of several ranks on a machine.
 
-    `auto` and `cuda` are a GPU of its own, as far as there are enough; a launcher may show each rank only its own.
+    `auto` and `cuda` give each rank a GPU of its own if there are enough. A launcher may show each rank only its own.
     """
     if name not in ("auto", "cuda") or not torch.cuda.is_available():
         return name

@@ -1,9 +1,9 @@
 """Character and word error rates with 95 % intervals; jiwer aligns and counts. It belongs to the extra `probe`.
 
 Errors are counted per utterance, so that rates and differences get bootstrap intervals: utterances are drawn with
-replacement, and a draw counts the same utterances for both recognisers that are compared (paired bootstrap). What is
-drawn is treated as independent. Utterances of one recording, scene or speaker are not: `ErrorCounts.by_group` adds them
-up, so that whole groups are drawn, and intervals become wider.
+replacement, and a draw counts the same utterances for both recognisers that are compared (paired bootstrap). This
+treats utterances as independent. Utterances of one recording, scene or speaker are not: `ErrorCounts.by_group` adds
+them up, so that whole groups are drawn, and intervals become wider.
 """
 
 import importlib.util
@@ -47,7 +47,7 @@ class ErrorCounts:
         return self.table[:, 3]
 
     def __add__(self, other: "ErrorCounts") -> "ErrorCounts":
-        """Returns the counts of two recognitions of the same utterances, such as those with two seeds."""
+        """Returns the counts of two recognitions of the same utterances, such as with two seeds."""
         return ErrorCounts(self.table + other.table)
 
     def by_group(self, groups: Sequence[str]) -> "ErrorCounts":
@@ -126,7 +126,7 @@ def error_rate(counts: ErrorCounts, seed: int = 0) -> ErrorRate:
 
 
 def error_difference(counts: ErrorCounts, baseline: ErrorCounts, seed: int = 0) -> Estimate:
-    """Returns the error rate minus that of a baseline on the same utterances: negative if there are fewer errors."""
+    """Returns the error rate minus a baseline's rate on the same utterances: negative if there are fewer errors."""
     columns = (counts.errors, counts.num_reference, baseline.errors, baseline.num_reference)
     return bootstrap(lambda sums: sums[0] / sums[1] - sums[2] / sums[3], columns, seed)
 

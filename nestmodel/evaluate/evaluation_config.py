@@ -14,7 +14,7 @@ Layers = Literal["all", "last"] | Sequence[int]
 """Outputs of an encoder by number: 0 is the input of the first block, i the output of the i-th block."""
 
 Contestant = Literal["trained", "untrained", "log_mel"]
-"""Features that a probe compares. `trained`: all layers of the encoder. `untrained`: the same of an encoder with
+"""Features that a probe compares. `trained`: all layers of the encoder. `untrained`: all layers of an encoder with
 initial random weights, which reads the same input and whose batch norm is calibrated on the training utterances of the
 probe, so the difference was learned. `log_mel`: log-mel frames without an encoder."""
 

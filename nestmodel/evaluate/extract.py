@@ -175,13 +175,13 @@ def extract_share(
         model: As for `extract_features`.
         inputs: As for `extract_features`; only a `Corpus` is read here.
         output: As for `extract_features`.
-        config: As for `extract_features`; only the device may differ, as another one of the same type.
+        config: As for `extract_features`; only the device may differ, but not its type.
         rank: Number of this rank, from 1.
         num_ranks: Number of all ranks.
 
     Raises:
         ConfigError: The layers or the device do not exist.
-        ExtractError: A batch does not fit into memory, rank 0 has ended, or its model, inputs or settings are others.
+        ExtractError: A batch does not fit into memory, or rank 0 has ended, or has another model, inputs or settings.
         NestError: The model or the corpus cannot be read.
     """
     model, config = as_network(model), config or ExtractConfig()
@@ -210,7 +210,7 @@ def extract_share(
 
 @contextmanager
 def _keeps_finished_batches(directory: Path) -> Iterator[None]:
-    """If the block raises, logs that finished batches are kept, or removes their folders if there is none."""
+    """If the block raises, logs that finished batches are kept; without any, removes their folders."""
     try:
         yield
     except BaseException:
@@ -317,7 +317,7 @@ def _write_files(
 def _merge(
     model: NestNetwork, corpus: Corpus, directory: Path, config: ExtractConfig, records: list[Path], rejects: RejectLog
 ) -> ExtractReport:
-    """Writes the index from the records of all ranks, and adds their rejects to those of the inputs."""
+    """Writes the index from the records of all ranks, and adds their rejects to the rejects of the inputs."""
     num_utterances = num_frames = num_samples = 0
     with (directory / "index.jsonl").open("w", encoding="utf-8") as index:
         for record in read_records(records):

@@ -11,8 +11,8 @@ Ranks use no collectives. All of them see the directory that is written, `OUTPUT
                               go.json, written by rank 0 when all ranks have a name; NAME.done at the end of a share
 
 A record is one line for each batch, written when the features of the batch are on disk. A rank takes part in the start
-whose id it finds, and ends when another start, or none, has taken its place. It writes features into the folder that it
-has opened: a new start moves that folder away, with whatever a rank of an earlier one still writes there.
+whose id it finds, and ends when it finds another id, or none. It writes features into the folder that it has opened. A
+new start moves that folder away, so that ranks of an earlier start write into the old folder.
 """
 
 import contextlib
@@ -96,10 +96,10 @@ def _read_file(path: Path) -> Iterator[FinishedBatch]:
 
 
 def keep_records(directory: Path, settings: dict[str, Any]) -> list[int]:
-    """Keeps the batches of earlier starts with the same settings, and removes everything else that they have left.
+    """Keeps the batches of earlier starts with the same settings, and removes everything else from these starts.
 
     A batch is kept if its files are there with their sizes. Batches with rejected utterances are not kept: their audio
-    may have been unreadable for a while only. For rank 0, before the ranks begin.
+    may have been unreadable only for a while. Called by rank 0, before the ranks begin.
 
     Returns:
         The numbers of the batches that are finished.
@@ -127,7 +127,7 @@ def keep_records(directory: Path, settings: dict[str, Any]) -> list[int]:
 
 
 def _take(name: str, earlier: Iterable[Path], features: Path) -> int | None:
-    """Moves a file of earlier starts to those of the present one; returns its size, or None if it is not there."""
+    """Moves a file from the folders of earlier starts into the present one; returns its size, or None if missing."""
     for folder in earlier:
         with contextlib.suppress(FileNotFoundError):
             (folder / name).replace(features / name)
@@ -208,7 +208,7 @@ def remove_records(directory: Path) -> None:
 
 
 class Start(NamedTuple):
-    """What rank 0 tells all ranks before the first batch."""
+    """The message of rank 0 to all ranks before the first batch."""
 
     names: list[str]
     """Names of the ranks in their order."""
@@ -219,7 +219,7 @@ class Start(NamedTuple):
 
 
 class Ranks:
-    """The ranks that write one output, as one of them sees them through the directory that they share.
+    """What one rank knows about all ranks that write the same output, from the directory that they share.
 
     Inside the `with` block, a thread shows the others that this process lives.
 

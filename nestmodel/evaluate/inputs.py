@@ -22,7 +22,7 @@ _NOT_LABELS = frozenset({"id", "recording_id", "start", "duration", "channel", "
 
 
 class RejectedUtterance(NamedTuple):
-    """An utterance without features; the fields are those of the rejects of `nestdata prepare`."""
+    """An utterance without features, with the same fields as the rejects of `nestdata prepare`."""
 
     where: str
     """Path of the audio file; empty if the audio is not in a file of its own."""
@@ -73,7 +73,7 @@ def open_inputs(
 
     Args:
         inputs: A `Corpus`, which is used as it is; or anything else that `prepare_corpus` accepts, which is prepared
-            into a temporary corpus. That finds broken files. Cuts of any length are accepted.
+            into a temporary corpus. Preparing finds broken files. Cuts of any length are accepted.
         sampling_rate: Sampling rate of the model, in Hz.
         directory: Where the temporary corpus is written. It is removed when the context ends.
         on_reject: Called for each input that the preparation rejects.
@@ -107,7 +107,7 @@ def open_inputs(
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:
-    """Returns the objects in a file of JSON lines; none if there is no such file."""
+    """Returns the objects in a file of JSON lines; empty if there is no such file."""
     return [*map(json.loads, path.read_text(encoding="utf-8").splitlines())] if path.exists() else []
 
 

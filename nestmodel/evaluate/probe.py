@@ -9,9 +9,9 @@ log-mel statistics contain the level and the channel of a recording, which are n
 are a strong baseline if the recordings of a class share a room or a microphone; a split by groups avoids that.
 
 Source of the content probe: SUPERB, arXiv:2105.01051: a frozen encoder, a learned weighted sum of its layers, a small
-head. The head is that of SUPERB's phoneme recognition, one linear map with CTC; its speech recognition has a BLSTM of
-two layers. Differs: characters instead of phonemes; each dimension of each layer is standardised; several labels per
-frame if frames are longer than 40 ms (those of SUPERB's encoders last 20 ms); the epoch is selected by a part of the
+head. SUPERB's phoneme recognition has the same head, one linear map with CTC; its speech recognition has a BLSTM of two
+layers. Differs: characters instead of phonemes; each dimension of each layer is standardised; several labels per frame
+if frames are longer than 40 ms (SUPERB's encoders have frames of 20 ms); the epoch is selected by a part of the
 training utterances.
 """
 
@@ -103,7 +103,7 @@ def run_probe(
     model_name: str = "",
     on_progress: OnProgress | None = None,
 ) -> ProbeReport:
-    """Scores how well a line reads a label off an encoder, trained and untrained, and off log-mel statistics.
+    """Scores how well a linear classifier predicts a label from a trained and an untrained encoder, and from log-mels.
 
     Every utterance is pooled into the mean and the standard deviation over its valid frames, of all layers together.
     The classifier is logistic regression on standardised features. Cross-validation on the training utterances selects
@@ -261,7 +261,7 @@ def run_ctc_probe(
         work = _Work(on_progress, total=num_encoded + num_heads * len(training))
         caches: dict[Contestant, tuple[Features, Features]] = {}  # of training and of test utterances
         for name in contestants:
-            # The log-mels are those that both encoders read: normalised, and stacked to encoder frames.
+            # The log-mels are what both encoders read: normalised, and stacked to encoder frames.
             encoder, compute = _contestant(name, network, training_side, training, stacked_mel_function, work)
             caches[name] = (
                 write_features(Path(cache_directory, name), training_side.read(training, encoder, compute, work)),

@@ -100,7 +100,7 @@ class ContestantScore:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Difference:
-    """Error rate of the trained encoder minus that of a baseline, on the same utterances; below 0 it is better."""
+    """Error rate of the trained encoder minus a baseline's, on the same utterances; below 0, the encoder is better."""
 
     baseline: Contestant
     characters: Estimate

@@ -222,7 +222,7 @@ def check_disjoint(training: Corpus, test: Corpus) -> None:
 
 
 def in_all(utterances: Iterable[ProbeUtterance], features: Collection[Container[int]]) -> list[ProbeUtterance]:
-    """Returns the utterances whose index is in all features: those of a broken utterance are missing in some."""
+    """Returns the utterances whose index is in all features; a broken utterance is missing in some."""
     return [utterance for utterance in utterances if all(utterance.row in each for each in features)]
 
 

@@ -2,9 +2,9 @@
 
 The memory of attention grows with the square of the length: a quarter of an hour of audio needs 20 GB in `large`. Audio
 that is longer than `longest_whole_s` is therefore encoded in windows of that length. The frames of a window that are
-nearer than `CONTEXT_S` to its ends are used as context only. Log-mel features are those of the whole audio, also their
-mean and deviation; what differs is that a frame attends to its window instead of the whole. What grows with the length
-are the log-mels and the states, 0.1 to 1 MB for a second of each layer.
+nearer than `CONTEXT_S` to its ends are used as context only. Log-mel features, with their mean and deviation, are
+computed from the whole audio; the only difference is that a frame attends to its window instead of the whole audio.
+Only the log-mels and the states grow with the length, by 0.1 to 1 MB for each second and layer.
 """
 
 import math
@@ -20,7 +20,7 @@ from nestmodel.nn.features import normalise
 from nestmodel.nn.network import NestNetwork
 
 CONTEXT_S = MIN_WINDOW_S / 4
-"""Seconds on both sides of what a window yields."""
+"""Seconds of context on both sides of the frames that a window yields."""
 
 _WHOLE_BYTES = 4 << 30
 """Memory of attention for the longest audio that is encoded as a whole."""
@@ -39,7 +39,7 @@ def longest_whole_s(config: NestConfig) -> float:
 
 
 def needed_bytes(config: NestConfig, num_utterances: int, seconds: float, window_s: float) -> int:
-    """Returns about the memory that encoding takes beside the model: scores of attention, and the states.
+    """Estimates the memory in bytes that encoding takes beside the model: attention scores and states.
 
     Args:
         config: Configuration of the model.
