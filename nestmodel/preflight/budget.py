@@ -214,6 +214,6 @@ def _highest_units(dataset: AudioNoiseDataset) -> int:
 
 
 def _longest_samples(dataset: AudioNoiseDataset) -> int:
-    """Returns the length to which the longest cut is extended: that of `min_audio_seconds` at least."""
+    """Returns the length of the longest cut in samples, after it was extended to `min_audio_seconds` if shorter."""
     longest = max(int(np.max(lengths[-1:])) for lengths in dataset.corpus.num_samples if len(lengths))
     return max(longest, dataset.plan.min_samples)

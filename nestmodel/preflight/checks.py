@@ -205,7 +205,7 @@ def check_audio(
 ) -> CheckResult:
     """Reads the first batches of this rank with the configured loader workers, from step 0.
 
-    Says how much of the speech and of the noise is heard as speech, if the detector of speech is installed.
+    If the speech detector is installed, it also reports in which share of the speech and of the noise it hears speech.
 
     Args:
         data: The data of the run.
@@ -251,11 +251,11 @@ def check_audio(
 
 
 def loader_note(rate: float, num_workers: int, step_rate: float) -> str:
-    """Returns what a loader gives beside what a step takes, and advice if steps clearly wait for it.
+    """Returns the rates of a loader and of a step as text, and advice if steps clearly wait for the loader.
 
     Args:
         rate: Seconds of audio that the loader gives in a second.
-        num_workers: Its processes.
+        num_workers: Number of its processes.
         step_rate: Seconds of audio that a step takes in a second.
     """
     note = f"the loader gives {rate:,.0f} audio-s/s with data.num_workers {num_workers}, a step takes {step_rate:,.0f}"
@@ -269,7 +269,7 @@ def check_disk(model: NestModel, trainer: pl.Trainer) -> CheckResult:
     callbacks = cast(list[pl.Callback], getattr(trainer, "callbacks", []))
     callback = next((callback for callback in callbacks if isinstance(callback, Checkpoints)), None)
     config = callback.config if callback else CheckpointConfig(keep=1)
-    keep = config.keep + (config.monitor is not None)  # the best one may be none of the newest
+    keep = config.keep + (config.monitor is not None)  # the best one may not be among the newest
     directory = (config.directory or Path(trainer.default_root_dir)).absolute()
     setting = "checkpoints.directory" if config.directory else "--output"
     existing = next(path for path in (directory, *directory.parents) if path.exists())

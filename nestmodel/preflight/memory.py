@@ -24,8 +24,8 @@ def resident_bytes(pid: int | str = "self") -> int:
 class PeakMemory:
     """Measures the peak memory that torch reserves on a GPU, or the peak resident memory of this process.
 
-    The measurement starts now; if the system does not allow that, the peak is that since the process started.
-    Reserved memory includes what fragmentation makes unusable; the sum of all tensors would be too small a measure.
+    The measurement starts now or, if the system does not allow that, at the start of the process. Reserved memory
+    includes what fragmentation makes unusable; the sum of all tensors would be too small a measure.
     """
 
     def __init__(self, device: torch.device) -> None:

@@ -7,7 +7,7 @@ from nestdata.field_docs import with_field_docs
 from nestmodel.errors import ConfigError
 
 MEMORY_MARGIN = 0.1
-"""Share of the memory that steps leave free: a run needs some memory besides that of its steps."""
+"""Share of the memory that steps leave free, because a run needs some memory for more than its steps."""
 
 _UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 

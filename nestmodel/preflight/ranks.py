@@ -16,7 +16,7 @@ from nestmodel.training.module import NestModel
 from nestmodel.training.resume_checks import Settings, changed_settings, flatten_settings
 
 _NUM_SUMMED = 1_000_000
-"""Size of the tensor: large enough that its packets are as long as those of gradients."""
+"""Size of the tensor: large enough that its packets are as long as the packets of gradients."""
 
 _POLL_S = 0.001
 

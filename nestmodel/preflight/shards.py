@@ -35,10 +35,10 @@ _MOST_UNANSWERED = 4
 """Number of requests without an answer after which no further shard is asked for."""
 
 _MOST_LISTED = 100_000
-"""Shards of one corpus that are asked for; with more, those of as many cuts."""
+"""All shards of a corpus are asked for if there are at most this many; otherwise, the shards of about as many cuts."""
 
 _SAMPLE = 2000
-"""Cuts of a corpus whose sizes are looked up to estimate those of all."""
+"""Number of cuts of a corpus whose sizes are looked up, to estimate the sizes of all cuts."""
 
 _MOST_SHOWN = 3
 _PERMANENT = ("missing", "changed")
@@ -48,7 +48,7 @@ def check_shards(data: NestDataModule, trainer: pl.Trainer, timeout_s: float) ->
     """Compares size and ETag of the shards that a run reads with what the corpora say, and counts requests of an epoch.
 
     Ranks divide the shards in a store. The ranks of each node divide the shards on its file systems. If there is not
-    enough time for all of them, those that were asked for are scattered over the corpora.
+    enough time for all of them, the shards that were asked for are scattered over the corpora.
 
     Args:
         data: The data of the run.

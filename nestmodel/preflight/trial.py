@@ -151,7 +151,7 @@ def run_shapes(
     activations.
 
     Args:
-        make_step: Builds the model, whose memory is a part of that of the trial.
+        make_step: Builds the model, whose memory is part of the peak memory.
         shapes: The shapes, at least one.
         device: The device of the steps.
         allowed_bytes: Peak memory above which a shape does not fit; 0 if only a failed allocation counts.

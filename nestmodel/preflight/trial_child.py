@@ -1,4 +1,4 @@
-"""Trials in a child process within a memory limit, one after another, so that running out of memory ends no search.
+"""Trials in a child process within a memory limit, one after another, so that a search survives running out of memory.
 
 A child whose trial did not fit is replaced before the next trial, because a failed allocation may leave fragmented
 memory behind. On a CPU, this process watches the resident memory of the child and ends it above the limit. A limit of
@@ -48,7 +48,7 @@ class TrialSettings:
 
     num_threads: int
     limit_bytes: int | None
-    """Memory of a trial, of which `margin` stays free. On a GPU, free memory is a limit as well; None sets no other."""
+    """Memory of a trial, of which `margin` stays free; None sets no limit. On a GPU, free memory is a limit as well."""
 
     margin: float
     """Share of the memory that a trial must leave free, in [0, 1)."""
@@ -95,7 +95,7 @@ class TrialChild:
         self._child = None
 
     def _watch(self, child: BaseProcess, plan: PlanConfig, shapes: Sequence[Shape]) -> TrialResult:
-        """Runs a trial in the child. On a CPU, a child that needs too much memory is not waited for."""
+        """Runs a trial in the child. On a CPU, waiting ends when the child needs too much memory."""
         settings, num_steps = self._settings, 0
         is_on_cpu, deadline = settings.device == "cpu", time.monotonic() + settings.timeout_s
         try:
@@ -136,7 +136,7 @@ def run_trials(connection: Connection, settings: TrialSettings) -> None:
     Sends None after each step, and the result, or an error as text, after each trial.
     """
     logging.disable(logging.INFO)
-    warnings.simplefilter("ignore")  # those of libraries, which the run shows as well
+    warnings.simplefilter("ignore")  # libraries warn in the run as well
     with suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("1000")
     device = torch.device(settings.device)
