@@ -22,11 +22,11 @@ class ClassConfig:
 
     @classmethod
     def of(cls, given: object) -> "ClassConfig":
-        """Returns what settings say of an object that was given in Python."""
+        """Returns the setting for an object that was given in Python."""
         return cls(class_path=f"{type(given).__module__}.{type(given).__qualname__}", init_args=None)
 
     def plain(self, where: str) -> "ClassConfig":
-        """Returns the same with arguments of its own, as JSON holds them: a model file has to describe the object.
+        """Returns a copy whose arguments are plain JSON values: a model file has to describe the object.
 
         Raises:
             ConfigError: An argument is not a number, a text, a list or a mapping.

@@ -118,7 +118,7 @@ class FeatureConfig:
         require_at_least(
             1, "features", self, "sampling_rate", "n_fft", "window_length", "hop_length", "num_mels", "pad_to"
         )
-        require_at_most(2**15, "features", self, "n_fft")  # the filterbank is computed from any file of a model
+        require_at_most(2**15, "features", self, "n_fft")  # a damaged file must not make a huge filterbank
         require_at_most(1024, "features", self, "num_mels")
         require_at_least(0, "features", self, "dither")
         _share("features", self, "preemphasis")

@@ -1,4 +1,4 @@
-"""Errors of nestmodel besides those of nestdata; `nestdata.errors` shows all of them."""
+"""Errors that only nestmodel raises; `nestdata.errors` shows all errors of both packages."""
 
 from nestdata import ConfigError as ConfigError
 from nestdata import NestError

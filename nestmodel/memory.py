@@ -11,7 +11,7 @@ def available_bytes() -> int:
     A container or job may have less than its machine: the limits of its control groups (version 2) count.
     """
     available = 1024 * read_kib("/proc/meminfo", "MemAvailable")
-    return int(min(available, max(1, _left_in_groups())))  # a group that is full is not one that is unknown
+    return int(min(available, max(1, _left_in_groups())))  # 0 would mean unknown, so 1 stands for a full group
 
 
 def read_kib(path: str, name: str) -> int:

@@ -1,6 +1,6 @@
 """Names of settings in NeMo, Lightning, Hugging Face, fairseq, lhotse and ESPnet, and the names here.
 
-Everything that reads settings asks this module about a name that it does not know: YAML files and options alike.
+Readers of settings, in YAML files and in options, ask this module about names that they do not know.
 """
 
 from collections.abc import Collection
@@ -9,14 +9,14 @@ from importlib.resources import files
 
 
 def name_here(name: str, places: Collection[str]) -> list[str]:
-    """Returns where a setting is that has another name or another place in other tools.
+    """Returns the settings here that stand for a setting of another tool.
 
     Args:
-        name: Dotted, as it was given, in a file or as an option.
+        name: Dotted name, as it was given in a file or as an option.
         places: Dotted names of the settings that exist.
 
     Returns:
-        The place, or up to three that share the name; none if it is not known.
+        One dotted name, or up to three that share the name; empty if the name is not known.
     """
     name = name.strip("+~-").replace("-", "_").lower()
     ours = [own for own, others in names_elsewhere() if any(f".{name}".endswith(f".{other}") for other in others)]
@@ -29,7 +29,7 @@ def name_here(name: str, places: Collection[str]) -> list[str]:
 
 @cache
 def names_elsewhere() -> list[tuple[str, list[str]]]:
-    """Returns the names here, each with those elsewhere; a name elsewhere may stand for several."""
+    """Returns each name here with its names in other tools; one of these may stand for several names here."""
     lines = files("nestmodel").joinpath("other_names.txt").read_text(encoding="utf-8").splitlines()
     pairs = (line.split(": ") for line in lines if not line.startswith("#"))
     return [(own, others.split()) for own, others in pairs]

@@ -58,8 +58,8 @@ def fit(config: RunConfig, callbacks: Sequence[pl.Callback] = (), *, encoder: En
 
     Args:
         config: All settings, such as `RunConfig.read(["demo"])` with other values by `dataclasses.replace`.
-        callbacks: Further callbacks of Lightning, beside those of `trainer.callbacks`. `config.yaml` does not hold
-            them: give them again to resume.
+        callbacks: Further callbacks of Lightning, in addition to `trainer.callbacks`. `config.yaml` does not hold them:
+            give them again to resume.
         encoder: An encoder of another author, with its weights, in place of the one that `config` describes.
 
     Returns:
@@ -132,7 +132,7 @@ def build_run(
     Args:
         config: All settings.
         stage: `fit` or `validate`.
-        callbacks: Callbacks of Lightning beside those of the settings.
+        callbacks: Callbacks of Lightning, in addition to the callbacks of the settings.
         encoder: As for `fit`.
 
     Raises:
@@ -177,7 +177,9 @@ def _build_trainer(
     known = inspect.signature(pl.Trainer.__init__).parameters
     for name in settings.lightning:
         if name not in known:
-            raise ConfigError(f"trainer.lightning.{name} is no argument of Trainer{nearest_name_hint(name, known)}.")
+            raise ConfigError(
+                f"trainer.lightning.{name} is not an argument of Trainer{nearest_name_hint(name, known)}."
+            )
     devices, num_nodes = take_ranks(launch, settings.devices, settings.num_nodes)
     interval = settings.val_check_interval
     arguments = {
@@ -259,7 +261,7 @@ def _build(given: str | ClassConfig) -> Any:
 
 
 def _check_hardware(config: RunConfig, launch: Launch | None) -> None:
-    """Raises ConfigError for GPUs that are not there, or for several ranks that would share a CPU unasked."""
+    """Raises ConfigError for GPUs that are not there, or if several ranks would share a CPU without being told to."""
     accelerator, devices = config.trainer.accelerator, config.trainer.devices
     if torch.cuda.is_available() or accelerator == "cpu":
         return

@@ -51,7 +51,7 @@ def parse_duration(setting: str, text: str) -> float:
         text: A number with a unit (s, m, h or d), hours:minutes:seconds, or days:hours:minutes:seconds.
 
     Raises:
-        ConfigError: The text is no duration, or is none of more than 0 s.
+        ConfigError: The text is not a duration, or the duration is not above 0 s.
     """
     seconds = 0.0
     if found := re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smhd])", text):
@@ -66,7 +66,7 @@ def parse_duration(setting: str, text: str) -> float:
 
 
 LAST = "last"
-"""Value of `ckpt_path`: the newest checkpoint in the output folder, or the start of a new run before the first one."""
+"""Value of `ckpt_path`: the newest checkpoint in the output folder; if there is none yet, a new run starts."""
 
 _NOT_STORED = ("ckpt_path", "resume")
 
@@ -139,11 +139,11 @@ class ModelConfig:
     """Checkpoint or .nemo file to take weights from, or a folder for Hugging Face."""
 
     init_parts: WeightParts = "all"
-    """Whether all weights of that file are taken, or those of the encoder only."""
+    """Whether to take all weights of that file, or only the weights of the encoder."""
 
     backend: BackendName = "auto"
     """What computes a training step. `auto`: on a GPU, kernels of this package, and compiled features and blocks; on a
-    CPU, operations of PyTorch. `torch`: those always."""
+    CPU, operations of PyTorch. `torch`: operations of PyTorch on both."""
 
 
 @with_field_docs
@@ -152,16 +152,16 @@ class TrainerConfig:
     """Length, hardware and numbers of a run; `lightning` passes whatever else Lightning's Trainer takes."""
 
     max_steps: int = -1
-    """Optimizer steps of the run, those of earlier starts included; -1: no limit."""
+    """Optimizer steps of the run, including earlier starts; -1: no limit."""
 
     max_time: str | None = None
-    """Longest time of this start, such as 30m, 12h, 1d or 11:30:00. The step in which it passes is the last."""
+    """Longest time of this start, such as 30m, 12h, 1d or 11:30:00. The run ends after the step in which it passes."""
 
     val_check_interval: int | float | None = None
     """Optimizer steps between validations; a share such as 0.5 counts in epochs; None: after each epoch."""
 
     early_stop: int | None = None
-    """End after this number of validations in a row without a lower validation loss; None: do not."""
+    """End after this number of validations in a row without a lower validation loss; None: never."""
 
     log_every_n_steps: int = 50
     """Optimizer steps between log entries."""
@@ -170,7 +170,7 @@ class TrainerConfig:
     """Largest norm of the gradients of a step; longer ones are scaled down to it."""
 
     precision: str = "32-true"
-    """Such as bf16-mixed or 32-true."""
+    """Precision of training, such as bf16-mixed or 32-true."""
 
     deterministic: bool = False
     """Whether equal runs on equal GPUs give equal bits, at the cost of time."""
@@ -182,7 +182,7 @@ class TrainerConfig:
     """GPUs or processes of a node: their number, auto, or indices of GPUs as text, such as "0,1"."""
 
     num_nodes: int = 1
-    """Machines of the run."""
+    """Number of machines of the run."""
 
     strategy: str | ClassConfig = "auto"
     """How Lightning runs several ranks."""
@@ -289,7 +289,7 @@ class RunConfig:
 
     log: tuple[TrackerName, ...] = ()
     """Where metrics go besides metrics.csv; by default tensorboard, if it is installed. `--log` may be repeated; it
-    replaces what files have."""
+    replaces the value of files."""
 
     quiet: bool = False
     """Show no summary, no progress and no results."""
@@ -315,14 +315,14 @@ class RunConfig:
 
     @classmethod
     def read(cls, names: Iterable[str | Path]) -> "RunConfig":
-        """Returns the settings of presets and YAML files; values of later ones replace those of earlier ones.
+        """Returns the settings of presets and YAML files; later ones replace values of earlier ones.
 
         Args:
             names: Each a file or the name of a preset.
 
         Raises:
             ConfigError: A name is neither, a file cannot be read, a key is unknown, a value has the wrong type or is
-                out of range, or together they are no whole model.
+                out of range, or together they are not a whole model.
             GuardError: A limit of the stall guard is not positive.
         """
         names = list(names)
@@ -355,7 +355,7 @@ def config_path(name: str | Path) -> Path:
     if path.is_file() and kind_of(path) != "a model file":
         return path
     try:
-        return preset_path(str(name))  # also if a folder has that name, such as that of `make demo`
+        return preset_path(str(name))  # also if a folder has that name, such as the folder of `make demo`
     except ConfigError as error:
         if path.exists() or len(path.parts) > 1 or path.suffix in (".yaml", ".yml"):
             raise ConfigError(f"{name}: {wrong_path(name, 'a configuration')}") from error
@@ -363,7 +363,7 @@ def config_path(name: str | Path) -> Path:
 
 
 def read_merged(paths: Iterable[Path]) -> dict[str, Any]:
-    """Returns the plain values of configuration files; values of later ones replace those of earlier ones.
+    """Returns the plain values of configuration files; later ones replace values of earlier ones.
 
     Raises:
         ConfigError: A file cannot be read, or is not a YAML mapping.
