@@ -15,7 +15,7 @@ from nestguard.observe.view import DevicePosition, Identity, Phase, ProcessState
 def views_message(views: Sequence[ProcessView], limits: StallLimits) -> Message:
     """Returns the message about the processes of a node.
 
-    Cuts and loader workers are left out unless a diagnosis can name them: if they are late, dead or stopped.
+    Cuts and loader workers are left out unless a diagnosis can name them, because they are late, dead or stopped.
     """
     sent = []
     for view in views:

@@ -107,7 +107,7 @@ def absent_ranks_suffix(ranks: Sequence[ProcessView]) -> str:
 
 
 def progress_text(view: ProcessView) -> str:
-    """Returns the phase of a process, after that of its device if the device executes another one."""
+    """Returns the phase of a process as text; the phase of its device comes first if it is another one."""
     reading, device = view.reading, view.reading.device
     if device is None or device == (reading.phase, reading.step, reading.microbatch):
         return f"in {reading.phase.name}"

@@ -259,8 +259,8 @@ def _unseen_if_silent(view: ProcessView, silences: Mapping[int, NodeSilence]) ->
 def _late_ranks(live: Sequence[ProcessView], limits: StallLimits) -> list[ProcessView]:
     """Returns the ranks that exceed their limit.
 
-    A rank may be waiting for ranks that have progressed less, so it also has to exceed the largest limit of those. A
-    rank that is within its own limit may just have finished a validation or a checkpoint while others waited for it;
+    A rank may be waiting for ranks that have progressed less, so it also has to exceed the largest of their limits.
+    A rank that is within its own limit may just have finished a validation or a checkpoint while others waited for it;
     that time is added to its limit. Loading waits for no other rank, so only a rank's own limit counts there.
     """
     limit_at: dict[ProgressKey, float] = {}
@@ -381,7 +381,7 @@ def _culprits_text(kind: DiagnosisKind, views: Sequence[ProcessView]) -> str:
     if len(views) > 1 or kind in (DiagnosisKind.UNSEEN, DiagnosisKind.NOT_STARTED):
         return text
     reading = views[0].reading
-    # What a rank executed when it died or was stopped is not why.
+    # The phase of the device is shown only for a stuck rank: it does not explain why a rank died or was stopped.
     position = reading if kind is not DiagnosisKind.STUCK or reading.device is None else reading.device
     phase = "" if position.phase.is_final else f" in {position.phase.name}"
     return f"{text}{phase}" + ("" if position.step is None else f", step {position.step}")

@@ -118,7 +118,7 @@ def read_heartbeat(path: Path) -> Reading | None:
 
 
 def _newest_complete(copies: Iterable[Any]) -> Any:
-    """Returns the last of two copies that was written to its end; None if there is none."""
+    """Returns the newer of the copies that are complete; None if none of them is."""
     complete = [record for record in copies if 0 < record.sequence == record.sequence_again]
     return max(complete, key=lambda record: record.sequence, default=None)
 

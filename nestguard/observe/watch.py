@@ -16,7 +16,7 @@ from nestguard.observe.view import Identity, ProcessState, ProcessView, Reading,
 _SECOND_NS = 1_000_000_000
 _SUSPENDED_NS = 5 * _SECOND_NS
 _UNOBSERVED_NS = 10 * _SECOND_NS
-"""If a device was not observed for longer, its position is not known: the process may have continued in the meantime.
+"""If a device was not observed for longer than this, its position is unknown: its process may have continued since.
 
 This happens if a call holds the GIL, or if the driver blocks the thread that observes the device.
 """
