@@ -8,7 +8,7 @@ from rich.console import Console
 
 
 def console() -> Console:
-    """Returns a console that neither colours numbers, nor breaks lines, nor reads `[...]` in an id as markup."""
+    """Returns a console that does not colour numbers, break lines or read `[...]` in an id as markup."""
     return Console(highlight=False, markup=False, soft_wrap=True)
 
 

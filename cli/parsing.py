@@ -1,8 +1,8 @@
 """Command lines: tyro makes options from the parameters of functions and the fields of our dataclasses.
 
-This module says what tyro cannot know: which settings have a short name beside the dotted one, which of them the short
-help shows, that a setting which holds other values, such as a list of stages, is given as YAML, and how an option of
-another tool is named here.
+This module defines what tyro cannot know: which settings have a short name beside the dotted one, which of them the
+short help shows, that a setting which holds other values, such as a list of stages, is given as YAML, and how an option
+of another tool is named here.
 """
 
 import contextlib
@@ -71,13 +71,13 @@ _NO_OPTIONS = {
     ("PrepareConfig", "segment"),
     ("BudgetConfig", "timeout_s"),
 }
-"""Fields that follow from others: from the seed of the run, and from options of the command."""
+"""Fields without an option: they follow from the seed of the run or from options of the command."""
 
 _SHOWN_IN_FULL = ("PreflightConfig", "BudgetConfig")
 """Classes of which the short help of a command with configurations shows all settings."""
 
 _REPLACES_FILES = ("RunConfig", "log")
-"""A field whose option is repeated: its values replace those of files, to which tyro would add them."""
+"""A field whose option may be repeated. The values replace the values of files; tyro alone would append them."""
 
 _HELP = ("-h", "--help")
 HELP_ALL = "--help-all"
@@ -98,7 +98,7 @@ class UsageError(Exception):
 
     Args:
         message: What to do, in one line.
-        explanation: What tyro prints about it.
+        explanation: The text that tyro would print.
     """
 
     def __init__(self, message: str, explanation: str = "") -> None:
@@ -177,7 +177,7 @@ def print_completion(
         language: Name of the shell.
 
     Raises:
-        UsageError: There is none for the shell.
+        UsageError: There is no script for the shell.
     """
     if language not in ("bash", "zsh", "tcsh"):
         raise UsageError(f"--print-completion {language}: give bash, zsh or tcsh.")
@@ -189,11 +189,11 @@ def print_completion(
 
 
 def _keeping(function: Callable[..., Any], defaults: Mapping[str, Any]) -> Callable[..., dict[str, Any]]:
-    """Returns a function with the parameters of another one that returns what it is called with.
+    """Returns a function that has the parameters of another function, and returns the values it is called with.
 
     Args:
-        function: The other one.
-        defaults: Defaults that replace those of its parameters.
+        function: The other function.
+        defaults: Replace the defaults of its parameters.
     """
 
     def kept(**values: Any) -> dict[str, Any]:
@@ -244,13 +244,13 @@ def _default_of(part: Any) -> Any:
 
 
 def _option_type(owner: str, name: str, hint: Any, default: Any, *, is_short: bool) -> Any:
-    """Returns the type of a field with the marks that make it the option it is."""
+    """Returns the type of a field, with the marks that define its option."""
     if (owner, name) in _NO_OPTIONS:
         return Annotated[hint, tyro.conf.Fixed, tyro.conf.Suppress]
     if is_dataclass(hint):
         return hint
     if all(map(is_dataclass, get_args(hint))) and type(default) in get_args(hint):
-        return type(default)  # of several forms of a setting, that of files has options
+        return type(default)  # of several forms of a setting, the one in the files has options
     names = COMMON.get(owner, {}).get(name)
     if (owner, name) == ("DataConfig", "corpus"):
         return Annotated[tuple[Path, ...], tyro.conf.Positional, option(metavar="CORPUS")]
@@ -285,11 +285,11 @@ def _value(word: str, hint: Any, name: str) -> Any:
     try:
         return convert(read_yaml(word), hint, name)
     except (yaml.YAMLError, ConfigError) as error:
-        raise ValueError(" ".join(str(error).split())) from error  # which tyro takes as a mistake of this option
+        raise ValueError(" ".join(str(error).split())) from error  # which tyro reports as an error of this option
 
 
 def _options(function: Callable[..., Any]) -> dict[str, str]:
-    """Returns the options and arguments of a function as they are typed, by the names of what they set."""
+    """Returns the options and arguments of a function as they are typed, by the name of the value that they set."""
     options: dict[str, str] = {}
     for name, hint in get_type_hints(function, include_extras=True).items():
         cls, *marks = get_args(hint) or (hint,)
@@ -319,7 +319,7 @@ def _settings(cls: Any, where: str = "") -> dict[str, str]:
 
 
 def _name_here(arguments: Sequence[str], options: Mapping[str, str]) -> str:
-    """Returns the option here for the first one, or the first NAME=VALUE, of other tools; empty if there is none."""
+    """Returns what to give for the first option or NAME=VALUE of another tool; empty if there is none."""
     for before, word in zip(["", *arguments], arguments, strict=False):
         setting, equals, value = word.partition("=")
         if not (here := name_here(setting, options)):
@@ -332,6 +332,6 @@ def _name_here(arguments: Sequence[str], options: Mapping[str, str]) -> str:
                 value = f"'{{{setting.rpartition('.')[2]}: {value}}}'"
             if options[here[0]].startswith("-"):
                 given = " or ".join(f"{options[each]} {value}" for each in here)
-                return f"{word} is no argument: settings are options, such as {given}."
-            return f"{word} is no argument: give {value} as {options[here[0]]}."
+                return f"{word} is not an argument: settings are options, such as {given}."
+            return f"{word} is not an argument: give {value} as {options[here[0]]}."
     return ""

@@ -31,7 +31,7 @@ EXIT_INTERRUPTED = 130
 _COMPLETION = "--print-completion"
 _KILLED_WORKER = re.compile(r"DataLoader worker .* is killed by signal: Killed")
 _WAIT_FOR_RANK_0_S = 10.0
-"""Seconds that the other ranks leave to rank 0 to print a mistake that they have found as well."""
+"""Seconds that the other ranks wait, so that rank 0 can print a mistake that all ranks have found."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Command:
     """Command lines, which the help of the command shows."""
 
     reads: Literal["run", "data"] | None = None
-    """What configurations give the defaults of its options: all settings of a run, or those of its data."""
+    """Which settings of its configurations are defaults of its options: all settings of a run, or only its data."""
 
     starts_ranks: bool = False
     """Whether its process may be one of several ranks, and ends on signals with the exit codes of a run."""
@@ -65,7 +65,7 @@ class Command:
         return target
 
     def defaults(self, arguments: Sequence[str]) -> dict[str, Any]:
-        """Returns what the configurations in a command line give its parameters; without one, what help shows."""
+        """Returns the defaults of its parameters: from the configurations in a command line, or else as in its help."""
         if self.reads is None:
             return {}
         from nestmodel.run_config import RunConfig, read_data
@@ -205,8 +205,8 @@ def _is_usage(error: Exception) -> bool:
 def _fail_as_rank(error: Exception) -> int:
     """Prints a mistake of usage, and returns the exit code.
 
-    Every rank finds the same mistakes, and rank 0 prints them: launchers end all ranks when one has failed. A rank that
-    is still there after a while alone has the mistake.
+    Usually, all ranks find the same mistake and rank 0 prints it: launchers end all ranks when one has failed. If
+    another rank still runs after a while, rank 0 has not found the mistake, and that rank prints it.
     """
     from nestmodel.training.ranks import is_first_rank
 
@@ -241,9 +241,9 @@ def _known_cause(error: Exception) -> str | None:
 
 
 def _is_of_a_users_file(error: OSError) -> bool:
-    """Returns whether a system error names a file, and none of the system or the installation.
+    """Returns whether a system error names a file that belongs to neither the system nor the installation.
 
-    A file that is missing there is a bug, or a broken installation: its traceback says more.
+    An error of another file is a bug, or a broken installation: its traceback says more.
     """
     if not isinstance(error.filename, str | bytes):
         return False
@@ -279,7 +279,7 @@ def _fail(message: object, code: int) -> int:
 
 
 def _print_traceback(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """Prints an error that nobody expected, in place of the interpreter: errors of libraries may quote URLs."""
+    """Prints an unexpected error as the interpreter would, but without secrets in URLs, which libraries may quote."""
     from nestdata import redacted
 
     sys.stderr.write(redacted("".join(traceback.format_exception(kind, error, trace))))

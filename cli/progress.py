@@ -9,7 +9,7 @@ from datetime import timedelta
 from typing import Protocol
 
 _SECONDS_BETWEEN_LINES = 5.0
-# Without this many seconds of work, a time that is left would be a guess.
+# Before this many seconds of work, the remaining time would be a guess.
 _SECONDS_BEFORE_ETA = 2.0
 
 

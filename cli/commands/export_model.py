@@ -30,8 +30,8 @@ def export_command(
         str | None,
         option(
             metavar="LEFT,RIGHT",
-            help="The only attention context of the result, of an encoder that was trained with several; by default, "
-            "onnx has the first, onnx-streaming the first that can be streamed, and the other formats keep all.",
+            help="Attention context that the result keeps, of an encoder that was trained with several; by default, "
+            "onnx keeps the first, onnx-streaming the first that can be streamed, and the other formats keep all.",
         ),
     ] = None,
     overwrite: Overwrite = False,

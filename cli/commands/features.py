@@ -152,7 +152,7 @@ def _run_rank(extract: Callable[["OwnRank"], None], own: "OwnRank") -> None:
     from nestmodel.training.exit_codes import end_with_parent
 
     end_with_parent(is_on=True)
-    os.environ["RANK"] = str(own.rank)  # by which only the first one prints a mistake of all
+    os.environ["RANK"] = str(own.rank)  # a mistake that all ranks find is printed by rank 0 only
     num_threads = max(1, len(os.sched_getaffinity(0)) // own.num_ranks)
     os.environ.setdefault("OMP_NUM_THREADS", str(num_threads))
     sys.exit(exit_code_of(lambda: extract(own)))

@@ -28,7 +28,7 @@ def prepare_command(
         option(
             metavar="INPUT",
             help=f"Any of these, in any combination: {', '.join(form.title for form in reversed(FORMATS.values()))}. "
-            "All that are not local may be URLs, such as s3://bucket/speech.",
+            "All except the local ones may be URLs, such as s3://bucket/speech.",
         ),
     ],
     *,

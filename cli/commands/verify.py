@@ -24,8 +24,8 @@ def verify_command(
     accept_changed: Annotated[
         bool,
         option(
-            help="Use local files of another size or time as they are from now on, if they have the length, the "
-            "sampling rate and the channels of before."
+            help="From now on, use local files whose size or time has changed as they are, if their length, sampling "
+            "rate and channels have not changed."
         ),
     ] = False,
     jobs: Annotated[int, option("-j", help="Number of shards or files that are checked at a time.")] = 8,

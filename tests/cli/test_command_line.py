@@ -154,7 +154,7 @@ def test_the_printed_settings_are_read_as_they_were_given(tmp_path: Path, capsys
         ("{speech} -c demo --conf demo", "unknown option --conf; here it is --config"),
         ("{speech} -c demo --gpus 2", "unknown option --gpus; here it is --devices"),
         ("--corpus {speech} -c demo", "unknown option --corpus; here it is the argument CORPUS"),
-        ("corpus=x.corpus -c demo", "corpus=x.corpus is no argument: give x.corpus as the argument CORPUS"),
+        ("corpus=x.corpus -c demo", "corpus=x.corpus is not an argument: give x.corpus as the argument CORPUS"),
         ("{speech} -c demo --max-steps ten", "'ten'"),
         ("{speech} -c demo --max-steps 0", "trainer.max_steps is 0"),
         ("{speech} -c demo --weights 0.7,0.3", "Error parsing --weights"),
