@@ -7,7 +7,7 @@ reads the streams one by one. Formats that libsndfile does not know are left to 
 
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -82,11 +82,12 @@ class EncodedAudio(NamedTuple):
         """Opens audio of a format that libsndfile does not know, or raises libsndfile's error, the clearest one."""
         if not_audio.may_name_files(self._head(not_audio.PLAYLIST_BYTES)) or torchcodec_audio.problem():
             raise error
-        try:
+        # FFmpeg finds no audio, and torchcodec raises errors of many types. Not kept as the context of `error`: they
+        # hold the file open.
+        with suppress(Exception):
             source = os.path.abspath(self.path) if self.content is None else self.content
             return TorchcodecAudio(source, min_seconds)
-        except Exception:  # FFmpeg finds no audio, and torchcodec raises errors of many types
-            raise error from None
+        raise error
 
     def read_flac(self) -> flac.FlacFile | None:
         """Returns the audio as a FLAC file that dr_flac can decode; None if libsndfile has to decode it."""
