@@ -12,6 +12,7 @@ from .batch.batch import Microbatch as Microbatch
 from .batch.dataset import AudioNoiseDataset as AudioNoiseDataset
 from .batch.loader import BatchLoader as BatchLoader
 from .batch.loader import microbatches as microbatches
+from .batch.loader import start_fork_server as start_fork_server
 from .batch.mix import Mix as Mix
 from .batch.mix import MixConfig as MixConfig
 from .batch.mix import SpeakerNoiseMixer as SpeakerNoiseMixer
@@ -24,7 +25,6 @@ from .batch.preview import preview_rows as preview_rows
 from .batch.preview import write_preview as write_preview
 from .batch.remote import RemoteConfig as RemoteConfig
 from .batch.remote import RemoteStats as RemoteStats
-from .batch.worker import start_fork_server as start_fork_server
 from .corpus.addresses import Address as Address
 from .corpus.addresses import Shard as Shard
 from .corpus.corpora import Corpora as Corpora

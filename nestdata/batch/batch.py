@@ -1,19 +1,35 @@
-"""`AudioNoiseBatch`, one microbatch of clean and noisy speech."""
+"""`AudioNoiseBatch`, one microbatch of clean and noisy speech, and the memory of its tensors.
 
+Loader workers fill batches in place in slots of shared memory, so that only the shape of a batch is sent through their
+queue. The memory of all slots is laid out once, and mapped by the rank and by its workers. It belongs to a file without
+a name, so that nothing is left behind when every process is killed.
+"""
+
+import mmap
+import os
+import tempfile
+import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, fields, replace
+from multiprocessing.reduction import DupFd
 from threading import Lock
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
+import numpy as np
 import torch
 from jaxtyping import Float, Int
+from numpy.typing import NDArray
 from torch import Tensor
 
 from nestdata.batch.bad_audio import BadCut
 from nestdata.batch.mix import Mix
 from nestdata.batch.remote import RemoteStats
 from nestdata.plan.microbatch import MicrobatchKey
+
+# Every tensor starts at a multiple of this number of bytes, the size of a cache line.
+_ALIGNMENT = 64
+_SIGNALS = ("audio", "noise", "noisy_audio")
 
 Batch = TypeVar("Batch", bound="Microbatch")
 
@@ -121,3 +137,132 @@ def _keep_until_copied(tensors: list[Tensor], device: torch.device) -> None:
         _being_copied.append((event, tensors))
         while _being_copied and _being_copied[0][0].query():
             _being_copied.popleft()
+
+
+def bytes_of_batch(num_cuts: int, num_samples: int) -> int:
+    """Returns the number of bytes that the tensors of a batch take."""
+    return max(_aligned(place.end) for place in _places(num_cuts, num_samples))
+
+
+def tensors_on(memory: Any, num_cuts: int, num_samples: int) -> dict[str, Any]:
+    """Returns the tensors of a batch, by field, on given memory, whose content stays; on an array, they are arrays.
+
+    Args:
+        memory: A tensor or an array of bytes, shape (bytes,), with `bytes_of_batch` or more.
+        num_cuts: Number of cuts.
+        num_samples: Length to which they are padded.
+    """
+    types: Any = torch if isinstance(memory, Tensor) else np
+    return {
+        place.name: memory[place.start : place.end].view(getattr(types, place.dtype)).reshape(place.shape)
+        for place in _places(num_cuts, num_samples)
+    }
+
+
+class _Place(NamedTuple):
+    """Where a tensor of a batch is in its memory."""
+
+    name: str
+    start: int
+    end: int
+    shape: tuple[int, ...]
+    dtype: str
+
+
+def _places(num_cuts: int, num_samples: int) -> Iterator[_Place]:
+    """Yields the places of the tensors: signals of 4 bytes for each sample, then lengths of 8 bytes."""
+    start = 0
+    for name in _SIGNALS:
+        end = start + 4 * num_cuts * num_samples
+        yield _Place(name, start, end, (num_cuts, num_samples), "float32")
+        start = _aligned(end)
+    for name in _SIGNALS:
+        yield _Place(f"{name}_len", start, start + 8 * num_cuts, (num_cuts,), "int64")
+        start = _aligned(start + 8 * num_cuts)
+
+
+def _aligned(num_bytes: int) -> int:
+    return -(-num_bytes // _ALIGNMENT) * _ALIGNMENT
+
+
+class SlotRing:
+    """Slots of shared memory for batches. A slot is used again when no tensor refers to it any more.
+
+    Args:
+        num_slots: Number of slots.
+        slot_bytes: Size of a slot; rounded up to whole pages.
+        file: Descriptor of the memory of a ring in another process, which alone decides which slots are free. By
+            default, the memory is new, and all slots are free.
+    """
+
+    def __init__(self, num_slots: int, slot_bytes: int, *, file: int | None = None) -> None:
+        self.num_slots = num_slots
+        self.slot_bytes = -(-slot_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
+        self._file = _open_unnamed_file(self.num_bytes) if file is None else file
+        weakref.finalize(self, os.close, self._file).atexit = False
+        self._bytes = np.frombuffer(mmap.mmap(self._file, self.num_bytes), np.uint8)
+        self._free = list(range(num_slots)) if file is None else []
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of all slots."""
+        return self.num_slots * self.slot_bytes
+
+    @property
+    def num_free(self) -> int:
+        """Number of slots that no batch uses."""
+        return len(self._free)
+
+    def acquire(self) -> int | None:
+        """Returns the number of a free slot, which is then in use; None if all slots are in use."""
+        # The slot that became free last comes first: it may still be in the processor's cache.
+        try:
+            return self._free.pop()
+        except IndexError:
+            return None
+
+    def bytes_of(self, slot: int) -> NDArray[np.uint8]:
+        """Returns the memory of a slot, shape (slot_bytes,), for the worker that fills it."""
+        return self._bytes[slot * self.slot_bytes : (slot + 1) * self.slot_bytes]
+
+    def tensor(self, slot: int) -> Tensor:
+        """Returns the memory of a filled slot as bytes, shape (slot_bytes,).
+
+        The slot becomes free when this tensor and all tensors and arrays that share its memory are gone.
+        """
+        array = self.bytes_of(slot)
+        # The storage of the tensor refers to this very array, and views of the tensor refer to the storage.
+        weakref.finalize(array, self._free.append, slot).atexit = False
+        return torch.from_numpy(array)
+
+    def pin(self) -> None:
+        """Registers the memory as page-locked, so that a GPU can copy from it asynchronously.
+
+        Raises:
+            RuntimeError: CUDA cannot register the memory.
+        """
+        runtime = torch.cuda.cudart()
+        address = self._bytes.ctypes.data
+        torch.cuda.check_error(runtime.cudaHostRegister(address, self.num_bytes, 0))
+        # The memory is unmapped when the last array on it is gone, which is after this.
+        weakref.finalize(self._bytes, runtime.cudaHostUnregister, address).atexit = False
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Pickled while a worker is started, which then receives a copy of the file descriptor.
+        return _attach, (DupFd(self._file), self.num_slots, self.slot_bytes)
+
+
+def _attach(file: Any, num_slots: int, slot_bytes: int) -> SlotRing:
+    """Maps the memory of a ring in a worker."""
+    return SlotRing(num_slots, slot_bytes, file=file.detach())
+
+
+def _open_unnamed_file(num_bytes: int) -> int:
+    """Returns the descriptor of a new file that has no name and therefore ends with the last process that uses it."""
+    if hasattr(os, "memfd_create"):
+        file = os.memfd_create("nestdata-batches")
+    else:
+        with tempfile.TemporaryFile() as unnamed:
+            file = os.dup(unnamed.fileno())
+    os.ftruncate(file, num_bytes)
+    return file

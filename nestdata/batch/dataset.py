@@ -10,24 +10,27 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
+import nestguard
 from nestdata.batch.augment import AugmentConfig, Chain
-from nestdata.batch.bad_audio import BadAudioConfig
-from nestdata.batch.batch import AudioNoiseBatch, Microbatch
+from nestdata.batch.bad_audio import BadAudioConfig, BadCut
+from nestdata.batch.batch import AudioNoiseBatch, Microbatch, bytes_of_batch, tensors_on
 from nestdata.batch.loader import BatchLoader
-from nestdata.batch.memory import batch_arrays, bytes_of_batch
-from nestdata.batch.mix import Mix, SpeakerNoiseMixer
-from nestdata.batch.noise import NoiseSampler, NoiseSpan
-from nestdata.batch.remote import CutsOf, RemoteConfig, RemoteReader
-from nestdata.batch.rows import SpeechRows
+from nestdata.batch.mix import Mix, SpeakerNoiseMixer, Speech
+from nestdata.batch.noise import CutReader, NoiseSampler, NoiseSpan
+from nestdata.batch.remote import RemoteConfig, RemoteReader
 from nestdata.config_checks import require, require_instance
 from nestdata.corpus.corpora import Corpora, CorpusInput
+from nestdata.corpus.corpus import Corpus
+from nestdata.corpus.members import UNREAD
 from nestdata.corpus.roles import warn_of_noise, warn_of_validation
-from nestdata.errors import ConfigError
+from nestdata.errors import AudioError, ConfigError
 from nestdata.options import ShortAudio, StartMethod
 from nestdata.plan.batch_plan import BatchPlan
-from nestdata.plan.microbatch import MicrobatchKey, MicrobatchLike
+from nestdata.plan.microbatch import MicrobatchKey, MicrobatchLike, PlannedMicrobatch
 from nestdata.stateless_rng import StatelessRng
 
+# Number of cuts of the same bucket that are tried in place of an unusable cut.
+_MAX_SUBSTITUTES = 20
 _NO_LENGTH = "a dataset has no last batch: use dataset.loader(microbatches(plan, num_steps=N)), not DataLoader(dataset)"
 
 
@@ -94,14 +97,8 @@ class AudioNoiseDataset(Dataset[AudioNoiseBatch]):
         self.remote: RemoteReader | None = None
         """Reads audio from object stores; None if all audio is local."""
 
-        if RemoteReader.is_needed(self.corpus, self.noise.corpus):
-            self.remote = RemoteReader(
-                self.corpus,
-                self.noise.corpus,
-                remote or RemoteConfig(),
-                repeats=plan.repeats_per_epoch,
-                cuts_of=self._cuts_of,
-            )
+        if self.corpus.is_remote or (self.noise.corpus is not None and self.noise.corpus.is_remote):
+            self.remote = RemoteReader(self.corpus, self.noise.corpus, remote or RemoteConfig(), plan.repeats_per_epoch)
 
     def __getitem__(self, index: MicrobatchLike) -> AudioNoiseBatch:
         """Returns the batch of (step, microbatch); steps continue to count after the first epoch.
@@ -128,29 +125,39 @@ class AudioNoiseDataset(Dataset[AudioNoiseBatch]):
             upcoming: The next microbatches of this process, in order, whose remote audio is requested ahead.
         """
         if self.remote is not None:
-            self.remote.begin(key, upcoming)
+            self.remote.begin(key, upcoming, self._cuts_of)
         microbatch = self.plan.microbatch(*key)
-        indices = microbatch.indices.tolist()
-        arrays = batch_arrays(len(indices), microbatch.padded_samples, memory)
+        shape = len(microbatch.indices), microbatch.padded_samples
+        # The system zeroes new memory when it is first used.
+        content = np.zeros(bytes_of_batch(*shape), np.uint8) if memory is None else memory
+        arrays = tensors_on(content, *shape)
         clean, noise, noisy = arrays["audio"], arrays["noise"], arrays["noisy_audio"]
-        rows = SpeechRows(self.corpus, self.plan, microbatch, clean, short_audio=self.short_audio, remote=self.remote)
-        for position, index in enumerate(indices):
-            rows.load_next(index)
+        if memory is not None:
+            noise.fill(0)
+        speech: list[Speech] = []
+        bad_cuts: list[BadCut] = []
+        for position, index in enumerate(microbatch.indices.tolist()):
+            cut = self._load_speech(microbatch, position, index, clean[position], bad_cuts)
             # Copied while the samples are still in the processor's cache.
             noisy[position] = clean[position]
             if self._speech_chain:
-                self._augment(rows, key, position, noisy[position])
-        mixes = [self._mix(rows, key, position, noise[position], noisy[position]) for position in range(len(indices))]
-        rows.heartbeat.note_cuts(())  # no cut is being loaded
-        arrays["audio_len"][:] = arrays["noisy_audio_len"][:] = [len(cut.samples) for cut in rows.speech]
+                # Other cuts receive the changed speech as interference.
+                cut = cut._replace(samples=self._speech_chain(cut.samples, self.plan.config.seed, *key, position))
+                noisy[position, : len(cut.samples)] = cut.samples
+                if self.augment.speech_on == "both":
+                    clean[position, : len(cut.samples)] = cut.samples
+            speech.append(cut)
+        mixes = [self._mix(speech, key, position, noise[position], noisy[position]) for position in range(len(speech))]
+        nestguard.current().note_cuts(())  # no cut is being loaded
+        arrays["audio_len"][:] = arrays["noisy_audio_len"][:] = [len(cut.samples) for cut in speech]
         arrays["noise_len"][:] = arrays["audio_len"] * [mix.mode != "none" for mix in mixes]
         return AudioNoiseBatch(
             **{name: torch.from_numpy(array) for name, array in arrays.items()},
-            sample_id=[cut.cut_id for cut in rows.speech],
+            sample_id=[cut.cut_id for cut in speech],
             mixes=mixes,
-            bad_cuts=rows.bad_cuts,
+            bad_cuts=bad_cuts,
             key=key,
-            indices=[cut.corpus_index for cut in rows.speech],
+            indices=[cut.corpus_index for cut in speech],
             sampling_rate=self.corpus.sampling_rate,
             remote=None if self.remote is None else self.remote.new_stats(),
         )
@@ -245,62 +252,92 @@ class AudioNoiseDataset(Dataset[AudioNoiseBatch]):
         """Number of bytes that the tensors of the largest batch take in shared memory."""
         return max(bytes_of_batch(*shape) for shape in self.plan.shapes)
 
-    def _cuts_of(self, key: MicrobatchKey) -> CutsOf:
-        """Returns the speech and the noise that a microbatch reads first; failed reads lead to others.
+    def _load_speech(
+        self,
+        microbatch: PlannedMicrobatch,
+        position: int,
+        index: int,
+        row: NDArray[np.float32],
+        bad_cuts: list[BadCut],
+    ) -> Speech:
+        """Loads a cut, or a substitute from the same bucket if it cannot be used.
 
-        Noise that replaces interfering speech, for a cut that is alone in its microbatch, is missing.
+        Args:
+            microbatch: The microbatch.
+            position: Position of the cut in it.
+            index: Index of the cut in the corpora.
+            row: Receives the samples, which are extended if they are too short, and zeros behind them.
+            bad_cuts: Receives the cuts that could not be used.
+
+        Raises:
+            AudioError: The cut and all its substitutes cannot be used.
         """
-        speech = self.plan.indices(*key).tolist()
-        noise = []
-        if self.mixer is not None and self.noise.corpus is not None:
-            for position in range(len(speech)):
-                if self.mixer.draw_mode(self._rng("mix", key, position)) == "noise":
-                    noise.append(self.noise.first_index(self._rng("noise", key, position)))
-        return CutsOf(speech, [each for each in noise if each is not None])
-
-    def _rng(self, purpose: str, key: MicrobatchKey, position: int) -> StatelessRng:
-        """Returns fresh random numbers for the cut at a position of a microbatch."""
-        return StatelessRng(self.plan.config.seed, purpose, *key, position)
-
-    def _augment(self, rows: SpeechRows, key: MicrobatchKey, position: int, noisy: NDArray[np.float32]) -> None:
-        """Applies the transforms of speech to the noisy signal of a cut, or to both signals.
-
-        Other cuts receive the changed speech as interference.
-        """
-        cut = rows.speech[position]
-        changed = self._speech_chain(cut.samples, self.plan.config.seed, *key, position)
-        noisy[: len(changed)] = changed
-        if self.augment.speech_on == "both":
-            rows.samples[position, : len(changed)] = changed
-        rows.speech[position] = cut._replace(samples=changed)
+        for attempt in range(_MAX_SUBSTITUTES + 1):
+            corpus, own_index = self.corpus.locate(index)
+            num_samples = corpus.num_samples_of(own_index)
+            try:
+                cut_id, _ = self._reader(corpus, own_index)(out=row[:num_samples])
+            except AudioError as error:
+                if self.remote is not None:
+                    self.remote.drop(corpus, own_index)
+                bad_cuts.append(BadCut.of(corpus.line(own_index)["id"], error))
+                index = self.plan.substitute(microbatch, position, attempt)
+                continue
+            length = max(num_samples, self.plan.min_samples)
+            if num_samples < length:
+                repeated = self.short_audio == "repeat"
+                row[num_samples:length] = np.resize(row[:num_samples], length)[num_samples:] if repeated else 0
+            row[length:] = 0
+            return Speech(index, cut_id, row[:length])
+        unusable = bad_cuts[-_MAX_SUBSTITUTES - 1 :]
+        raise AudioError(
+            f"step {microbatch.key.step}, microbatch {microbatch.key.microbatch}: none of {len(unusable)} cuts of "
+            f"similar length could be used ({', '.join(cut.cut_id for cut in unusable)}); the last: "
+            f"{unusable[-1].detail}"
+        )
 
     def _mix(
         self,
-        rows: SpeechRows,
+        speech: Sequence[Speech],
         key: MicrobatchKey,
         position: int,
         noise: NDArray[np.float32],
         noisy: NDArray[np.float32],
     ) -> Mix:
         """Writes the interference of a cut to `noise`, adds it to `noisy`, and returns its record."""
+
+        def draw_noise(num_samples: int) -> NoiseSpan:
+            span = self.noise.draw(num_samples, self._rng("noise", key, position), reader=self._reader)
+            return replace(span, samples=self._noise_chain(span.samples, self.plan.config.seed, *key, position))
+
         mix = Mix(mode="none")
         if self.mixer is not None:
-            draw_noise = partial(self._draw_noise, rows, key, position)
-            mix = self.mixer(position, rows.speech, self._rng("mix", key, position), draw_noise, noise)
+            mix = self.mixer(position, speech, self._rng("mix", key, position), draw_noise, noise)
         for start, number in mix.segments:
             noisy[start : start + number] += noise[start : start + number]
         if self._mixture_chain:
-            number = len(rows.speech[position].samples)
+            number = len(speech[position].samples)
             noisy[:number] = self._mixture_chain(noisy[:number], self.plan.config.seed, *key, position)
         return mix
 
-    def _draw_noise(self, rows: SpeechRows, key: MicrobatchKey, position: int, num_samples: int) -> NoiseSpan:
-        span = self.noise.draw(
-            num_samples,
-            self._rng("noise", key, position),
-            on_cut=rows.heartbeat.note_cut,
-            bytes_of=None if self.remote is None else self.remote.noise,
-        )
-        if not self._noise_chain:
-            return span
-        return replace(span, samples=self._noise_chain(span.samples, self.plan.config.seed, *key, position))
+    def _reader(self, corpus: Corpus, index: int) -> CutReader:
+        """Returns what loads a cut of the speech or of the noise, and names it in the heartbeat."""
+        given = UNREAD if self.remote is None else self.remote.bytes_of(corpus, index)
+        return partial(corpus.load, index, on_cut=nestguard.current().note_cut, given=given)
+
+    def _cuts_of(self, key: MicrobatchKey) -> list[tuple[Corpus, int]]:
+        """Returns the speech and the noise that a microbatch reads first; failed reads lead to others.
+
+        Noise that replaces interfering speech, for a cut that is alone in its microbatch, is missing.
+        """
+        speech = [self.corpus.locate(index) for index in self.plan.indices(*key).tolist()]
+        noise = []
+        if self.mixer is not None and self.noise.corpus is not None:
+            for position in range(len(speech)):
+                if self.mixer.draw_mode(self._rng("mix", key, position)) == "noise":
+                    noise.append((self.noise.corpus, self.noise.first_index(self._rng("noise", key, position))))
+        return speech + noise
+
+    def _rng(self, purpose: str, key: MicrobatchKey, position: int) -> StatelessRng:
+        """Returns fresh random numbers for the cut at a position of a microbatch."""
+        return StatelessRng(self.plan.config.seed, purpose, *key, position)

@@ -2,27 +2,32 @@
 
 import atexit
 import logging
+import multiprocessing
+import os
 import pickle
+import signal
 from collections import deque
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from functools import partial
 from itertools import islice
+from multiprocessing.process import BaseProcess
 from multiprocessing.reduction import ForkingPickler
 from typing import Any, NamedTuple
 
+import torch
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 import nestguard
 from nestdata import fork_server
 from nestdata.batch.bad_audio import BadAudioCounter
-from nestdata.batch.batch import AudioNoiseBatch
-from nestdata.batch.memory import FilledSlot, SlotRing
+from nestdata.batch.batch import AudioNoiseBatch, SlotRing, tensors_on
 from nestdata.batch.remote import NUM_AHEAD
-from nestdata.batch.worker import END_SIGNAL, StartWorker, check_workers, end_workers, start_fork_server
 from nestdata.errors import ConfigError, NestError
 from nestdata.options import StartMethod
 from nestdata.plan.batch_plan import BatchPlan
 from nestdata.plan.microbatch import MicrobatchKey, MicrobatchLike
+from nestdata.storage import StoreEnvironment
 
 _log = logging.getLogger(__name__)
 
@@ -31,6 +36,19 @@ _PREFETCH_FACTOR = 2
 # Batches that a consumer may keep without copies: Lightning holds the current, the next and the previous batch, and a
 # GPU may still copy from one more.
 _SLOTS_OF_CONSUMER = 4
+# Ends a loader worker at once, with code 0: torch raises an error in its owner if it ends in another way.
+_END_SIGNAL = signal.SIGUSR2
+# Time after SIGTERM at which an alarm ends a loader worker that is still running.
+_SECONDS_TO_FINISH = 60
+# Modules that a loader worker needs for its first batch, which the fork server imports for all workers.
+_NEEDED_BY_WORKERS = ("nestdata.batch.dataset", "nestdata.filters", "soundfile", "miniaudio")
+
+_MEANINGS: dict[int, str] = {
+    signal.SIGKILL: "It usually means that memory ran out: use fewer workers.",
+    signal.SIGBUS: "It means that a memory-mapped file was cut off, or that shared memory (/dev/shm) is full: use "
+    "fewer workers, or give the container more (--shm-size).",
+}
+"""Meaning of the signal that killed a worker."""
 
 
 class BatchLoader(DataLoader[AudioNoiseBatch]):
@@ -78,20 +96,24 @@ class BatchLoader(DataLoader[AudioNoiseBatch]):
             yield batch
 
     def _from_this_process(self) -> Iterator[AudioNoiseBatch]:
-        return iter(
-            DataLoader(
-                _BatchSource(self.dataset, None),
-                batch_size=None,
-                sampler=_SlotSampler(self.sampler, None, num_ahead=self._num_ahead),
-                pin_memory=self.pin_memory,
-            )
-        )
+        dataset: Any = self.dataset
+        for task in _SlotSampler(self.sampler, None, num_ahead=self._num_ahead):
+            yield self._pinned(dataset.load(task.key, None, task.upcoming))
+
+    def _pinned(self, batch: AudioNoiseBatch) -> AudioNoiseBatch:
+        return batch.pin_memory() if self.pin_memory and torch.cuda.is_available() else batch
 
     def _from_workers(self) -> Iterator[AudioNoiseBatch]:
-        ring = (self._ring or self._new_ring()) if self.num_slots else None
-        self._ring = None
+        ring, self._ring = self._ring, None
+        if ring is None and self.num_slots:
+            ring = SlotRing(self.num_slots, self._slot_bytes)
+            if self.pin_memory:
+                ring.pin()
         sampler = _SlotSampler(self.sampler, ring, num_ahead=self._num_ahead, num_workers=self.num_workers)
-        context = self._new_context()
+        context: Any = self.multiprocessing_context
+        if self._start_method == "forkserver":
+            start_fork_server()
+            context = fork_server.UnnamedContext()
         workers = DataLoader(
             _BatchSource(self.dataset, ring),
             batch_size=None,
@@ -101,19 +123,19 @@ class BatchLoader(DataLoader[AudioNoiseBatch]):
             worker_init_fn=StartWorker(self.num_workers, nestguard.current().slot),
             multiprocessing_context=context,
         )
-        with fork_server.blocked({END_SIGNAL}):  # a worker unblocks it when it has its handler
+        with fork_server.blocked({_END_SIGNAL}):  # a worker unblocks it when it has its handler
             iterator: Any = iter(workers)
-        end = partial(end_workers, iterator._workers)
+        end = partial(_end_workers, iterator._workers)
         # Runs before torch's own exit functions. Each of those waits for a worker, which itself waits for work, and
         # then sends SIGTERM. An error keeps this frame, and with it the workers, until the process exits.
         atexit.register(end)
         try:
             for handed_over in self._checked(iterator, context):
-                if ring is not None and isinstance(handed_over, FilledSlot):
+                if ring is not None and isinstance(handed_over, _FilledSlot):
                     sampler.slots_of_workers.remove(handed_over.slot)
                     yield handed_over.open(ring)
                 else:
-                    yield handed_over.pin_memory() if self.pin_memory else handed_over
+                    yield self._pinned(handed_over)
         except Exception:
             end()
             raise
@@ -132,12 +154,12 @@ class BatchLoader(DataLoader[AudioNoiseBatch]):
                 if server is not None:
                     if number == self.num_workers:
                         server.remove_names()  # every worker has handed over a batch
-                    check_workers(server)
+                    _check_workers(server)
                 yield handed_over
         except RuntimeError:
             self._check_corpora()
             if server is not None:
-                check_workers(server)  # its message says more than torch's
+                _check_workers(server)  # its message says more than torch's
             raise
 
     def _check_corpora(self) -> None:
@@ -149,19 +171,6 @@ class BatchLoader(DataLoader[AudioNoiseBatch]):
         for corpus in (*dataset.corpus.corpora, dataset.noise.corpus):
             if corpus is not None:
                 corpus.reopen()
-
-    def _new_context(self) -> Any:
-        """Returns the multiprocessing context that starts the workers of one iteration."""
-        if self._start_method != "forkserver":
-            return self.multiprocessing_context
-        start_fork_server()
-        return fork_server.UnnamedContext()
-
-    def _new_ring(self) -> SlotRing:
-        ring = SlotRing(self.num_slots, self._slot_bytes)
-        if self.pin_memory:
-            ring.pin()
-        return ring
 
 
 class _Task(NamedTuple):
@@ -221,43 +230,116 @@ class _SlotSampler(Sampler[_Task]):
         return len(self._keys)
 
 
-class _BatchSource(Dataset[Any]):
-    """Loads batches in the process that needs them or in a worker."""
+@dataclass(frozen=True)
+class _FilledSlot:
+    """A batch as a worker sends it to its rank: the slot with its tensors, and everything else."""
 
-    def __init__(self, dataset: Any, ring: SlotRing | None) -> None:
+    slot: int
+    shape: tuple[int, int]
+    metadata: dict[str, Any]
+
+    def open(self, ring: SlotRing) -> AudioNoiseBatch:
+        """Returns the batch with tensors on the memory of its slot."""
+        return AudioNoiseBatch(**tensors_on(ring.tensor(self.slot), *self.shape), **self.metadata)
+
+
+class _BatchSource(Dataset[Any]):
+    """Loads batches in a worker."""
+
+    def __init__(self, dataset: Any, ring: SlotRing | None, error: NestError | None = None) -> None:
         self._dataset = dataset
         self._ring = ring
+        self._error = error
 
-    def __getitem__(self, task: _Task) -> AudioNoiseBatch | FilledSlot:
-        if self._ring is None or task.slot is None:
-            batch: AudioNoiseBatch = self._dataset.load(task.key, None, task.upcoming)
+    def __getitem__(self, task: _Task) -> AudioNoiseBatch | _FilledSlot:
+        if self._error:
+            raise self._error
+        memory = None if self._ring is None or task.slot is None else self._ring.bytes_of(task.slot)
+        batch: AudioNoiseBatch = self._dataset.load(task.key, memory, task.upcoming)
+        if memory is None or task.slot is None:
             return batch
-        memory = self._ring.bytes_of(task.slot)
-        return FilledSlot.of(self._dataset.load(task.key, memory, task.upcoming), task.slot, memory)
+        num_cuts, num_samples = batch.audio.shape
+        arrays = tensors_on(memory, num_cuts, num_samples).items()
+        if elsewhere := [name for name, array in arrays if getattr(batch, name).data_ptr() != array.ctypes.data]:
+            raise ValueError(
+                f"the data set gave a batch whose {', '.join(elsewhere)} is not in the memory that `load` was given. "
+                "Write into the tensors of the batch instead of replacing them."
+            )
+        return _FilledSlot(task.slot, (num_cuts, num_samples), batch.metadata())
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _received_source, (bytes(ForkingPickler.dumps(self._dataset)), self._ring)
 
 
-class _Unreadable:
-    """Stands for a dataset that a worker cannot open: it raises the error with the first batch, not before."""
-
-    def __init__(self, error: NestError) -> None:
-        self._error = error
-
-    def load(self, *_: Any) -> AudioNoiseBatch:
-        raise self._error
-
-
 def _received_source(dataset: bytes, ring: SlotRing | None) -> _BatchSource:
-    """Opens the corpora in a worker."""
+    """Opens the corpora in a worker. An error is raised with the first batch, not before."""
     try:
         return _BatchSource(pickle.loads(dataset), ring)
     except NestError as error:
-        return _BatchSource(_Unreadable(error), ring)
+        return _BatchSource(None, ring, error)
     except (AttributeError, ImportError) as error:
         advice = "Define transforms in a module that can be imported, not in the program that is started."
-        return _BatchSource(_Unreadable(ConfigError(f"a loader process lacks a transform ({error}). {advice}")), ring)
+        return _BatchSource(None, ring, ConfigError(f"a loader process lacks a transform ({error}). {advice}"))
+
+
+class StartWorker:
+    """Initialises a loader worker; torch's loader calls it first.
+
+    Sets the environment variables of object stores, starts the heartbeat, and lets the worker survive a signal to the
+    whole job for a while: after SIGTERM or SIGUSR1, the rank that owns the worker completes its step and still needs
+    the batches for it.
+    """
+
+    def __init__(self, num_workers: int, slot: nestguard.HeartbeatSlot | None) -> None:
+        self.num_workers = num_workers
+        self.slot = slot
+        self.environment = StoreEnvironment()
+
+    def __call__(self, worker_id: int) -> None:
+        """Initialises the worker in which it runs; `worker_id` counts from 0."""
+        self.environment.apply()
+        nestguard.start_worker(worker_id, self.num_workers, self.slot)
+        for number in (signal.SIGUSR1, signal.SIGINT):  # the rank handles Ctrl-C for its workers
+            signal.signal(number, signal.SIG_IGN)
+        # A forked worker inherits the handler of its rank; the default action ends the process.
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.signal(_END_SIGNAL, lambda *_: os._exit(0))
+        signal.signal(signal.SIGTERM, lambda *_: signal.alarm(_SECONDS_TO_FINISH))
+        # Blocked by the fork server.
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM, signal.SIGUSR1, _END_SIGNAL})
+        owner = multiprocessing.parent_process()
+        if owner is not None and owner.pid != os.getppid():
+            fork_server.end_with_parent()
+
+
+def _end_workers(workers: Iterable[BaseProcess]) -> None:
+    """Immediately ends workers whose batches are not needed; after SIGTERM, they would run for up to a minute."""
+    for worker in workers:
+        if worker.is_alive() and worker.pid is not None:
+            os.kill(worker.pid, _END_SIGNAL)
+
+
+def _check_workers(server: fork_server.UnnamedContext) -> None:
+    """Raises RuntimeError if a worker was killed or has failed."""
+    worker = server.failed_process()
+    code = worker.exitcode if worker else None
+    if worker and code:
+        meaning = _MEANINGS.get(-code, "What it printed on stderr says why.")
+        raise RuntimeError(f"worker {worker.name} (pid {worker.pid}) {nestguard.describe_exit(code)}. {meaning}")
+
+
+def start_fork_server(*, imports_main: bool = True) -> None:
+    """Starts the process from which loaders with the start method "forkserver" fork their workers.
+
+    Does nothing if it runs already. Otherwise, a loader starts it with its first workers, which then wait until it has
+    imported torch. If it is started earlier, it imports torch while the rank does something else.
+
+    Args:
+        imports_main: Whether workers import the main module of the program, as Python does by default. With False, the
+            program needs no `if __name__ == "__main__":`, but batches must not need anything that its main module
+            defines. Once False, it stays False for this process.
+    """
+    fork_server.start(_NEEDED_BY_WORKERS, imports_main=imports_main)
 
 
 def microbatches(

@@ -17,7 +17,6 @@ from nestdata.batch.bad_audio import BadCut
 from nestdata.config_checks import require_at_least
 from nestdata.corpus.corpora import CorpusInput, open_corpus
 from nestdata.corpus.corpus import Corpus
-from nestdata.corpus.members import UNREAD, MemberBytes
 from nestdata.errors import AudioError
 from nestdata.field_docs import with_field_docs
 from nestdata.stateless_rng import StatelessRng
@@ -27,6 +26,13 @@ _CROPS_READ_SINGLY = 10
 # Level range of white noise in dB of full scale, as in NeMo. Mixing scales the noise to the drawn SNR, so its level
 # matters only for transforms of `augment.noise` that depend on the level.
 _WHITE_DB = (-90.0, -46.0)
+
+CutReader = Callable[..., tuple[str, NDArray[np.float32]]]
+"""`Corpus.load` of one cut: takes its arguments without the index."""
+
+
+def _reader(corpus: Corpus, index: int) -> CutReader:
+    return partial(corpus.load, index)
 
 
 @with_field_docs
@@ -90,25 +96,24 @@ class NoiseSampler:
         self.corpus: Corpus | None = None if corpus is None else open_corpus(corpus)
         self.config = config or NoiseConfig()
 
-    def first_index(self, rng: StatelessRng) -> int | None:
-        """Returns the index of the cut that `draw` reads first, given the same fresh random numbers."""
-        return None if self.corpus is None else rng.below(len(self.corpus))
+    def first_index(self, rng: StatelessRng) -> int:
+        """Returns the index of the cut that `draw` reads first, given a corpus and the same fresh random numbers."""
+        assert self.corpus is not None
+        return rng.below(len(self.corpus))
 
     def draw(
         self,
         num_samples: int,
         rng: StatelessRng,
         *,
-        on_cut: Callable[[str], None] | None = None,
-        bytes_of: Callable[[int], MemberBytes] | None = None,
+        reader: Callable[[Corpus, int], CutReader] = _reader,
     ) -> NoiseSpan:
         """Returns a span of noise of `num_samples` samples, or fewer if the noise cut is shorter.
 
         Args:
             num_samples: Number of samples, at least 1.
             rng: Source of the random numbers for the choice of noise, the position of the crop, and white noise.
-            on_cut: Called with the id of each noise cut before it is decoded, for instance to refresh a heartbeat.
-            bytes_of: Returns the bytes of a noise cut by its index, for `Corpus.load`, which reads them by default.
+            reader: Returns what loads the noise cut of an index: by default, its `Corpus.load`.
         """
         if self.corpus is None:
             return NoiseSpan(samples=np.zeros(num_samples, np.float32), kind="none")
@@ -116,11 +121,8 @@ class NoiseSampler:
         while len(bad) < self.config.max_reads:
             index = rng.below(len(self.corpus))
             try:
-                given = bytes_of(index) if bytes_of else UNREAD
-                read = partial(self.corpus.load, index, on_cut=on_cut, given=given)
-                cut_id, samples, num_silent = self._crop(
-                    read, self.corpus.num_samples_of(index) - num_samples + 1, num_samples, rng
-                )
+                num_starts = self.corpus.num_samples_of(index) - num_samples + 1
+                cut_id, samples, num_silent = self._crop(reader(self.corpus, index), num_starts, num_samples, rng)
             except AudioError as error:
                 bad.append(BadCut.of(self.corpus.line(index)["id"], error))
                 continue
@@ -138,7 +140,7 @@ class NoiseSampler:
 
     def _crop(
         self,
-        read: Callable[..., tuple[str, NDArray[np.float32]]],
+        read: CutReader,
         num_starts: int,
         num_samples: int,
         rng: StatelessRng,

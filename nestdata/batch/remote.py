@@ -5,11 +5,11 @@ Only corpora with audio in object stores use it; local audio, in tars as well, i
 
 import os
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import nestguard
 from nestdata.batch.read_ahead import ReadAhead, Request
@@ -82,130 +82,36 @@ class RemoteStats:
         )
 
 
-class CutsOf(NamedTuple):
-    """The cuts that a microbatch reads, as indices into their corpora."""
-
-    speech: list[int]
-    noise: list[int]
-
-
 class RemoteReader:
     """Reads the bytes of remote cuts ahead of the batches of a process.
 
-    Pickles as its settings: every process has threads and connections of its own.
+    Pickles as its settings: every process has threads, connections and a cache of its own.
 
     Args:
         speech: Corpora of speech, in the order of the plan.
         noise: The noise corpus, if there is one.
         config: Patience and limits.
         repeats: How often the cuts of each corpus of speech are seen in an epoch.
-        cuts_of: Returns the cuts of a microbatch, as far as they are known before it is loaded.
     """
 
-    def __init__(
-        self,
-        speech: Corpora,
-        noise: Corpus | None,
-        config: RemoteConfig,
-        *,
-        repeats: Sequence[float],
-        cuts_of: Callable[[MicrobatchKey], CutsOf],
-    ) -> None:
-        self.config = config
-        self._speech = speech
-        self._noise = noise
-        self._repeats = tuple(repeats)
-        self._cuts_of = cuts_of
-        self._process: _ReaderOfProcess | None = None
+    def __init__(self, speech: Corpora, noise: Corpus | None, config: RemoteConfig, repeats: Sequence[float]) -> None:
+        self._settings = speech, noise, config, repeats
         self._process_id = 0
 
-    @staticmethod
-    def is_needed(speech: Corpora, noise: Corpus | None) -> bool:
-        """Returns whether any audio is read from an object store."""
-        return speech.is_remote or (noise is not None and noise.is_remote)
-
-    def begin(self, key: MicrobatchKey, upcoming: Iterable[MicrobatchKey]) -> None:
-        """Requests the bytes of a microbatch, and then of the next ones."""
-        if self._process is None or self._process_id != os.getpid():
-            # A forked process does not have the threads of its parent.
-            self._process_id = os.getpid()
-            shares = shares_of_corpora(self.config.cache_bytes, self._speech, self._noise, self._repeats)
-            self._process = _ReaderOfProcess(self.config, shares)
-        self._process.begin(key, upcoming, self._requests)
-
-    def speech(self, index: int) -> MemberBytes:
-        """Returns the bytes of a cut of the speech for `Corpora.load`, which has to read them if there are none.
-
-        Raises:
-            StorageError: The store did not answer within the patience, or refuses the credentials.
-        """
-        corpus, own_index = self._speech.locate(index)
-        return self._take(corpus, own_index)
-
-    def noise(self, index: int) -> MemberBytes:
-        """Returns the bytes of a cut of the noise; raises the same errors as `speech`."""
-        assert self._noise is not None, "there is a noise corpus"
-        return self._take(self._noise, index)
-
-    def drop(self, index: int) -> None:
-        """Removes from the cache a cut of the speech whose audio could not be used."""
-        process, (corpus, own_index) = self._started(), self._speech.locate(index)
-        request = process.request(corpus, own_index)
-        if request is not None and process.cache is not None:
-            process.cache.drop(request.address)
-
-    def new_stats(self) -> RemoteStats:
-        """Returns what was counted in this process since the last call."""
-        return self._started().new_stats()
-
-    def _requests(self, key: MicrobatchKey) -> list[Request]:
-        process, cuts = self._started(), self._cuts_of(key)
-        found = [process.request(*self._speech.locate(cut)) for cut in cuts.speech]
-        if self._noise is not None:
-            found += [process.request(self._noise, cut) for cut in cuts.noise]
-        return [request for request in found if request is not None]
-
-    def _take(self, corpus: Corpus, index: int) -> MemberBytes:
-        process = self._started()
-        request = process.request(corpus, index)
-        if request is None:
-            return MemberBytes(store=process.storage)
-
-        def note_wait() -> None:
-            nestguard.current().note_wait(corpus.line(index)["id"], redacted(request.address.location))
-
-        # Missing and damaged bytes are read again with the patience and the connections of this process.
-        return MemberBytes(process.ahead.take(request, note_wait), is_checked=True, store=process.storage)
-
-    def _started(self) -> "_ReaderOfProcess":
-        assert self._process is not None, "begin() comes first"
-        return self._process
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_process": None}
-
-
-class _ReaderOfProcess:
-    """The threads, the connections and the cache of one process.
-
-    Args:
-        config: Patience and limits.
-        shares: The share of each corpus that the cache keeps, by path.
-    """
-
-    def __init__(self, config: RemoteConfig, shares: Mapping[Path, float]) -> None:
-        patience_s = config.patience_s
+    def _start(self) -> None:
+        """Prepares the threads, the connections and the cache of this process."""
+        speech, noise, config, repeats = self._settings
+        self._process_id = os.getpid()
         # A worker that is started during a run has the same patience from its first request on.
-        self.storage = Storage(
+        patience_s = config.patience_s
+        self._storage = Storage(
             StorageConfig(patience_s=patience_s, first_contact_s=patience_s, max_requests=config.max_requests)
         )
-        self.cache = None if config.cache_dir is None else PinnedCache(config.cache_dir)
+        self._cache = None if config.cache_dir is None else PinnedCache(config.cache_dir)
+        self._shares = shares_of_corpora(config.cache_bytes, speech, noise, repeats)
         self.ahead = ReadAhead(self._fetch, num_threads=config.max_requests, max_bytes=config.ahead_bytes)
-        self._shares = shares
         self._known: dict[MicrobatchKey, list[Request]] = {}
-        self.request = lru_cache(maxsize=_MAX_KNOWN_REQUESTS)(self._request)
-        """Returns the request for the cut of a corpus at an index; None if it is not read from an object store."""
-
+        self._request = lru_cache(maxsize=_MAX_KNOWN_REQUESTS)(self._make_request)
         self._num_hits = 0
         self._hits_lock = threading.Lock()
         self._reported: tuple[float, int, int] = (0.0, 0, 0)
@@ -214,34 +120,73 @@ class _ReaderOfProcess:
         self,
         key: MicrobatchKey,
         upcoming: Iterable[MicrobatchKey],
-        requests_of: Callable[[MicrobatchKey], list[Request]],
+        cuts_of: Callable[[MicrobatchKey], Sequence[tuple[Corpus, int]]],
     ) -> None:
+        """Requests the bytes of a microbatch, and then of the next ones.
+
+        Args:
+            key: The microbatch.
+            upcoming: The next ones.
+            cuts_of: Returns the cuts of a microbatch, as far as they are known before it is loaded.
+        """
+        if self._process_id != os.getpid():  # a forked process does not have the threads of its parent
+            self._start()
         keys = [key, *upcoming]
-        self._known = {each: self._known.get(each) or requests_of(each) for each in keys}
+        self._known = {each: self._known.get(each) or self._requests(cuts_of(each)) for each in keys}
         self.ahead.begin(self._known[key], [self._known[each] for each in keys[1:]])
 
-    def _request(self, corpus: Corpus, index: int) -> Request | None:
-        address = None if corpus.has_bank else corpus.address(index)
-        if address is None or not is_url(address.location):
-            return None
-        return Request(address, self.cache is not None and is_pinned(address, self._shares[corpus.path]))
+    def bytes_of(self, corpus: Corpus, index: int) -> MemberBytes:
+        """Returns the bytes of a cut for `Corpus.load`, which has to read them if there are none.
+
+        Raises:
+            StorageError: The store did not answer within the patience, or refuses the credentials.
+        """
+        request = self._request(corpus, index)
+        if request is None:
+            return MemberBytes(store=self._storage)
+
+        def note_wait() -> None:
+            nestguard.current().note_wait(corpus.line(index)["id"], redacted(request.address.location))
+
+        # Missing and damaged bytes are read again with the patience and the connections of this process.
+        return MemberBytes(self.ahead.take(request, note_wait), is_checked=True, store=self._storage)
+
+    def drop(self, corpus: Corpus, index: int) -> None:
+        """Removes from the cache a cut whose audio could not be used."""
+        request = self._request(corpus, index)
+        if request is not None and self._cache is not None:
+            self._cache.drop(request.address)
 
     def new_stats(self) -> RemoteStats:
+        """Returns what was counted in this process since the last call."""
         before = self._reported
-        self._reported = (self.ahead.waited_s, self.storage.stats.bytes_read, self._num_hits)
+        self._reported = (self.ahead.waited_s, self._storage.stats.bytes_read, self._num_hits)
         wait_s, bytes_fetched, cache_hits = (now - then for now, then in zip(self._reported, before, strict=True))
         return RemoteStats(wait_s=wait_s, bytes_fetched=int(bytes_fetched), cache_hits=int(cache_hits))
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return RemoteReader, self._settings
+
+    def _requests(self, cuts: Iterable[tuple[Corpus, int]]) -> list[Request]:
+        return [request for cut in cuts if (request := self._request(*cut)) is not None]
+
+    def _make_request(self, corpus: Corpus, index: int) -> Request | None:
+        """Returns the request for a cut; None if it is not read from an object store."""
+        address = None if corpus.has_bank else corpus.address(index)
+        if address is None or not is_url(address.location):
+            return None
+        return Request(address, self._cache is not None and is_pinned(address, self._shares[corpus.path]))
+
     def _fetch(self, request: Request) -> bytes | None:
         """Returns the intact bytes of a request, from the cache or the store; None if the store does not have them."""
-        address, cache = request.address, self.cache if request.is_pinned else None
+        address, cache = request.address, self._cache if request.is_pinned else None
         content = None if cache is None else cache.get(address)
         if content is not None:
             with self._hits_lock:
                 self._num_hits += 1
             return content
         try:
-            content = self.storage.read_range(
+            content = self._storage.read_range(
                 address.location, address.offset, address.length, etag=address.etag, size=address.shard_size
             )
         except StorageError as error:

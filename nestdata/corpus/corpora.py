@@ -3,7 +3,7 @@
 import hashlib
 import os
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -11,9 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nestdata.corpus.addresses import Address
 from nestdata.corpus.corpus import Corpus
-from nestdata.corpus.members import UNREAD, MemberBytes
 from nestdata.errors import ConfigError, CorpusError
 
 CorpusInput = str | os.PathLike[str] | Corpus | Any
@@ -94,25 +92,6 @@ class Corpora:
         corpus, own_index = self.locate(index)
         return corpus.line(own_index)
 
-    def load(
-        self,
-        index: int,
-        *,
-        start: int = 0,
-        num_samples: int | None = None,
-        out: NDArray[np.float32] | None = None,
-        on_cut: Callable[[str], None] | None = None,
-        given: MemberBytes = UNREAD,
-    ) -> tuple[str, NDArray[np.float32]]:
-        """Returns the id and the samples of a cut; has the same arguments and errors as `Corpus.load`."""
-        corpus, own_index = self.locate(index)
-        return corpus.load(own_index, start=start, num_samples=num_samples, out=out, on_cut=on_cut, given=given)
-
-    def address(self, index: int) -> Address | None:
-        """Returns where the bytes of the audio file of a cut are; see `Corpus.address`."""
-        corpus, own_index = self.locate(index)
-        return corpus.address(own_index)
-
     @property
     def is_remote(self) -> bool:
         """Whether audio of any corpus is read from an object store; see `Corpus.is_remote`."""
@@ -122,15 +101,6 @@ class Corpora:
         """Returns the indices of all cuts, corpus by corpus, in the order of the inputs."""
         firsts = self._first_indices
         return np.concatenate([first + each.input_order() for first, each in zip(firsts, self.corpora, strict=False)])
-
-    def num_samples_of(self, index: int) -> int:
-        """Returns the length of one cut in samples."""
-        corpus, own_index = self.locate(index)
-        return corpus.num_samples_of(own_index)
-
-    def has_bank(self, index: int) -> bool:
-        """Returns whether a cut is read from a sample bank; see `Corpus.has_bank`."""
-        return self.locate(index)[0].has_bank
 
     def locate(self, index: int) -> tuple[Corpus, int]:
         """Returns the corpus of a cut, and its index there.
@@ -160,6 +130,7 @@ def open_corpus(given: str | os.PathLike[str] | Corpus | Any) -> Corpus:
     )
 
 
-def spread_over(corpus: Corpus | Corpora, most: int) -> list[int]:
-    """Returns the indices of at most `most` cuts, evenly spread from the first, which is the shortest, to the last."""
-    return list(np.unique(np.linspace(0, len(corpus) - 1, most).astype(int)).tolist())
+def spread_over(corpus: Corpus | Corpora, most: int) -> list[tuple[Corpus, int]]:
+    """Returns at most `most` cuts, each as a corpus and its index there, evenly spread from the shortest on."""
+    corpora = corpus if isinstance(corpus, Corpora) else Corpora([corpus])
+    return [corpora.locate(index) for index in np.unique(np.linspace(0, len(corpora) - 1, most).astype(int)).tolist()]

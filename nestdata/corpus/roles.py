@@ -65,7 +65,7 @@ def _is_transcribed(corpus: Corpus) -> bool:
 def _text_densities(corpus: Corpus) -> list[float]:
     """Returns the letters of text per second of audio, for cuts spread over the lengths of a corpus."""
     densities = []
-    for index in spread_over(corpus, min(len(corpus), _MAX_CUTS_READ)):
+    for _, index in spread_over(corpus, min(len(corpus), _MAX_CUTS_READ)):
         texts = [str(part.get("text") or "") for part in corpus.line(index).get("supervisions", [])]
         seconds = int(corpus.num_samples[index]) / corpus.sampling_rate
         densities.append(sum(letter.isalpha() for text in texts for letter in text) / seconds)

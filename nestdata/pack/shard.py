@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from nestdata.corpus.addresses import Address
 from nestdata.corpus.corpora import Corpora
+from nestdata.corpus.corpus import Corpus
 from nestdata.corpus.members import MemberBytes, fetch
 from nestdata.errors import AudioError
 from nestdata.options import PackCodec
@@ -88,21 +89,21 @@ def write_shard(task: ShardTask) -> ShardRecord:
     from lhotse.shar.writers import AudioTarWriter, JsonlShardWriter
 
     corpora, record = _open_corpora(task.corpora), ShardRecord()
-    indices = task.indices.tolist()
+    located = [corpora.locate(index) for index in task.indices.tolist()]
     with _staging_folder(task, record) as folder, audio_backend("LibsndfileBackend"):
         pattern = str(folder).replace("%", "%%") + "/{}.%06d.{}"
-        numbered = {"shard_size": len(indices) + 1, "shard_offset": task.number}
+        numbered = {"shard_size": len(located) + 1, "shard_offset": task.number}
         with (
             AudioTarWriter(pattern.format("recording", "tar"), format=task.codec, **numbered) as tar,
             JsonlShardWriter(pattern.format("cuts", "jsonl.gz"), **numbered) as cuts,
         ):
-            for index, content in zip(indices, _fetched(corpora, indices), strict=True):
-                line = corpora.line(index)
+            for (corpus, index), content in zip(located, _fetched(located), strict=True):
+                line = corpus.line(index)
                 if (name := name_in_shar(line["id"])) is None:
                     record.leave_out(line, "unusable_id", "the id cannot be the name of a file")
                     continue
                 try:
-                    _, samples = corpora.load(index, given=MemberBytes(content()))
+                    _, samples = corpus.load(index, given=MemberBytes(content()))
                 except AudioError as error:
                     record.leave_out(line, error.reason, str(error))
                     continue
@@ -190,7 +191,7 @@ def _local_folder(task: ShardTask) -> Path:
     return folder
 
 
-def _fetched(corpora: Corpora, indices: Sequence[int]) -> Iterator[Callable[[], bytes | None]]:
+def _fetched(located: Sequence[tuple[Corpus, int]]) -> Iterator[Callable[[], bytes | None]]:
     """Yields, for each cut, a function that returns the bytes of its audio file, which are fetched ahead.
 
     The function returns None for a cut that is read from a file of its own or from a sample bank. It raises AudioError
@@ -201,15 +202,15 @@ def _fetched(corpora: Corpora, indices: Sequence[int]) -> Iterator[Callable[[], 
         waiting: deque[tuple[Future[bytes | None], int]] = deque()
         ahead, last, future = 0, None, None
         try:
-            for index in indices:
-                address = None if corpora.has_bank(index) else corpora.address(index)
+            for corpus, index in located:
+                address = None if corpus.has_bank else corpus.address(index)
                 if future is None or address is None or address != last:
                     length = 0 if address is None else address.length
                     while waiting and ahead + length > _AHEAD_BYTES:
                         done, done_length = waiting.popleft()
                         ahead -= done_length
                         yield done.result
-                    future, last = threads.submit(_fetch, corpora, index, address), address
+                    future, last = threads.submit(_fetch, corpus, index, address), address
                 else:
                     length = 0
                 waiting.append((future, length))
@@ -221,5 +222,5 @@ def _fetched(corpora: Corpora, indices: Sequence[int]) -> Iterator[Callable[[], 
                 future.cancel()
 
 
-def _fetch(corpora: Corpora, index: int, address: Address | None) -> bytes | None:
-    return None if address is None else fetch(address, corpora.line(index)["id"])
+def _fetch(corpus: Corpus, index: int, address: Address | None) -> bytes | None:
+    return None if address is None else fetch(address, corpus.line(index)["id"])

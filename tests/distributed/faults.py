@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 import nestdata.batch.loader
 import nestdata.corpus.corpus
 from nestdata import AudioNoiseBatch, AudioNoiseDataset, MicrobatchKey
-from nestdata.batch.worker import StartWorker
+from nestdata.batch.loader import StartWorker
 from nestmodel import Checkpoints, NestModel
 from nestmodel.training.data import _EpochSampler
 from tests.nestguard.devices import StandIn

@@ -34,7 +34,7 @@ from nestdata import (
     prepare_corpus,
 )
 from nestdata.audio.decode import load_samples
-from nestdata.batch.worker import StartWorker
+from nestdata.batch.loader import StartWorker
 from tests.batches import STEPS_WITH_ALL_SHAPES, digest, full_dataset, messy_dataset
 from tests.conftest import MessyCorpora
 from tests.synthesis import folder_corpus, hiss, read_audio, tone, write_audio, write_jsonl
@@ -202,7 +202,7 @@ def receive_sigterm_as_a_worker() -> None:
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork")
 def test_worker_ends_after_sigterm_even_if_its_rank_handles_sigalrm(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nestdata.batch.worker._SECONDS_TO_FINISH", 1)
+    monkeypatch.setattr("nestdata.batch.loader._SECONDS_TO_FINISH", 1)
     before = signal.signal(signal.SIGALRM, lambda *_: None)
     try:
         worker = multiprocessing.get_context("fork").Process(target=receive_sigterm_as_a_worker)

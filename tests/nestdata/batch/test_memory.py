@@ -4,7 +4,7 @@ import os
 import pytest
 import torch
 
-from nestdata.batch.memory import SlotRing
+from nestdata.batch.batch import SlotRing
 
 
 def test_a_slot_is_free_only_when_nothing_refers_to_its_memory() -> None:

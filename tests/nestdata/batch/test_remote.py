@@ -109,8 +109,8 @@ def test_the_bytes_of_the_next_batches_arrive_before_they_are_loaded(
     ahead = indices(dataset)[1:3]
     dataset.load(MicrobatchKey(0, 0), upcoming=ahead)
     assert dataset.remote is not None
-    held = dataset.remote._started().ahead
-    wanted = [request for index in ahead for request in dataset.remote._requests(index)]
+    held = dataset.remote.ahead
+    wanted = [request for index in ahead for request in dataset.remote._known[index]]
     deadline = time.monotonic() + WAIT_S
     while not all(held._held[request].done() for request in wanted) and time.monotonic() < deadline:
         time.sleep(0.01)

@@ -15,7 +15,7 @@ import soundfile
 from lhotse import AudioSource, CutSet, MonoCut, Recording
 
 import nestdata.corpus.members
-from nestdata import Address, AudioError, Corpora, Corpus, CorpusError, PrepareConfig, prepare_corpus
+from nestdata import Address, AudioError, Corpus, CorpusError, PrepareConfig, prepare_corpus
 from nestdata.audio.decode import load_samples
 from nestdata.errors import ManifestError, StorageError
 from nestdata.prepare.inputs.audio import File, Member
@@ -124,7 +124,6 @@ def test_corpus_of_members_equals_that_of_the_files(folder: Path, config: Prepar
         assert files.address(index) is None
     (shard,) = members.shards()
     assert shard == (ObjectInfo(str(folder) + ".tar", len(tar), None), len(members))
-    assert Corpora([files, members]).address(len(files)) == members.address(0)
 
 
 def test_cuts_point_to_their_members_as_lhotse_2_expects(folder: Path) -> None:

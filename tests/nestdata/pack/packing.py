@@ -6,7 +6,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-from nestdata import Corpora, Corpus, PackConfig, PackReport, pack_corpora
+from nestdata import Corpus, PackConfig, PackReport, pack_corpora
 
 DEMO = Path(__file__).parents[3] / "manifests/demo"
 # Three shards of the demo's speech.
@@ -39,5 +39,5 @@ def digests(folder: Path) -> dict[str, str]:
 
 def samples_by_id(*corpora: Path) -> dict[str, Any]:
     """Returns the samples of all cuts of corpora by their id."""
-    opened = Corpora([Corpus.open(path) for path in corpora])
-    return dict(opened.load(index) for index in range(len(opened)))
+    opened = [Corpus.open(path) for path in corpora]
+    return dict(corpus.load(index) for corpus in opened for index in range(len(corpus)))
