@@ -96,7 +96,7 @@ class BatchPlan:
         }
         """The same for each mixture stage, by its first step, per as many hours as all corpora together have."""
 
-        self.layouts = [tuple(buckets) for buckets in self._lay_out(corpora, first_kept)]
+        self.layouts = self._lay_out(corpora, first_kept)
         """The buckets of an epoch, longest cuts first. Epochs take one layout after the other."""
 
         last = self.buckets[-1]
@@ -240,13 +240,13 @@ class BatchPlan:
             f"max_batch_seconds={config.max_batch_seconds:g}, seed={config.seed})"
         )
 
-    def _lay_out(self, corpora: Sequence[Lengths], first_indices: Sequence[int]) -> list[list[Bucket]]:
+    def _lay_out(self, corpora: Sequence[Lengths], first_indices: Sequence[int]) -> list[tuple[Bucket, ...]]:
         positions = [
             Positions(lengths, num_positions(lengths, repeats), first_index, self.min_samples)
             for lengths, repeats, first_index in zip(corpora, self.repeats_per_epoch, first_indices, strict=True)
             if len(lengths)
         ]
-        if (total := sum(each.end for each in positions)) < self.config.microbatches_per_step:
+        if (total := sum(each.num_positions for each in positions)) < self.config.microbatches_per_step:
             raise PlanError(
                 f"there are {total} cuts that fit into a microbatch, fewer than plan.microbatches_per_step "
                 f"({self.config.microbatches_per_step}), so that a step cannot give every microbatch a cut. Lower "

@@ -6,13 +6,14 @@ is not always in a microbatch with the same other cuts.
 
 from bisect import bisect_left
 from collections.abc import Sequence
+from itertools import accumulate
 
 import numpy as np
 from numpy.typing import NDArray
 
 from nestdata.plan.budget import Budget
 from nestdata.plan.packing import Ending, Packing, Run, padded_samples, sorted_runs
-from nestdata.plan.positions import Bucket, Order, Positions, longest_remaining, num_remaining, take_bucket, up_to
+from nestdata.plan.positions import Bucket, Order, Positions
 
 # A corpus with fewer microbatches than this has several layouts. In a larger corpus, most buckets have enough of them
 # to separate nearly all pairs of cuts.
@@ -21,7 +22,7 @@ _NUM_LAYOUTS = 3
 # Below this number of microbatches, padding depends much on where they begin. Then other endings are tried: the last
 # microbatch may be smaller than the others, or fewer steps share the remaining work.
 _TINY = 40
-_ENDS = [Ending(num_even, last) for num_even in (8, 3, 2) for last in (10, 7, 6, 5, 4)]
+_ENDS = [Ending(num_steps, tenths) for num_steps in (8, 3, 2) for tenths in (10, 7, 6, 5, 4)]
 # For every _MORE_STEPS steps, an epoch may have one more, so that all layouts fit into the same number of steps. With
 # added steps, it has at most one step more than _MORE_WORK (a ratio) times the full steps that sorted cuts need.
 _MORE_STEPS = 32
@@ -34,7 +35,7 @@ _SHAPE_CANDIDATES = 256
 
 def lay_out(
     corpora: Sequence[Positions], budget: Budget, bucket_width: float, num_shapes: int | None, *, alternates: bool
-) -> list[list[Bucket]]:
+) -> list[tuple[Bucket, ...]]:
     """Returns the buckets of an epoch in one or several layouts, all of which have the same number of steps.
 
     Args:
@@ -44,9 +45,16 @@ def lay_out(
         num_shapes: Number of fixed shapes; None pads to the longest cut of each bucket.
         alternates: Whether a small corpus may have several layouts.
     """
-    if num_shapes:
-        return [_with_shapes(corpora, budget, num_shapes)]
     order = Order(corpora)
+    if num_shapes:
+        layouts = [_runs_of_shapes(order, budget, num_shapes)]
+    else:
+        layouts = _packed(order, budget, bucket_width, alternates)
+    return [_buckets(order, budget, runs) for runs in layouts]
+
+
+def _packed(order: Order, budget: Budget, bucket_width: float, alternates: bool) -> list[list[Run]]:
+    """Returns the layouts of an epoch with little padding."""
     first = Packing(order, budget, bucket_width)
     num_microbatches = budget.microbatches * first.num_steps
     packings = [first]
@@ -64,40 +72,40 @@ def lay_out(
     others = (packing.least_padded(num_steps, endings, enough) for packing in packings[1:])
     layouts = [best, *(runs for runs in others if runs is not None)]
     least = min(padded_samples(runs, order) for runs in layouts)
-    layouts = [runs for runs in layouts if padded_samples(runs, order) <= least + least // _MORE_PADDING]
-    return [_take(corpora, budget, runs) for runs in layouts]
+    return [runs for runs in layouts if padded_samples(runs, order) <= least + least // _MORE_PADDING]
 
 
-def _take(corpora: Sequence[Positions], budget: Budget, runs: Sequence[Run]) -> list[Bucket]:
-    for positions in corpora:
-        positions.restore()
-    buckets: list[Bucket] = []
-    for run in runs:
-        buckets.append(take_bucket(corpora, budget, buckets, run.size, run.num_microbatches))
-    return buckets
+def _buckets(order: Order, budget: Budget, runs: Sequence[Run]) -> tuple[Bucket, ...]:
+    firsts = accumulate((run.num_microbatches for run in runs[:-1]), initial=0)
+    return tuple(
+        order.bucket(budget, run.first_rank, run.size, first, run.num_microbatches)
+        for run, first in zip(runs, firsts, strict=True)
+    )
 
 
-def _with_shapes(corpora: Sequence[Positions], budget: Budget, num_shapes: int) -> list[Bucket]:
-    """Returns buckets of full microbatches in whole steps; each microbatch has one of `num_shapes` lengths."""
-    edges = _shape_edges(corpora, budget, num_shapes)
-    buckets: list[Bucket] = []
-    while remaining := num_remaining(corpora):
-        longest = longest_remaining(corpora)
+def _runs_of_shapes(order: Order, budget: Budget, num_shapes: int) -> list[Run]:
+    """Returns runs of full microbatches in whole steps; each microbatch has one of `num_shapes` lengths."""
+    edges = _shape_edges(order, budget, num_shapes)
+    runs: list[Run] = []
+    rank = 0
+    while rank < order.num_positions:
+        longest = order.length(rank)
         size = budget.num_cuts(longest)
         below = edges[bisect_left(edges, longest) - 1] if longest > edges[0] else 0
-        num_groups = -(-(remaining - up_to(corpora, below)) // (budget.microbatches * size))
-        if remaining < budget.microbatches * size and not buckets:
-            size, num_groups = -(-remaining // budget.microbatches), 1
-        buckets.append(take_bucket(corpora, budget, buckets, size, num_groups * budget.microbatches))
-    return buckets
+        num_steps = -(-(order.num_above(below) - rank) // (budget.microbatches * size))
+        if order.num_positions < budget.microbatches * size and not runs:
+            size, num_steps = -(-order.num_positions // budget.microbatches), 1
+        runs.append(Run(rank, size, num_steps * budget.microbatches))
+        rank = runs[-1].end
+    return runs
 
 
-def _shape_edges(corpora: Sequence[Positions], budget: Budget, num_shapes: int) -> list[int]:
+def _shape_edges(order: Order, budget: Budget, num_shapes: int) -> list[int]:
     """Returns the upper ends of `num_shapes` length ranges, ascending, that minimise the cost of padding to them."""
-    longest = longest_remaining(corpora)
-    edges = np.array([longest * (i + 1) // _SHAPE_CANDIDATES for i in range(_SHAPE_CANDIDATES)], np.int64)
-    below = np.array([up_to(corpora, int(edge)) for edge in edges], np.int64)
-    costs = np.array([budget.cost(int(edge)) for edge in edges], np.int64)
+    longest = order.length(0)
+    edges = [longest * (i + 1) // _SHAPE_CANDIDATES for i in range(_SHAPE_CANDIDATES)]
+    below = np.array(list(map(order.up_to, edges)), np.int64)
+    costs = np.array(list(map(budget.cost, edges)), np.int64)
     # Dynamic programming: least cost of all positions up to each edge, by number of ranges.
     best = below * costs
     choices: list[NDArray[np.int64]] = []
@@ -109,4 +117,4 @@ def _shape_edges(corpora: Sequence[Positions], budget: Budget, num_shapes: int) 
     chosen = [len(edges) - 1]
     for choice in reversed(choices):
         chosen.append(int(choice[chosen[-1]]))
-    return sorted({int(edges[i]) for i in chosen})
+    return sorted({edges[i] for i in chosen})

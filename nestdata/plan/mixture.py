@@ -5,14 +5,14 @@ from collections.abc import Sequence
 
 from nestdata.errors import ConfigError, PlanError
 from nestdata.plan.lengths import Lengths
-from nestdata.plan.plan_config import Mixture
+from nestdata.plan.plan_config import MixtureStage, PlanConfig
 
 # Repeats per epoch are rounded to thousandths, so that plans ignore floating-point rounding.
 REPEATS_UNIT = 1000
 
 
 def repeats_per_epoch(
-    corpora: Sequence[Lengths], mixture: Mixture, languages: tuple[str, ...] | None, where: str
+    corpora: Sequence[Lengths], mixture: PlanConfig | MixtureStage, languages: tuple[str, ...] | None, where: str
 ) -> list[float]:
     """Returns how often each cut of each corpus is seen in an epoch, which has as many hours as all corpora together.
 

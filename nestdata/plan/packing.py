@@ -36,10 +36,10 @@ _SMALL = 9, 10
 _LESS_PADDING = 100
 _LEAST_WORK = 0.5
 _LEAST_SHARE, _MOST_SHARE = 0.8, 1.15
-# A shifted packing has a part of one microbatch less in the first _SHIFTED microbatches together. Only microbatches of
-# at least _MIN_SHIFTED_CUTS cuts count: with one cut less, their work is still similar to the others of their step.
-_SHIFTED = 8
-_MIN_SHIFTED_CUTS = 6
+# A shift takes a part of one microbatch from the first _NUM_SHORTENED microbatches together. Only microbatches of at
+# least _MIN_SHORTENED_CUTS cuts count: with one cut less, their work is still similar to the others of their step.
+_NUM_SHORTENED = 8
+_MIN_SHORTENED_CUTS = 6
 # The whole work of a microbatch, in tenths.
 _WHOLE = 10
 
@@ -66,10 +66,10 @@ class Run:
 class Ending:
     """How the last steps of an epoch share the work."""
 
-    num_even: int = 8
+    num_steps: int = 8
     """Number of last steps that share the remaining work."""
 
-    last: int = 10
+    last_tenths: int = 10
     """Work of the last microbatch, in tenths of the work of the others."""
 
 
@@ -86,12 +86,10 @@ class Packing:
 
     def __init__(self, order: Order, budget: Budget, bucket_width: float, shift: tuple[int, int] = (0, 1)) -> None:
         self._order, self._budget, self._bucket_width, self._shift = order, budget, bucket_width, shift
-        self._runs: list[Run] = []
-        self._num_microbatches = 0
-        self._num_shifted = self._carried = self._padded = self._added = 0
-        while self._rank < order.num_cuts:
+        self._restart([], 0)
+        while self._rank < order.num_positions:
             self._add(lambda _: budget.limit, None)
-        self._full = list(self._runs)
+        self._full = self._runs
         self.num_steps = -(-self._num_microbatches // budget.microbatches)
         """Number of steps that the microbatches need."""
 
@@ -108,19 +106,19 @@ class Packing:
         Returns:
             None if the cuts do not fit into this number of steps.
         """
-        best = self._evened(num_steps, endings[0])
+        best = self._with_ending(num_steps, endings[0])
         if best is None:
             return None
         least = padded_samples(best, self._order)
         for ending in endings[1:] if least > enough else []:
-            runs = self._evened(num_steps, ending)
-            if runs is None or not self._is_even(runs):
+            runs = self._with_ending(num_steps, ending)
+            if runs is None or not self._is_balanced(runs):
                 continue
             if (padded := padded_samples(runs, self._order)) < least - least // _LESS_PADDING:
                 best, least = runs, padded
         return best
 
-    def _is_even(self, runs: list[Run]) -> bool:
+    def _is_balanced(self, runs: list[Run]) -> bool:
         """Returns whether no step is small, and whether the microbatches of all steps but one have similar work."""
         sizes = [self._work(replace(run, num_microbatches=1)) for run in runs]
         works = np.repeat(np.array(sizes, np.int64), [run.num_microbatches for run in runs])
@@ -129,53 +127,57 @@ class Packing:
         is_odd = ((steps < _LEAST_SHARE * mean) | (steps > _MOST_SHARE * mean)).any(axis=1)
         return bool(mean.min() >= _LEAST_WORK * mean.mean() and is_odd.sum() <= 1)
 
-    def _evened(self, num_steps: int, ending: Ending) -> list[Run] | None:
-        """Returns the runs of an epoch of whole steps; the last steps have similar work.
-
-        Args:
-            num_steps: Number of steps of the epoch.
-            ending: How the last steps share the work.
-
-        Returns:
-            None if the cuts do not fit into this number of steps.
-        """
+    def _with_ending(self, num_steps: int, ending: Ending) -> list[Run] | None:
+        """Returns the runs of an epoch whose last steps share the work in one way; None if the cuts do not fit."""
         per_step = self._budget.microbatches
         end = per_step * num_steps
-        runs = self._even(self._full, per_step * max(0, num_steps - ending.num_even), end, ending)
-        if runs is None or ending.last < _WHOLE:
+        runs = self._divide_again(self._full, per_step * max(0, num_steps - ending.num_steps), end, ending)
+        if runs is None or ending.last_tenths < _WHOLE:
             return runs
         # One budget for all of them may leave the last microbatch small. Then its step is divided again.
-        last, beside = runs[-1], self._work_beside(end - 1, runs[:-1])
-        is_small = last.num_microbatches == 1 and self._work(last) * _SMALL[1] < beside * _SMALL[0]
-        return (self._even(runs, end - per_step, end, ending) if is_small else None) or runs
+        last, mean = runs[-1], self._mean_work_before(end - 1, runs[:-1])
+        is_small = last.num_microbatches == 1 and self._work(last) * _SMALL[1] < mean * _SMALL[0]
+        return (self._divide_again(runs, end - per_step, end, ending) if is_small else None) or runs
 
-    def _even(self, runs: list[Run], start: int, end: int, ending: Ending) -> list[Run] | None:
-        """Packs the microbatches from `start` up to `end` again, under the least budget that suffices for all cuts."""
+    def _divide_again(self, runs: list[Run], start: int, end: int, ending: Ending) -> list[Run] | None:
+        """Divides the cuts from microbatch `start` on among the microbatches up to `end`, which have similar work.
+
+        Each of them has the least budget that suffices for all cuts.
+
+        Returns:
+            None if the cuts do not fit.
+        """
         kept = _first_of(runs, start)
 
-        def holds(level: int) -> bool:
+        def fits(level: int) -> bool:
             """Packs the cuts under a budget, and returns whether they fit.
 
             With each level, one more part of the microbatches gets the next larger budget.
             """
-            self._runs, self._num_microbatches = list(kept), start
-            self._num_shifted, self._carried, self._padded, self._added = sum(map(self._can_be_shifted, kept)), 0, 0, 0
 
             def limit(microbatch: int) -> int:
                 part = (microbatch - start) * _PARTS // (end - start)
                 share = self._budget.limit * ((level + part) // _PARTS) // _LEVELS
-                return share * ending.last // _WHOLE if microbatch == end - 1 else share
+                return share * ending.last_tenths // _WHOLE if microbatch == end - 1 else share
 
+            self._restart(kept, start)
             while self._num_microbatches < end:
-                if not self._add(limit, end, keeps_last=ending.last < _WHOLE):
+                if not self._add(limit, end, keeps_last=ending.last_tenths < _WHOLE):
                     return False
             return True
 
         top, work = _LEVELS * _PARTS, sum(map(self._work, runs)) - sum(map(self._work, kept))
         low, high = (top * work * part // (100 * self._budget.limit * (end - start)) for part in _GUESSED)
-        low, high = 0 if holds(low) else low, high if high < top and holds(high) else top
-        level = bisect_left(range(high), True, low, key=holds)
-        return self._runs if holds(level) else None
+        low, high = 0 if fits(low) else low, high if high < top and fits(high) else top
+        level = bisect_left(range(high), True, low, key=fits)
+        return self._runs if fits(level) else None
+
+    def _restart(self, runs: Sequence[Run], num_microbatches: int) -> None:
+        """Begins to pack behind given runs."""
+        self._runs = list(runs)
+        self._num_microbatches = num_microbatches
+        self._num_shortened = sum(map(self._may_be_shortened, runs))
+        self._shift_left = self._padded = self._added = 0
 
     @property
     def _rank(self) -> int:
@@ -197,16 +199,16 @@ class Packing:
             False if the cuts do not fit into `end` microbatches.
         """
         first, rank = self._num_microbatches, self._rank
-        remaining, longest = self._order.num_cuts - rank, self._order.length(rank)
+        remaining, longest = self._order.num_positions - rank, self._order.length(rank)
         size = min(remaining, self._size(longest, limit(first)))
         if end is not None:
             size = min(size, max(1, remaining - (end - first) + 1))
         if not size:
             return False
         number = self._num_similar(rank, size, limit(first))
-        beside = self._work_beside(first, self._runs)
-        if end is None and size * self._budget.cost(longest) * _MAX_WORK[1] > beside * _MAX_WORK[0]:
-            size, number = max(1, self._size(longest, beside)), min(number, -first % self._budget.microbatches)
+        mean = self._mean_work_before(first, self._runs)
+        if end is None and size * self._budget.cost(longest) * _MAX_WORK[1] > mean * _MAX_WORK[0]:
+            size, number = max(1, self._size(longest, mean)), min(number, -first % self._budget.microbatches)
         if first == 0:
             number -= number * self._shift[0] // self._shift[1]
         # A run ends where the limit allows one more cut.
@@ -215,7 +217,7 @@ class Packing:
         fitted = run if end is None else self._fitted(run, end - first, keeps_last=keeps_last)
         if fitted is None:
             return False
-        self._append(self._shifted(fitted))
+        self._append(self._shortened(fitted))
         return True
 
     def _fitted(self, run: Run, left: int, *, keeps_last: bool) -> Run | None:
@@ -229,7 +231,7 @@ class Packing:
         Returns:
             None if the microbatches that are left cannot hold the cuts.
         """
-        remaining = self._order.num_cuts - run.first_rank
+        remaining = self._order.num_positions - run.first_rank
         number = min(run.num_microbatches, max(1, left - 1)) if keeps_last else run.num_microbatches
         if number >= left or number * run.size >= remaining:
             size = -(-remaining // left)
@@ -246,17 +248,22 @@ class Packing:
             self._padded += len(lengths) * run.size * lengths[0]
             self._added += sum(run.size * (lengths[0] - length) for length in lengths)
 
-    def _shifted(self, run: Run) -> Run:
-        """Returns a run without the cuts by which the shift shortens it."""
-        if self._num_shifted == _SHIFTED or not self._can_be_shifted(run) or run.end >= self._order.num_cuts:
+    def _shortened(self, run: Run) -> Run:
+        """Returns a run without the cuts that the shift takes from it."""
+        if (
+            self._num_shortened == _NUM_SHORTENED
+            or not self._may_be_shortened(run)
+            or run.end >= self._order.num_positions
+        ):
             return run
-        self._num_shifted += 1
-        self._carried += run.size * self._shift[0]
-        num_left_out, self._carried = divmod(self._carried, _SHIFTED * self._shift[1])
+        self._num_shortened += 1
+        num_left_out, self._shift_left = divmod(
+            self._shift_left + run.size * self._shift[0], _NUM_SHORTENED * self._shift[1]
+        )
         return replace(run, size=run.size - num_left_out)
 
-    def _can_be_shifted(self, run: Run) -> bool:
-        min_cuts = _MIN_SHIFTED_CUTS if self._budget.microbatches > 1 else 2
+    def _may_be_shortened(self, run: Run) -> bool:
+        min_cuts = _MIN_SHORTENED_CUTS if self._budget.microbatches > 1 else 2
         return run.num_microbatches == 1 and run.size >= min_cuts
 
     def _size(self, longest: int, limit: int) -> int:
@@ -264,22 +271,22 @@ class Packing:
         cost = self._budget.cost(longest)
         return min((limit + cost // 2) // cost, self._budget.num_cuts(longest))
 
-    def _work_beside(self, first: int, runs: list[Run]) -> int:
+    def _mean_work_before(self, first: int, runs: list[Run]) -> int:
         """Returns the mean cost of the microbatches before one in its step, or the budget if it is the first.
 
         Args:
             first: Number of the microbatch.
             runs: The runs before it.
         """
-        begun = first % self._budget.microbatches
+        num_before = first % self._budget.microbatches
         work, number = 0, 0
         for run in reversed(runs):
-            if number == begun:
+            if number == num_before:
                 break
-            in_step = min(run.num_microbatches, begun - number)
+            in_step = min(run.num_microbatches, num_before - number)
             work += self._work(replace(run, num_microbatches=in_step))
             number += in_step
-        return work // begun if begun else self._budget.limit
+        return work // num_before if num_before else self._budget.limit
 
     def _num_similar(self, rank: int, size: int, limit: int) -> int:
         """Returns how many microbatches of `size` cuts, from a rank on, are similar enough for one run.
@@ -291,16 +298,15 @@ class Packing:
         """
         order, longest = self._order, self._order.length(rank)
         wanted, shortest = rank + _WANTED_MICROBATCHES * size, longest - int(longest * self._bucket_width)
-        if wanted <= order.num_cuts and order.length(wanted - 1) > shortest:
+        if wanted <= order.num_positions and order.length(wanted - 1) > shortest:
             number = (order.num_above(shortest) - rank) // size
             if size >= _FEW_CUTS:
                 return number
-            holds_more = range(1, number)
-            return 1 + bisect_left(
-                holds_more, True, key=lambda i: self._size(order.length(rank + i * size), limit) > size
-            )
+            # A run ends where one more cut fits.
+            sizes = range(1, number)
+            return 1 + bisect_left(sizes, True, key=lambda i: self._size(order.length(rank + i * size), limit) > size)
         number, added = 1, 0
-        while number < _WANTED_MICROBATCHES and rank + number * size < order.num_cuts:
+        while number < _WANTED_MICROBATCHES and rank + number * size < order.num_positions:
             length = order.length(rank + number * size)
             added += size * (longest - length)
             allowed = (self._padded + (number + 1) * size * longest) * _MORE_PADDING[0] // _MORE_PADDING[1]
@@ -312,16 +318,16 @@ class Packing:
     def _whole_steps(self, first: int, number: int) -> int:
         """Returns how many of `number` microbatches to take: up to the end of a step if that includes a whole step."""
         per_step = self._budget.microbatches
-        begun = -first % per_step
-        return begun + (number - begun) // per_step * per_step if number >= begun + per_step else number
+        rest = -first % per_step  # of the step that has begun
+        return rest + (number - rest) // per_step * per_step if number >= rest + per_step else number
 
 
 def sorted_runs(order: Order, budget: Budget) -> list[Run]:
     """Returns microbatches, each of as many of the longest cuts that are left as the budget allows."""
     runs: list[Run] = []
     rank = 0
-    while rank < order.num_cuts:
-        runs.append(Run(rank, min(budget.num_cuts(order.length(rank)), order.num_cuts - rank), num_microbatches=1))
+    while rank < order.num_positions:
+        runs.append(Run(rank, min(budget.num_cuts(order.length(rank)), order.num_positions - rank), num_microbatches=1))
         rank = runs[-1].end
     return runs
 

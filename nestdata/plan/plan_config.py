@@ -1,29 +1,10 @@
 """Settings of a plan and of its mixtures. Imports no heavy package, so that the help of commands starts fast."""
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
 
 from nestdata.config_checks import require, require_at_least
 from nestdata.field_docs import with_field_docs
-
-
-@runtime_checkable
-class Mixture(Protocol):
-    """The settings of a mixture, which `PlanConfig` and `MixtureStage` have."""
-
-    @property
-    def weights(self) -> tuple[float, ...] | None:
-        """Relative share of the hours for each corpus; None takes the hours of each corpus."""
-
-    @property
-    def temperature(self) -> float:
-        """Inverse of the power to which the shares of corpora are raised, within a language if there are languages."""
-
-    @property
-    def language_temperature(self) -> float:
-        """Inverse of the power to which the shares of languages are raised."""
 
 
 @with_field_docs
@@ -44,7 +25,7 @@ class MixtureStage:
     """Every share of a language is raised to the power 1/language_temperature."""
 
 
-def check_mixture(mixture: Mixture, languages: tuple[str, ...] | None, where: str) -> None:
+def check_mixture(mixture: "PlanConfig | MixtureStage", languages: tuple[str, ...] | None, where: str) -> None:
     """Raises ConfigError if a setting of a mixture is out of range.
 
     Args:
@@ -59,16 +40,6 @@ def check_mixture(mixture: Mixture, languages: tuple[str, ...] | None, where: st
     name, temperature = f"{where}.language_temperature", mixture.language_temperature
     require(temperature > 0, name, temperature, "a positive number")
     require(temperature == 1.0 or languages is not None, name, temperature, "the languages in plan.languages as well")
-
-
-def check_stages(stages: Sequence[MixtureStage], languages: tuple[str, ...] | None) -> None:
-    """Raises ConfigError if the stages of a plan are not in order, or a setting of one is out of range."""
-    for number, stage in enumerate(stages):
-        where = f"plan.stages[{number}]"
-        before = stages[number - 1].from_step if number else -1
-        expected = f"more than {before}, the first step of the stage before" if number else "0 or more"
-        require(stage.from_step > before, f"{where}.from_step", stage.from_step, expected)
-        check_mixture(stage, languages, where)
 
 
 @with_field_docs
@@ -159,4 +130,8 @@ class PlanConfig:
         is_positive = self.quadratic_seconds is None or self.quadratic_seconds > 0
         require(is_positive, "plan.quadratic_seconds", self.quadratic_seconds, f"{positive}, or none")
         check_mixture(self, self.languages, "plan")
-        check_stages(self.stages, self.languages)
+        for number, stage in enumerate(self.stages):
+            before = self.stages[number - 1].from_step if number else -1
+            expected = f"more than {before}, the first step of the stage before" if number else "0 or more"
+            require(stage.from_step > before, f"plan.stages[{number}].from_step", stage.from_step, expected)
+            check_mixture(stage, self.languages, f"plan.stages[{number}]")
