@@ -12,13 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import nestguard
-from nestdata.batch.read_ahead import ReadAhead, Request
 from nestdata.config_checks import require, require_at_least
 from nestdata.corpus.cache import PinnedCache, is_pinned, shares_of_corpora
 from nestdata.corpus.corpora import Corpora
 from nestdata.corpus.corpus import Corpus
-from nestdata.corpus.members import MemberBytes, is_intact
-from nestdata.errors import StorageError
+from nestdata.corpus.members import MemberBytes, read_intact
+from nestdata.corpus.read_ahead import ReadAhead, Request
 from nestdata.field_docs import with_field_docs
 from nestdata.plan.microbatch import MicrobatchKey
 from nestdata.redaction import redacted
@@ -178,23 +177,17 @@ class RemoteReader:
         return Request(address, self._cache is not None and is_pinned(address, self._shares[corpus.path]))
 
     def _fetch(self, request: Request) -> bytes | None:
-        """Returns the intact bytes of a request, from the cache or the store; None if the store does not have them."""
-        address, cache = request.address, self._cache if request.is_pinned else None
-        content = None if cache is None else cache.get(address)
+        """Returns the intact bytes of a request, from the cache or the store; None if the store does not have them.
+
+        The cut is then judged, and replaced, where its audio is loaded.
+        """
+        cache = self._cache if request.is_pinned else None
+        content = None if cache is None else cache.get(request.address)
         if content is not None:
             with self._hits_lock:
                 self._num_hits += 1
             return content
-        try:
-            content = self._storage.read_range(
-                address.location, address.offset, address.length, etag=address.etag, size=address.shard_size
-            )
-        except StorageError as error:
-            if error.kind in ("missing", "changed"):
-                return None  # the cut is replaced where its audio is loaded
-            raise
-        if not is_intact(address, content):
-            return None  # read again, and judged, where the audio is loaded
-        if cache is not None:
-            cache.put(address, content)
+        content = read_intact(request.address, self._storage)
+        if cache is not None and content is not None:
+            cache.put(request.address, content)
         return content

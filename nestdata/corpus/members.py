@@ -61,6 +61,23 @@ def fetch(address: Address, cut_id: str, given: MemberBytes = UNREAD) -> bytes:
     raise _unsteady(address, cut_id)
 
 
+def read_intact(address: Address, store: Storage) -> bytes | None:
+    """Returns the bytes of a member, read once; None if they are missing, changed or damaged, which `fetch` judges.
+
+    Raises:
+        StorageError: The shard cannot be read for a reason that says nothing about the member.
+    """
+    try:
+        content = store.read_range(
+            address.location, address.offset, address.length, etag=address.etag, size=address.shard_size
+        )
+    except StorageError as error:
+        if error.kind in ("missing", "changed"):
+            return None
+        raise
+    return content if is_intact(address, content) else None
+
+
 def load_member(
     line: dict[str, Any],
     address: Address,

@@ -3,9 +3,7 @@
 import os
 import shutil
 import tempfile
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache
@@ -16,10 +14,9 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
-from nestdata.corpus.addresses import Address
 from nestdata.corpus.corpora import Corpora
-from nestdata.corpus.corpus import Corpus
-from nestdata.corpus.members import MemberBytes, fetch
+from nestdata.corpus.members import UNREAD, MemberBytes, read_intact
+from nestdata.corpus.read_ahead import ReadAhead, Request
 from nestdata.errors import AudioError
 from nestdata.options import PackCodec
 from nestdata.output import flush_to_disk
@@ -30,7 +27,7 @@ FOLDER = "cuts.pack"
 
 _FULL_SCALE = 1 << 15
 _THREADS = 16
-# Most bytes that are fetched ahead. One member is always fetched, however long it is.
+# Most bytes that are fetched ahead.
 _AHEAD_BYTES = 256 << 20
 
 
@@ -90,6 +87,10 @@ def write_shard(task: ShardTask) -> ShardRecord:
 
     corpora, record = _open_corpora(task.corpora), ShardRecord()
     located = [corpora.locate(index) for index in task.indices.tolist()]
+    addresses = (None if corpus.has_bank else corpus.address(index) for corpus, index in located)
+    requests = [address and Request(address) for address in addresses]
+    ahead = ReadAhead(_fetch, num_threads=_THREADS, max_bytes=_AHEAD_BYTES)
+    ahead.begin([request for request in requests if request], ())
     with _staging_folder(task, record) as folder, audio_backend("LibsndfileBackend"):
         pattern = str(folder).replace("%", "%%") + "/{}.%06d.{}"
         numbered = {"shard_size": len(located) + 1, "shard_offset": task.number}
@@ -97,13 +98,14 @@ def write_shard(task: ShardTask) -> ShardRecord:
             AudioTarWriter(pattern.format("recording", "tar"), format=task.codec, **numbered) as tar,
             JsonlShardWriter(pattern.format("cuts", "jsonl.gz"), **numbered) as cuts,
         ):
-            for (corpus, index), content in zip(located, _fetched(located), strict=True):
+            for (corpus, index), request in zip(located, requests, strict=True):
                 line = corpus.line(index)
+                given = UNREAD if request is None else MemberBytes(ahead.take(request), is_checked=True)
                 if (name := name_in_shar(line["id"])) is None:
                     record.leave_out(line, "unusable_id", "the id cannot be the name of a file")
                     continue
                 try:
-                    _, samples = corpus.load(index, given=MemberBytes(content()))
+                    _, samples = corpus.load(index, given=given)
                 except AudioError as error:
                     record.leave_out(line, error.reason, str(error))
                     continue
@@ -191,36 +193,5 @@ def _local_folder(task: ShardTask) -> Path:
     return folder
 
 
-def _fetched(located: Sequence[tuple[Corpus, int]]) -> Iterator[Callable[[], bytes | None]]:
-    """Yields, for each cut, a function that returns the bytes of its audio file, which are fetched ahead.
-
-    The function returns None for a cut that is read from a file of its own or from a sample bank. It raises AudioError
-    if the bytes cannot be used, and StorageError if the store does not answer. Adjacent windows of one file share its
-    bytes.
-    """
-    with ThreadPoolExecutor(_THREADS) as threads:
-        waiting: deque[tuple[Future[bytes | None], int]] = deque()
-        ahead, last, future = 0, None, None
-        try:
-            for corpus, index in located:
-                address = None if corpus.has_bank else corpus.address(index)
-                if future is None or address is None or address != last:
-                    length = 0 if address is None else address.length
-                    while waiting and ahead + length > _AHEAD_BYTES:
-                        done, done_length = waiting.popleft()
-                        ahead -= done_length
-                        yield done.result
-                    future, last = threads.submit(_fetch, corpus, index, address), address
-                else:
-                    length = 0
-                waiting.append((future, length))
-                ahead += length
-            while waiting:
-                yield waiting.popleft()[0].result
-        finally:
-            for future, _ in waiting:
-                future.cancel()
-
-
-def _fetch(corpus: Corpus, index: int, address: Address | None) -> bytes | None:
-    return None if address is None else fetch(address, corpus.line(index)["id"])
+def _fetch(request: Request) -> bytes | None:
+    return read_intact(request.address, storage())

@@ -5,12 +5,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import groupby, islice
+from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from nestdata.errors import AudioError, ConfigError, StorageError
+from nestdata.prepare.pool import Pool
 from nestdata.storage import FileVersion, ObjectInfo, is_url, storage
 from nestdata.storage.location import parse_url
 
@@ -161,16 +162,11 @@ def _checked_root(root: str | None) -> str | None:
 
 def _run_all(tasks: Iterable[Callable[[], _Checked]], jobs: int) -> Iterator[_Checked]:
     """Runs tasks in threads, and yields their results in order; takes tasks only as fast as they are done."""
-    tasks = iter(tasks)
     with ThreadPoolExecutor(jobs) as threads:
-        waiting = [threads.submit(task) for task in islice(tasks, 2 * jobs)]
         try:
-            while waiting:
-                yield waiting.pop(0).result()
-                waiting += [threads.submit(task) for task in islice(tasks, 1)]
+            yield from Pool(threads, 2 * jobs).map(lambda task: task(), tasks)
         finally:
-            for future in waiting:
-                future.cancel()
+            threads.shutdown(cancel_futures=True)
 
 
 def _tasks(corpus: "Corpus", decode: bool, accept_changed: bool) -> Iterator[Callable[[], _Checked]]:

@@ -4,8 +4,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from nestdata.batch.read_ahead import ReadAhead, Request
 from nestdata.corpus.addresses import Address
+from nestdata.corpus.read_ahead import ReadAhead, Request
 from nestdata.errors import StorageError
 
 PATIENCE_S = 60.0
