@@ -69,27 +69,25 @@ class Shard(NamedTuple):
 class AddressTable:
     """The addresses of all cuts of a corpus, read from its directory."""
 
-    root: str
-    """The location that names of shards are relative to."""
-
-    is_moved: bool
-    """Whether the shards were elsewhere when the corpus was prepared. Their ETags are then unknown."""
-
-    def __init__(
-        self,
-        root: str,
-        is_moved: bool,
-        addresses: NDArray[Any],
-        checksums: NDArray[np.uint32] | None,
-        starts: NDArray[np.int64],
-        lines: mmap.mmap | bytes,
-    ) -> None:
+    def __init__(self, directory: Path, meta: Mapping[str, Any], root: str | None = None) -> None:
+        """Opens the address files of a corpus directory; `open` explains the arguments and errors."""
+        if root is None:
+            # A relative root is a folder in the corpus directory, with which its audio is moved.
+            root = join(str(directory.resolve()), meta["root"]) if meta["root"] else ""
+        num_cuts, shards, checksums = meta["num_cuts"], meta["shards"], directory / "checksums.npy"
         self.root = root
-        self.is_moved = is_moved
-        self._addresses = addresses
-        self._checksums = checksums
-        self._starts = starts
-        self._lines = lines
+        """The location that names of shards are relative to."""
+
+        self.is_moved = root != shards["root"]
+        """Whether the shards were elsewhere when the corpus was prepared. Their ETags are then unknown."""
+
+        self._addresses = map_array(directory / "addresses.npy", ADDRESS, (num_cuts,))
+        self._checksums = map_array(checksums, np.uint32, (num_cuts,)) if shards["has_checksums"] else None
+        self._starts = map_array(directory / "shards.npy", np.int64)
+        with (directory / "shards.jsonl").open("rb") as file:
+            self._lines = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        if not len(self._starts) or self._starts[-1] != len(self._lines):
+            raise ValueError("shards.jsonl is not the size that shards.npy says")
         self._cached: dict[int, Shard] = {}
 
     @classmethod
@@ -105,20 +103,7 @@ class AddressTable:
             OSError: A file is missing.
             ValueError: The files do not belong together.
         """
-        if "shards" not in meta:
-            return None
-        if root is None:
-            # A relative root is a folder in the corpus directory, with which its audio is moved.
-            root = join(str(directory.resolve()), meta["root"]) if meta["root"] else ""
-        num_cuts, shards = meta["num_cuts"], meta["shards"]
-        addresses = map_array(directory / "addresses.npy", ADDRESS, (num_cuts,))
-        checksums = map_array(directory / "checksums.npy", np.uint32, (num_cuts,)) if shards["has_checksums"] else None
-        starts = map_array(directory / "shards.npy", np.int64)
-        with (directory / "shards.jsonl").open("rb") as file:
-            lines = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        if not len(starts) or starts[-1] != len(lines):
-            raise ValueError("shards.jsonl is not the size that shards.npy says")
-        return cls(root, root != shards["root"], addresses, checksums, starts, lines)
+        return cls(directory, meta, root) if "shards" in meta else None
 
     @property
     def num_shards(self) -> int:

@@ -8,7 +8,6 @@ that exceeds [-1, 1] is scaled, so that nothing is clipped.
 """
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,12 +25,7 @@ RECORD = np.dtype([("start", "<i8"), ("gain", "<f4")])
 class SampleBank:
     """Reads the samples of any span of any cut at the cost of a copy."""
 
-    def __init__(self, samples: NDArray[np.int16], records: NDArray[Any]) -> None:
-        self._samples = samples
-        self._records = records
-
-    @classmethod
-    def open(cls, directory: Path, lengths: NDArray[np.int64]) -> "SampleBank":
+    def __init__(self, directory: Path, lengths: NDArray[np.int64]) -> None:
         """Opens the bank of a corpus directory.
 
         Args:
@@ -42,11 +36,10 @@ class SampleBank:
             OSError: A file is missing.
             ValueError: The bank does not belong to cuts of these lengths.
         """
-        records = map_array(directory / "bank.npy", RECORD, lengths.shape)
-        samples = np.asarray(np.memmap(directory / "bank.pcm", "<i2", "r"))
-        if len(samples) != records[-1]["start"] + lengths[-1]:
+        self._records = map_array(directory / "bank.npy", RECORD, lengths.shape)
+        self._samples = np.asarray(np.memmap(directory / "bank.pcm", "<i2", "r"))
+        if len(self._samples) != self._records[-1]["start"] + lengths[-1]:
             raise ValueError("bank.pcm is not the size that bank.npy says")
-        return cls(samples, records)
 
     def read(self, index: int, cut_id: str, start: int, out: NDArray[np.float32]) -> None:
         """Fills `out` with the samples of a cut, from sample `start` on.

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from nestdata.audio.decode import empty_samples, load_samples, samples_in
 from nestdata.corpus.addresses import NO_SHARD, Address, AddressTable, Shard
 from nestdata.corpus.bank import SampleBank
-from nestdata.corpus.file_version import FileVersions, check_version
+from nestdata.corpus.file_version import VERSION, check_version
 from nestdata.corpus.members import UNREAD, MemberBytes, load_member, point_to
 from nestdata.corpus.meta import meta_content, read_meta
 from nestdata.corpus.parts import map_array, parse_line
@@ -39,30 +39,28 @@ from nestdata.wrong_path import wrong_path
 class Corpus:
     """Cuts indexed by length: `corpus[0]` is the shortest, `corpus[-1]` the longest."""
 
-    path: Path
-    """The directory."""
-
-    meta: dict[str, Any]
-    """The content of `meta.json`."""
-
-    def __init__(
-        self,
-        path: Path,
-        meta: dict[str, Any],
-        index: NDArray[np.int64],
-        lines: mmap.mmap,
-        bank: SampleBank | None = None,
-        addresses: AddressTable | None = None,
-        *,
-        versions: FileVersions | None = None,
-    ) -> None:
+    def __init__(self, path: Path, root: str | None = None) -> None:
+        """Opens a corpus directory; `open` explains the arguments and errors."""
+        if not (path / "meta.json").is_file():
+            raise CorpusError(f"{path}: {wrong_path(path, 'a corpus')}")
         self.path = path
-        self.meta = meta
-        self._index = index
-        self._lines = lines
-        self._bank = bank
-        self._addresses = addresses
-        self._versions = versions
+        """The directory."""
+
+        try:
+            self.meta = read_meta(path)
+            """The content of `meta.json`."""
+
+            num_cuts, versions = self.meta["num_cuts"], path / "versions.npy"
+            self._index = map_array(path / "index.npy", np.int64, (2, num_cuts))
+            with (path / "cuts.jsonl").open("rb") as file:
+                self._lines = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            if len(self._lines) != self.meta["num_bytes"]:
+                raise ValueError("cuts.jsonl is not the size that meta.json says")
+            self._bank = SampleBank(path, self._index[0]) if (path / "bank.npy").is_file() else None
+            self._addresses = AddressTable.open(path, self.meta, root)
+            self._versions = map_array(versions, VERSION, (num_cuts,)) if versions.is_file() else None
+        except (OSError, ValueError) as error:
+            raise _damaged(path, error) from error
 
     @classmethod
     def open(cls, path: str | Path, *, root: str | None = None) -> "Corpus":
@@ -77,22 +75,7 @@ class Corpus:
             CorpusError: The path is not a corpus directory, the corpus has another format version, or a part of it is
                 missing or damaged.
         """
-        path = Path(path)
-        if not (path / "meta.json").is_file():
-            raise CorpusError(f"{path}: {wrong_path(path, 'a corpus')}")
-        try:
-            meta = read_meta(path)
-            index = map_array(path / "index.npy", np.int64, (2, meta["num_cuts"]))
-            with (path / "cuts.jsonl").open("rb") as file:
-                lines = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-            if len(lines) != meta["num_bytes"]:
-                raise ValueError("cuts.jsonl is not the size that meta.json says")
-            bank = SampleBank.open(path, index[0]) if (path / "bank.npy").is_file() else None
-            addresses = AddressTable.open(path, meta, root)
-            versions = FileVersions.open(path, meta["num_cuts"])
-        except (OSError, ValueError) as error:
-            raise _damaged(path, error) from error
-        return cls(path, meta, index, lines, bank, addresses, versions=versions)
+        return cls(Path(path), root)
 
     @property
     def num_samples(self) -> NDArray[np.int64]:
@@ -251,7 +234,8 @@ class Corpus:
 
         It is unknown for cuts with an address, and for files that were not opened.
         """
-        return None if self._versions is None else self._versions[index]
+        version = FileVersion(0, 0) if self._versions is None else FileVersion(*self._versions[index].item())
+        return version if any(version) else None
 
     def check_file(self, index: int, line: dict[str, Any]) -> None:
         """Checks that the file of a cut was not replaced, if its version is known.
@@ -273,8 +257,10 @@ class Corpus:
             StorageError: The file cannot be written.
         """
         assert self._versions is not None, "only versions that are known can change"
-        content = BytesIO()
-        np.save(content, self._versions.with_versions(versions))
+        rows, content = np.array(self._versions), BytesIO()
+        for index, version in versions:
+            rows[index] = tuple(version)
+        np.save(content, rows)
         storage().write(str(self.path.resolve() / "versions.npy"), content.getvalue())
 
     def load(
