@@ -8,7 +8,7 @@ audiomentations is imported only if a chain names one of its transforms.
 import inspect
 import logging
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
@@ -90,7 +90,7 @@ class Chain:
         self._name = name
         self._remedy = remedy
         with _seeded_global_generators(0) if specs else nullcontext():
-            self._transforms = _build_all(self._specs, name, self._tried)
+            self._transforms = self._build_all(self._specs, name)
 
     def __bool__(self) -> bool:
         return bool(self._transforms)
@@ -118,8 +118,48 @@ class Chain:
         # Built again in other processes, because some transforms cannot be pickled.
         return _rebuild, (self._specs, self._sampling_rate, self._name, self._remedy)
 
-    def _tried(self, transform: Any, path: str) -> Any:
-        """Calls a transform, so that a missing package is found, removes its delay if necessary, and returns it."""
+    def _build_all(self, specs: Sequence[TransformSpec], path: str) -> list[Any]:
+        return [self._build(spec, f"{path}[{number}]") for number, spec in enumerate(specs)]
+
+    def _build(self, spec: TransformSpec, path: str) -> Any:
+        """Builds a transform; `path` is its setting in messages, such as `augment.speech[0]`."""
+        if isinstance(spec, dict) and "class_path" in spec:
+            spec = build_object(spec, path)
+            require(callable(spec), path, spec, "a callable object")
+        if callable(spec):
+            transform = OwnTransform(spec)
+            self._check(transform, path)
+            return transform
+        name, parameters = _parse(spec, path)
+        kinds = _transform_classes()
+        if name not in kinds:
+            own = ". For your own, give `class_path: module.Class`" if "." in name else nearest_name_hint(name, kinds)
+            raise ConfigError(f"{path}: audiomentations has no transform {name!r}{own}.")
+        kind = kinds[name]
+        known = [parameter for parameter in inspect.signature(kind).parameters if parameter != "self"]
+        for parameter in parameters:
+            if parameter not in known:
+                hint = nearest_name_hint(parameter, known)
+                raise ConfigError(f"{path}: {name} has no parameter {parameter!r}{hint}.")
+        if name in _COMPOSITIONS and isinstance(parameters.get("transforms"), list):
+            nested = self._build_all(parameters["transforms"], f"{path}.{name}.transforms")
+            parameters = {**parameters, "transforms": nested}
+        if name == "RoomSimulator" and parameters.get("use_ray_tracing", True):
+            raise ConfigError(
+                f"{path}: the ray tracing of RoomSimulator has its own random numbers, which cannot be seeded, so "
+                "batches could not be reproduced. Set use_ray_tracing: false."
+            )
+        try:
+            transform = kind(**parameters)
+        except Exception as error:  # assertions, type errors, and optional packages of single transforms
+            detail = " ".join(str(error).split()) or "an assertion failed"
+            raise ConfigError(f"{path}: {name} rejects {parameters}: {type(error).__name__}: {detail}") from error
+        if name not in _COMPOSITIONS:
+            self._check(transform, path)
+        return transform
+
+    def _check(self, transform: Any, path: str) -> None:
+        """Calls a transform, so that a missing package is found, and removes its delay if necessary."""
         if isinstance(transform, OwnTransform):
             self._check_own(transform, path)
         try:
@@ -134,7 +174,6 @@ class Chain:
             raise ConfigError(f"{path}: {name} needs a package that is not installed ({error}).") from error
         except Exception:  # of any library; perhaps only bursts are unsuitable, otherwise speech fails as well
             _log.debug("%s cannot be tried", path, exc_info=True)
-        return transform
 
     def _check_own(self, transform: OwnTransform, path: str) -> None:
         """Raises ConfigError unless a transform works, and returns the same for the same samples and generator."""
@@ -182,50 +221,6 @@ def _seeded_global_generators(key: int) -> Iterator[None]:
     finally:
         random.setstate(states[0])
         np.random.set_state(states[1])
-
-
-def _build_all(specs: Sequence[TransformSpec], path: str, tried: Callable[[Any, str], Any]) -> list[Any]:
-    return [_build(spec, f"{path}[{number}]", tried) for number, spec in enumerate(specs)]
-
-
-def _build(spec: TransformSpec, path: str, tried: Callable[[Any, str], Any]) -> Any:
-    """Builds a transform.
-
-    Args:
-        spec: The transform.
-        path: Its setting in messages, such as `augment.speech[0]`.
-        tried: Called with each transform that is not a composition, and its setting; returns the transform to use.
-    """
-    if isinstance(spec, dict) and "class_path" in spec:
-        spec = build_object(spec, path)
-        require(callable(spec), path, spec, "a callable object")
-    if callable(spec):
-        return tried(OwnTransform(spec), path)
-    name, parameters = _parse(spec, path)
-    kinds = _transform_classes()
-    if name not in kinds:
-        own = ". For your own, give `class_path: module.Class`" if "." in name else nearest_name_hint(name, kinds)
-        raise ConfigError(f"{path}: audiomentations has no transform {name!r}{own}.")
-    kind = kinds[name]
-    known = [parameter for parameter in inspect.signature(kind).parameters if parameter != "self"]
-    for parameter in parameters:
-        if parameter not in known:
-            hint = nearest_name_hint(parameter, known)
-            raise ConfigError(f"{path}: {name} has no parameter {parameter!r}{hint}.")
-    if name in _COMPOSITIONS and isinstance(parameters.get("transforms"), list):
-        nested = _build_all(parameters["transforms"], f"{path}.{name}.transforms", tried)
-        parameters = {**parameters, "transforms": nested}
-    if name == "RoomSimulator" and parameters.get("use_ray_tracing", True):
-        raise ConfigError(
-            f"{path}: the ray tracing of RoomSimulator has its own random numbers, which cannot be seeded, so batches "
-            "could not be reproduced. Set use_ray_tracing: false."
-        )
-    try:
-        transform = kind(**parameters)
-    except Exception as error:  # assertions, type errors, and optional packages of single transforms
-        detail = " ".join(str(error).split()) or "an assertion failed"
-        raise ConfigError(f"{path}: {name} rejects {parameters}: {type(error).__name__}: {detail}") from error
-    return transform if name in _COMPOSITIONS else tried(transform, path)
 
 
 def _parse(spec: Any, path: str) -> tuple[str, dict[str, Any]]:
