@@ -223,15 +223,15 @@ def _files_at(ranges: ByteRanges, starts: list[int]) -> JoinedAudio:
 
 
 def _open_mpeg(ranges: ByteRanges, open_whole: Callable[[], SoundFileAudio], start: int) -> AudioReader:
-    layout = mpeg.layout_of(ranges, start)
-    return JoinedAudio(layout.parts, ends_early=layout.ends_early) if layout else open_whole()
+    found = mpeg.parts_of(ranges, start)
+    return JoinedAudio(found[0], ends_early=found[1]) if found else open_whole()
 
 
 def _mpeg_parts(ranges: ByteRanges) -> list[AudioPart]:
     """Returns the parts of MPEG audio in another file; one whose end is not known is decoded to find it."""
     start = mpeg.find_start(ranges, searches=True)
-    layout = None if start is None else mpeg.layout_of(ranges, start)
-    return layout.parts if layout else [AudioPart(ranges, [(0, ranges.size)], is_clean=False)]
+    found = None if start is None else mpeg.parts_of(ranges, start)
+    return found[0] if found else [AudioPart(ranges, [(0, ranges.size)], is_clean=False)]
 
 
 def open_copy(descriptor: int) -> SoundFileAudio:

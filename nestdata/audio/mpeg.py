@@ -78,15 +78,6 @@ class Tag(NamedTuple):
     """Number of bytes of the stream, with or without the tag's own frame; 0 if it is not given."""
 
 
-class MpegLayout(NamedTuple):
-    """How to decode an MPEG file whose tag does not account for all bytes."""
-
-    parts: list[AudioPart]
-
-    ends_early: bool
-    """Whether the file has fewer frames than its tag says."""
-
-
 def parse_frame(head: bytes) -> FrameHeader | None:
     """Parses the header of a frame; None for other bytes, and for a free bit rate, with which the length is unknown."""
     if len(head) < 4 or head[0] != 0xFF or head[1] < 0xE2:
@@ -154,7 +145,7 @@ def _accounts_for(tag: Tag, ranges: ByteRanges, start: int, header: FrameHeader)
     return num_behind in (0, header.num_bytes) or num_behind - _trailing_bytes(ranges) in (0, header.num_bytes)
 
 
-def layout_of(ranges: ByteRanges, start: int) -> MpegLayout | None:
+def parts_of(ranges: ByteRanges, start: int) -> tuple[list[AudioPart], bool] | None:
     """Counts the frames of a file, unless its tag accounts for all bytes.
 
     Args:
@@ -162,7 +153,8 @@ def layout_of(ranges: ByteRanges, start: int) -> MpegLayout | None:
         start: Position of the first frame.
 
     Returns:
-        None if libsndfile finds the length in the tag.
+        How to decode the file, and whether it has fewer frames than its tag says; None if libsndfile finds the length
+        in the tag.
 
     Raises:
         MixedStreamsError: Streams of different rates, layers or numbers of channels are joined.
@@ -177,11 +169,11 @@ def layout_of(ranges: ByteRanges, start: int) -> MpegLayout | None:
     num_frames = sum(len(run.sizes) for run in runs) - bool(tag)
     if tag and 0 < tag.num_frames == num_frames:
         # libmpg123 does not skip everything that may be between frames.
-        return None if len(runs) == 1 else MpegLayout([AudioPart(ranges, _pieces_of(ranges, runs))], ends_early=False)
+        return None if len(runs) == 1 else ([AudioPart(ranges, _pieces_of(ranges, runs))], False)
     if tag and num_frames + 1 < tag.num_frames:
         # At another size than the tag gives, libmpg123 writes a line to the terminal.
         part = AudioPart(ranges, _pieces_of(ranges, runs), claimed_size=tag.num_bytes, is_clean=False)
-        return MpegLayout([part], ends_early=True)
+        return [part], True
     parts = []
     num_before = 0
     # libsndfile opens no stream of a single frame: such a file is decoded as if it had no tag.
@@ -192,7 +184,7 @@ def layout_of(ranges: ByteRanges, start: int) -> MpegLayout | None:
     num_left = num_frames - num_before
     claimed_size = num_left * _MAX_FRAME_BYTES + _MARGIN_BYTES
     parts.append(AudioPart(ranges, rest, num_left * header.num_samples, claimed_size))
-    return MpegLayout(parts, ends_early=False)
+    return parts, False
 
 
 class _Run(NamedTuple):
