@@ -75,17 +75,11 @@ def leave_out_cuts(
     num_cuts, longest_allowed = sum(map(len, corpora)), budget.longest_of(1)
     if num_cuts == 0:
         raise PlanError("the corpus is empty: there is nothing to plan. Prepare it from a manifest with usable audio.")
-    kept = [
-        slice(
-            *(
-                int(np.searchsorted(lengths, *bound))
-                for bound in ((shortest_allowed, "left"), (longest_allowed, "right"))
-            )
-        )
-        for lengths in corpora
-    ]
-    too_long = [lengths[cuts.stop :] for lengths, cuts in zip(corpora, kept, strict=True)]
-    too_short = [lengths[: cuts.start] for lengths, cuts in zip(corpora, kept, strict=True)]
+    starts = [int(np.searchsorted(lengths, shortest_allowed)) for lengths in corpora]
+    stops = [int(np.searchsorted(lengths, longest_allowed, "right")) for lengths in corpora]
+    kept = list(map(slice, starts, stops))
+    too_long = [lengths[stop:] for lengths, stop in zip(corpora, stops, strict=True)]
+    too_short = [lengths[:start] for lengths, start in zip(corpora, starts, strict=True)]
     left_out = LeftOut(
         num_long=sum(map(len, too_long)),
         long_samples=_total(too_long),

@@ -1,6 +1,7 @@
 """Summary of an epoch of a plan, from lengths alone: steps, padding, use of the budget, and what stays together."""
 
 import math
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -11,7 +12,7 @@ from numpy.typing import NDArray
 
 from nestdata.plan.batch_plan import BatchPlan
 from nestdata.plan.budget import limit_text
-from nestdata.plan.lengths import Lengths, LengthsLike, as_lengths
+from nestdata.plan.lengths import LengthsLike, as_lengths
 from nestdata.plan.positions import Bucket, CutRange
 
 # The longest cut of a bucket is named if the padding of the epoch, and the bucket's share of it, reach these values.
@@ -19,6 +20,8 @@ _MUCH_PADDING = 0.05
 _MOST_PADDING = 0.25
 # Number of steps of an epoch with the settings that are suggested for a small corpus.
 _SUITABLE_STEPS = 8
+# Lengths that are added up at a time, in 8 MB.
+_CUTS_AT_A_TIME = 1 << 20
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -128,13 +131,14 @@ def summarise_plan(plan: BatchPlan, num_samples: LengthsLike) -> PlanSummary:
         plan: A plan for corpora of these lengths.
         num_samples: Lengths of the cuts of each corpus, as they were given to the plan.
     """
-    lengths, rate, left_out = _CorpusLengths(num_samples, plan), plan.sampling_rate, plan.left_out
+    lengths, rate, left_out = _CutLengths(num_samples, plan), plan.sampling_rate, plan.left_out
     positions = [bucket.num_microbatches * bucket.cuts_per_microbatch for bucket in plan.buckets]
-    real = [_real_samples(bucket, number, lengths) for bucket, number in zip(plan.buckets, positions, strict=True)]
+    real = [_real_samples(bucket, lengths) for bucket in plan.buckets]
     padded = [bucket.padded_samples * number for bucket, number in zip(plan.buckets, positions, strict=True)]
-    all_padding = max(1, sum(padded) - sum(real))
-    costs = [bucket.cuts_per_microbatch * plan.budget.cost(bucket.padded_samples) for bucket in plan.buckets]
-    numbers = [bucket.num_microbatches for bucket in plan.buckets]
+    costs = [
+        number * plan.budget.cost(bucket.padded_samples) for bucket, number in zip(plan.buckets, positions, strict=True)
+    ]
+    num_microbatches = plan.steps_per_epoch * plan.config.microbatches_per_step
     buckets = tuple(
         BucketSummary(
             shortest_s=min(lengths.shortest(cuts) for cuts in (*bucket.cut_ranges, *bucket.fillers)) / rate,
@@ -143,7 +147,7 @@ def summarise_plan(plan: BatchPlan, num_samples: LengthsLike) -> PlanSummary:
             num_microbatches=bucket.num_microbatches,
             hours=real[i] / rate / 3600,
             padding=1 - real[i] / padded[i],
-            share_of_padding=(padded[i] - real[i]) / all_padding,
+            share_of_padding=(padded[i] - real[i]) / max(1, sum(padded) - sum(real)),
             longest_index=lengths.longest_index((*bucket.cut_ranges, *bucket.fillers)),
         )
         for i, bucket in enumerate(plan.buckets)
@@ -158,7 +162,7 @@ def summarise_plan(plan: BatchPlan, num_samples: LengthsLike) -> PlanSummary:
         num_repeats=sum(positions) - sum(bucket.num_cuts for bucket in plan.buckets),
         hours=sum(real) / rate / 3600,
         padding=1 - sum(real) / sum(padded),
-        budget_used=float(np.average(costs, weights=numbers)) / plan.budget.limit,
+        budget_used=sum(costs) / num_microbatches / plan.budget.limit,
         num_shapes=len({(bucket.cuts_per_microbatch, bucket.padded_samples) for bucket in plan.buckets}),
         num_left_out=left_out.num_long + left_out.num_short,
         hours_left_out=(left_out.long_samples + left_out.short_samples) / rate / 3600,
@@ -269,57 +273,53 @@ def draw_plan(summary: PlanSummary, path: str | Path) -> None:
     figure.savefig(path, dpi=140)
 
 
-class _CorpusLengths:
-    """Lengths of the cuts of all corpora that are in a plan, looked up by cut range."""
+class _CutLengths:
+    """Lengths of the cuts of all corpora, one corpus after the other, as the indices count them.
+
+    Short cuts count at the length to which they are extended.
+    """
 
     def __init__(self, num_samples: LengthsLike, plan: BatchPlan) -> None:
         corpora = as_lengths(num_samples)
-        self.first_indices = np.cumsum([0, *(len(lengths) for lengths in corpora)])
-        self._lengths = [lengths[cuts] for lengths, cuts in zip(corpora, plan.kept, strict=True)]
-        self._first_kept = self.first_indices[:-1] + [cuts.start for cuts in plan.kept]
-        self.sizes = [len(lengths) for lengths in self._lengths]
+        self._all = corpora[0] if len(corpora) == 1 else np.concatenate(corpora)
         self._min_samples = plan.min_samples
+        self._first_indices = list(accumulate(map(len, corpora), initial=0))
+        in_plan = zip(self._first_indices, plan.kept, strict=False)
+        self.kept = [CutRange(first + cuts.start, cuts.stop - cuts.start, 0) for first, cuts in in_plan]
+        """The cuts of each corpus that are in the plan."""
 
     def corpus(self, cuts: CutRange) -> int:
         """Returns the number of the corpus that cuts belong to."""
-        return int(np.searchsorted(self.first_indices, cuts.first_index, "right")) - 1
+        return bisect_right(self._first_indices, cuts.first_index) - 1
 
-    def mean(self, cuts: CutRange) -> float:
-        """Returns the mean length, with short cuts counted at the length to which they are extended."""
-        return self._sum(self._of(cuts)) / cuts.num_cuts
+    def total(self, cuts: CutRange) -> int:
+        """Returns the sum of the lengths."""
+        total, end = 0, cuts.first_index + cuts.num_cuts
+        for start in range(cuts.first_index, end, _CUTS_AT_A_TIME):
+            lengths = self._all[start : min(end, start + _CUTS_AT_A_TIME)]
+            total += int(np.maximum(lengths, self._min_samples).sum())
+        return total
 
-    def total(self, corpus: int) -> int:
-        """Returns the length of all cuts of a corpus, counted in the same way."""
-        return self._sum(self._lengths[corpus])
+    def of_positions(self, cut_ranges: Sequence[CutRange]) -> float:
+        """Returns the sum of the lengths of the positions that cuts fill, on average over epochs."""
+        return sum(cuts.num_positions * (self.total(cuts) / cuts.num_cuts) for cuts in cut_ranges)
 
     def longest_index(self, cut_ranges: Sequence[CutRange]) -> int:
         """Returns the index of the longest cut of several ranges."""
-        longest = max(cut_ranges, key=lambda cuts: int(self._of(cuts)[-1]))
-        return longest.first_index + longest.num_cuts - 1
+        longest = [cuts.first_index + cuts.num_cuts - 1 for cuts in cut_ranges]
+        return max(longest, key=lambda index: int(self._all[index]))
 
     def shortest(self, cuts: CutRange) -> int:
-        return max(int(self._of(cuts)[0]), self._min_samples)
-
-    def _sum(self, lengths: Lengths) -> int:
-        total = 0
-        for start in range(0, len(lengths), 1 << 20):
-            total += int(np.maximum(lengths[start : start + (1 << 20)], self._min_samples).sum())
-        return total
-
-    def _of(self, cuts: CutRange) -> Lengths:
-        corpus = self.corpus(cuts)
-        first = cuts.first_index - int(self._first_kept[corpus])
-        return self._lengths[corpus][first : first + cuts.num_cuts]
+        return max(int(self._all[cuts.first_index]), self._min_samples)
 
 
-def _real_samples(bucket: Bucket, num_positions: int, lengths: _CorpusLengths) -> float:
+def _real_samples(bucket: Bucket, lengths: _CutLengths) -> float:
     """Returns the samples of a bucket without padding; for repeated cuts, the mean length of the fillers is used."""
-    own = sum(cuts.num_positions * lengths.mean(cuts) for cuts in bucket.cut_ranges)
+    own = lengths.of_positions(bucket.cut_ranges)
     if not bucket.fillers:
         return own
-    total = sum(cuts.num_positions for cuts in bucket.fillers)
-    mean = sum(cuts.num_positions * lengths.mean(cuts) for cuts in bucket.fillers) / total
-    return own + (num_positions - bucket.num_cuts) * mean
+    mean = lengths.of_positions(bucket.fillers) / sum(cuts.num_positions for cuts in bucket.fillers)
+    return own + (bucket.num_microbatches * bucket.cuts_per_microbatch - bucket.num_cuts) * mean
 
 
 def _num_mixed_steps(plan: BatchPlan) -> int:
@@ -358,33 +358,32 @@ def _spans(layout: Sequence[Bucket]) -> list[tuple[int, int, float]]:
     ]
 
 
-def _corpora(plan: BatchPlan, lengths: _CorpusLengths) -> tuple[CorpusSummary, ...]:
+def _corpora(plan: BatchPlan, lengths: _CutLengths) -> tuple[CorpusSummary, ...]:
     samples = np.zeros(len(plan.repeats_per_epoch))
     for bucket in plan.buckets:
         for cuts in bucket.cut_ranges:
-            samples[lengths.corpus(cuts)] += cuts.num_positions * lengths.mean(cuts)
+            samples[lengths.corpus(cuts)] += lengths.of_positions([cuts])
     return _corpus_summaries(plan.repeats_per_epoch, samples, lengths)
 
 
-def _stages(plan: BatchPlan, lengths: _CorpusLengths) -> tuple[StageSummary, ...]:
+def _stages(plan: BatchPlan, lengths: _CutLengths) -> tuple[StageSummary, ...]:
     if not plan.stage_repeats:
         return ()
-    sizes = lengths.sizes
-    totals = np.array([lengths.total(corpus) for corpus in range(len(sizes))])
-    epochs_before = min(plan.stage_repeats) / plan.steps_per_epoch
+    totals = np.array([lengths.total(cuts) for cuts in lengths.kept])
+    sizes = np.array([max(1, cuts.num_cuts) for cuts in lengths.kept])
+    before_stages = min(plan.stage_repeats) / plan.steps_per_epoch * np.array(plan.repeats_per_epoch)
     summaries = []
     for from_step, repeats in plan.stage_repeats.items():
-        seen_in_stages = [plan.stages.num_seen(from_step, corpus) / max(1, size) for corpus, size in enumerate(sizes)]
-        seen = np.array(seen_in_stages) + epochs_before * np.array(plan.repeats_per_epoch)
+        seen = [plan.stages.num_seen(from_step, corpus) for corpus in range(len(sizes))] / sizes + before_stages
         corpora = _corpus_summaries(repeats, np.array(repeats) * totals, lengths)
         summaries.append(StageSummary(from_step=from_step, corpora=corpora, seen_before=tuple(seen.tolist())))
     return tuple(summaries)
 
 
 def _corpus_summaries(
-    repeats: Sequence[float], samples: NDArray[np.float64], lengths: _CorpusLengths
+    repeats: Sequence[float], samples: NDArray[np.float64], lengths: _CutLengths
 ) -> tuple[CorpusSummary, ...]:
     return tuple(
-        CorpusSummary(num_cuts=size, repeats_per_epoch=repeats_per_epoch, share=float(share))
-        for size, repeats_per_epoch, share in zip(lengths.sizes, repeats, samples / samples.sum(), strict=True)
+        CorpusSummary(num_cuts=cuts.num_cuts, repeats_per_epoch=repeats_per_epoch, share=float(share))
+        for cuts, repeats_per_epoch, share in zip(lengths.kept, repeats, samples / samples.sum(), strict=True)
     )
