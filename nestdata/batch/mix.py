@@ -7,7 +7,7 @@ selected keeps its clean audio, and the SNR is measured over the mixed samples a
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -89,7 +89,6 @@ class Mix:
     """Number of silent crops of noise that were discarded."""
 
 
-_UNTOUCHED = Mix(mode="none")
 # Gains above this are applied in two steps, because they exceed the range of single precision.
 _LARGE_GAIN = 1e30
 
@@ -142,16 +141,12 @@ class SpeakerNoiseMixer:
         config, clean = self.config, microbatch[position].samples
         drawn = self.draw_mode(rng)
         if drawn == "none":
-            return _UNTOUCHED
+            return Mix(mode="none")
         num_mixed = max(1, int(len(clean) * rng.uniform(*config.mix_rate)))
         segments = _draw_segments(len(clean), num_mixed, rng.between(*config.num_segments), rng)
-        others = (
-            [other for other in microbatch if other.corpus_index != microbatch[position].corpus_index]
-            if drawn == "speech"
-            else []
-        )
+        others = [other for other in microbatch if other.corpus_index != microbatch[position].corpus_index]
         span = None
-        if others:
+        if others and drawn == "speech":
             snr_db = rng.uniform(*config.speech_snr_db)
             chosen = rng.distinct(min(rng.between(*config.num_speakers), len(others)), len(others))
             interference = _sum_of([_fit(others[i].samples, num_mixed, rng) for i in chosen])
@@ -159,20 +154,16 @@ class SpeakerNoiseMixer:
             snr_db = rng.uniform(*config.noise_snr_db)
             span = draw_noise(num_mixed)
             interference = _repeated(span.samples, num_mixed)
+        counts: dict[str, Any] = {}
+        if span is not None:
+            counts = {"num_reads": span.num_reads, "bad_noise": span.bad, "num_silent_crops": span.num_silent_crops}
         gain = gain_for_snr(_gather(clean, segments), interference, snr_db)
-        if gain is not None:
-            _scatter(interference, gain, segments, out)
-        mode: MixMode = "none" if gain is None else "speech" if span is None else "noise"
+        if gain is None:
+            return Mix(mode="none", **counts)
+        _scatter(interference, gain, segments, out)
+        mode: MixMode = "speech" if span is None else "noise"
         sources = tuple(others[i].cut_id for i in chosen) if span is None else (span.source,)
-        return Mix(
-            mode=mode,
-            sources=sources if gain is not None else (),
-            snr_db=snr_db if gain is not None else math.nan,
-            segments=segments if gain is not None else (),
-            num_reads=span.num_reads if span else 0,
-            bad_noise=span.bad if span else (),
-            num_silent_crops=span.num_silent_crops if span else 0,
-        )
+        return Mix(mode=mode, sources=sources, snr_db=snr_db, segments=segments, **counts)
 
 
 def gain_for_snr(clean: NDArray[np.float32], interference: NDArray[np.float32], snr_db: float) -> float | None:

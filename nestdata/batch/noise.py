@@ -118,25 +118,27 @@ class NoiseSampler:
         if self.corpus is None:
             return NoiseSpan(samples=np.zeros(num_samples, np.float32), kind="none")
         bad: list[BadCut] = []
-        while len(bad) < self.config.max_reads:
+        cut_id, samples, num_silent = None, None, 0
+        while cut_id is None and len(bad) < self.config.max_reads:
             index = rng.below(len(self.corpus))
             try:
                 num_starts = self.corpus.num_samples_of(index) - num_samples + 1
                 cut_id, samples, num_silent = self._crop(reader(self.corpus, index), num_starts, num_samples, rng)
             except AudioError as error:
                 bad.append(BadCut.of(self.corpus.line(index)["id"], error))
-                continue
-            if samples is None:
-                return self._white(num_samples, rng, bad, num_silent)
-            return NoiseSpan(
-                samples=samples,
-                kind="noise",
-                cut_id=cut_id,
-                num_reads=len(bad) + 1,
-                bad=tuple(bad),
-                num_silent_crops=num_silent,
-            )
-        return self._white(num_samples, rng, bad, 0)
+        num_reads = len(bad) + (cut_id is not None)
+        if samples is None:
+            cut_id = None
+            level_db = rng.uniform(*_WHITE_DB)
+            samples = rng.normal(num_samples) * np.float32(10 ** (level_db / 20))
+        return NoiseSpan(
+            samples=samples,
+            kind="white" if cut_id is None else "noise",
+            cut_id=cut_id or "",
+            num_reads=num_reads,
+            bad=tuple(bad),
+            num_silent_crops=num_silent,
+        )
 
     def _crop(
         self,
@@ -172,18 +174,4 @@ class NoiseSampler:
 
     def is_silent(self, samples: NDArray[np.float32]) -> bool:
         """Returns whether the mean power of a span is below the threshold."""
-        return energy(samples) < self._silence_power * len(samples)
-
-    @property
-    def _silence_power(self) -> float:
-        return float(10.0 ** (self.config.silence_db / 10))
-
-    def _white(self, num_samples: int, rng: StatelessRng, bad: list[BadCut], num_silent: int) -> NoiseSpan:
-        level_db = rng.uniform(*_WHITE_DB)
-        return NoiseSpan(
-            samples=rng.normal(num_samples) * np.float32(10 ** (level_db / 20)),
-            kind="white",
-            num_reads=len(bad) + bool(num_silent),
-            bad=tuple(bad),
-            num_silent_crops=num_silent,
-        )
+        return energy(samples) < float(10.0 ** (self.config.silence_db / 10)) * len(samples)
