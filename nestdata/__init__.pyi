@@ -41,11 +41,11 @@ from .errors import StorageError as StorageError
 from .errors import last_error_line as last_error_line
 from .input_format import InputFormat as InputFormat
 from .options import PackCodec as PackCodec
+from .options import PackConfig as PackConfig
 from .options import ShortAudio as ShortAudio
 from .options import StartMethod as StartMethod
 from .output import output_directory as output_directory
 from .output import output_file as output_file
-from .pack.pack_corpora import PackConfig as PackConfig
 from .pack.pack_corpora import PackReport as PackReport
 from .pack.pack_corpora import pack_corpora as pack_corpora
 from .pack.verify import VerifyProblem as VerifyProblem

@@ -3,35 +3,32 @@
 The cuts keep the order of their input, and their division into shards is a function of corpora and settings. Every
 shard is written by one process, and its record comes last. A run that continues an earlier one keeps the shards that
 have a record.
-
-numpy and the modules that need it are imported when a corpus is packed, so that importing this module is fast.
 """
 
 import hashlib
 import os
 import re
+import shlex
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import numpy as np
 import orjson
 
-from nestdata.config_checks import require
+from nestdata.corpus.corpora import Corpora
 from nestdata.errors import ConfigError, CorpusError, OutputError, StorageError
-from nestdata.field_docs import with_field_docs
-from nestdata.options import PackCodec
+from nestdata.options import PackConfig
 from nestdata.output import is_full_disk, locked_directory
+from nestdata.pack.shard import FOLDER, ShardRecord, ShardTask, name_in_shar, record_name, write_shard
 from nestdata.prepare.pool import open_pool
+from nestdata.prepare.prepare_config import PrepareConfig
 from nestdata.storage import has_scheme, is_url, join, storage
 from nestdata.storage.location import parse_url
-
-if TYPE_CHECKING:
-    from nestdata.corpus.corpora import Corpora
-    from nestdata.pack.shard import ShardRecord
 
 # The files of shards and their records, relative to the folder of the Shar.
 _OWN_FILES = re.compile(
@@ -39,22 +36,6 @@ _OWN_FILES = re.compile(
     r"|cuts\.pack/(?:left_out\.jsonl|\d+\.json(?:\.partial/(?:cuts\.\d+\.jsonl\.gz|recording\.\d+\.tar))?)"
 )
 _MODULES = ["nestdata.pack.shard", "soundfile", "lhotse", "nestdata.filters"]
-
-
-@with_field_docs
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PackConfig:
-    """Form and portions in which a corpus is packed."""
-
-    codec: PackCodec = "flac"
-    """`flac` compresses without loss; `wav` is larger and cheaper to decode."""
-
-    shard_hours: float = 10.0
-    """Approximate length of the audio of each tar file in hours: 10 are about 0.7 GB of FLAC at 16 kHz."""
-
-    def __post_init__(self) -> None:
-        require(self.codec in ("flac", "wav"), "codec", self.codec, "flac or wav")
-        require(self.shard_hours > 0, "shard_hours", self.shard_hours, "a positive number of hours")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -119,8 +100,6 @@ def pack_corpora(
             would be replaced, or a setting is invalid.
         StorageError: The output cannot be written, or a corpus cannot be read for a transient reason.
     """
-    from nestdata.corpus.corpora import Corpora
-
     config = config or PackConfig()
     opened = Corpora.open([Path(path).resolve() for path in corpora])
     location = str(output).rstrip("/") if has_scheme(str(output)) else str(Path(output).resolve())
@@ -142,10 +121,8 @@ def pack_corpora(
         return _finish(location, opened, records, num_kept)
 
 
-def _check_ids(corpora: "Corpora") -> None:
+def _check_ids(corpora: Corpora) -> None:
     """Raises ConfigError if two cuts of several corpora would have the same name."""
-    from nestdata.pack.shard import name_in_shar
-
     seen: set[str] = set()
     for index in range(len(corpora)):
         cut_id = corpora.line(index)["id"]
@@ -171,7 +148,7 @@ def _lock(location: str) -> AbstractContextManager[Any]:
     return locked_directory(folder)
 
 
-def _begin(location: str, corpora: "Corpora", config: PackConfig, *, overwrite: bool) -> dict[str, int]:
+def _begin(location: str, corpora: Corpora, config: PackConfig, *, overwrite: bool) -> dict[str, int]:
     """Writes the settings into an empty folder, or checks that an earlier run there had the same.
 
     Returns:
@@ -181,8 +158,6 @@ def _begin(location: str, corpora: "Corpora", config: PackConfig, *, overwrite: 
         OutputError: Something else is there.
         ConfigError: Audio of the corpora is there and would be deleted.
     """
-    from nestdata.pack.shard import FOLDER
-
     settings_file = join(location, f"{FOLDER}/settings.json")
     settings = {
         "corpora": [[each.fingerprint, _digest(each.path / "cuts.jsonl")] for each in corpora.corpora],
@@ -225,7 +200,7 @@ def _sizes(location: str) -> dict[str, int]:
         return {}
 
 
-def _check_sources(location: str, corpora: "Corpora") -> None:
+def _check_sources(location: str, corpora: Corpora) -> None:
     for corpus in corpora.corpora:
         for shard in () if corpus.has_bank else corpus.shards():
             source = shard.info.location
@@ -238,15 +213,13 @@ def _check_sources(location: str, corpora: "Corpora") -> None:
 
 def _write_shards(
     location: str,
-    corpora: "Corpora",
+    corpora: Corpora,
     config: PackConfig,
     sizes: dict[str, int],
     jobs: int,
     on_progress: Callable[[int, int | None], None] | None,
-) -> "tuple[list[ShardRecord], int]":
+) -> tuple[list[ShardRecord], int]:
     """Returns the records of all shards in order, and how many of the shards were there already."""
-    from nestdata.pack.shard import ShardTask, write_shard
-
     paths = tuple(str(corpus.path) for corpus in corpora.corpora)
     records: dict[int, ShardRecord] = {}
     tasks = []
@@ -264,10 +237,8 @@ def _write_shards(
     return [records[number] for number in range(total)], num_kept
 
 
-def _divided(corpora: "Corpora", shard_hours: float) -> Iterator[Any]:
+def _divided(corpora: Corpora, shard_hours: float) -> Iterator[Any]:
     """Yields the indices of the cuts of each shard: consecutive in the order of the input, and about equally long."""
-    import numpy as np
-
     order = corpora.input_order()
     ends = np.cumsum(np.concatenate(corpora.num_samples)[order])
     total = int(ends[-1])
@@ -278,20 +249,16 @@ def _divided(corpora: "Corpora", shard_hours: float) -> Iterator[Any]:
         yield order[first:stop]
 
 
-def _complete(location: str, number: int, sizes: dict[str, int]) -> "ShardRecord | None":
+def _complete(location: str, number: int, sizes: dict[str, int]) -> ShardRecord | None:
     """Returns the record of a shard if it is complete."""
-    from nestdata.pack.shard import ShardRecord, record_name
-
     if record_name(number) not in sizes:
         return None
     record = ShardRecord(**orjson.loads(storage().read(join(location, record_name(number)))))
     return record if all(sizes.get(name) == size for name, size in record.sizes.items()) else None
 
 
-def _finish(location: str, corpora: "Corpora", records: "list[ShardRecord]", num_kept: int) -> PackReport:
+def _finish(location: str, corpora: Corpora, records: list[ShardRecord], num_kept: int) -> PackReport:
     """Writes `left_out.jsonl`, and returns the report."""
-    from nestdata.pack.shard import FOLDER
-
     left_out = [row for record in records for row in record.left_out]
     left_out_file = join(location, f"{FOLDER}/left_out.jsonl")
     lines = (orjson.dumps(row, option=orjson.OPT_APPEND_NEWLINE) for row in left_out)
@@ -318,12 +285,8 @@ def _finish(location: str, corpora: "Corpora", records: "list[ShardRecord]", num
     )
 
 
-def _prepare_command(location: str, corpora: "Corpora") -> str:
+def _prepare_command(location: str, corpora: Corpora) -> str:
     """Returns the command that prepares a corpus of all packed cuts."""
-    import shlex
-
-    from nestdata.prepare.prepare_config import PrepareConfig
-
     rate = corpora.sampling_rate
     options = [] if rate == PrepareConfig().sampling_rate else ["--sampling-rate", str(rate)]
     if min(int(lengths[0]) for lengths in corpora.num_samples) / rate < PrepareConfig().min_seconds:

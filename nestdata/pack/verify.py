@@ -8,15 +8,23 @@ from functools import partial
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
+import numpy as np
+
+from nestdata.audio.decode import load_samples
+from nestdata.audio.file_kind import special_file_kind
+from nestdata.audio.lhotse_audio import file_rate
+from nestdata.corpus.addresses import NO_SHARD
+from nestdata.corpus.corpus import Corpus
+from nestdata.corpus.file_version import path_of
+from nestdata.corpus.members import MemberBytes, fetch
 from nestdata.errors import AudioError, ConfigError, StorageError
+from nestdata.prepare.header import read_header
+from nestdata.prepare.inputs.audio import File, Unusable
 from nestdata.prepare.pool import Pool
 from nestdata.storage import FileVersion, ObjectInfo, is_url, storage
 from nestdata.storage.location import parse_url
-
-if TYPE_CHECKING:
-    from nestdata.corpus.corpus import Corpus
 
 # Cuts with files of their own that are checked by one thread at a time.
 _CUTS_PER_TASK = 200
@@ -118,8 +126,6 @@ def verify_corpus(
             root is not a location, or cannot be written.
         ConfigError: `jobs` is below 1, or a root is given for a corpus that has none.
     """
-    from nestdata.corpus.corpus import Corpus
-
     if set_root and root is None:
         raise ConfigError("set_root needs a root: give the folder or bucket where the audio is now.")
     if jobs < 1:
@@ -169,12 +175,8 @@ def _run_all(tasks: Iterable[Callable[[], _Checked]], jobs: int) -> Iterator[_Ch
             threads.shutdown(cancel_futures=True)
 
 
-def _tasks(corpus: "Corpus", decode: bool, accept_changed: bool) -> Iterator[Callable[[], _Checked]]:
+def _tasks(corpus: Corpus, decode: bool, accept_changed: bool) -> Iterator[Callable[[], _Checked]]:
     """Yields the checks of the shards, then of the cuts that are read from files of their own."""
-    import numpy as np
-
-    from nestdata.corpus.addresses import NO_SHARD
-
     shards = corpus.shard_numbers()
     by_shard = np.argsort(shards, kind="stable")
     ends = np.searchsorted(shards[by_shard], np.arange(corpus.num_shards + 1))
@@ -187,10 +189,8 @@ def _tasks(corpus: "Corpus", decode: bool, accept_changed: bool) -> Iterator[Cal
         yield partial(_check_files, corpus, indices, decode, accept_changed)
 
 
-def _check_shard(corpus: "Corpus", info: ObjectInfo, indices: Any) -> _Checked:
+def _check_shard(corpus: Corpus, info: ObjectInfo, indices: Any) -> _Checked:
     """Compares the size of a shard, and loads the given cuts from it."""
-    from nestdata.corpus.members import MemberBytes, fetch
-
     if problems := _compare_size(info):
         return _Checked(0, problems)
     addressed = sorted((corpus.address(index), index) for index in indices.tolist())
@@ -228,10 +228,8 @@ def _compare_size(expected: ObjectInfo) -> list[VerifyProblem]:
     return [VerifyProblem(expected.location, "changed", detail)]
 
 
-def _check_files(corpus: "Corpus", indices: list[int], decode: bool, accept_changed: bool) -> _Checked:
+def _check_files(corpus: Corpus, indices: list[int], decode: bool, accept_changed: bool) -> _Checked:
     """Checks cuts that are read by the path in their line; returns the first problem of each file."""
-    from nestdata.audio.decode import load_samples
-
     problems: dict[str, VerifyProblem] = {}
     accepted: list[tuple[int, FileVersion]] = []
     for index in indices:
@@ -256,8 +254,6 @@ def _check_files(corpus: "Corpus", indices: list[int], decode: bool, accept_chan
 
 
 def _why_unusable(path: str) -> VerifyProblem | None:
-    from nestdata.audio.file_kind import special_file_kind
-
     if kind := special_file_kind(path):
         return VerifyProblem(path, "not_a_file", f"it is {kind}")
     try:
@@ -274,11 +270,6 @@ def _accepted_version(line: dict[str, Any]) -> FileVersion:
     Raises:
         AudioError: "changed": it has another length, sampling rate or number of channels, or no audio.
     """
-    from nestdata.audio.lhotse_audio import file_rate
-    from nestdata.corpus.file_version import path_of
-    from nestdata.prepare.header import read_header
-    from nestdata.prepare.inputs.audio import File, Unusable
-
     recording, path = line["recording"], path_of(line)
     found = read_header(File(path))
     if isinstance(found, Unusable):
