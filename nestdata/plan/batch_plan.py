@@ -104,8 +104,7 @@ class BatchPlan:
         self.stages = Stages(
             self.buckets,
             first_indices,
-            list(self.stage_repeats),
-            list(self.stage_repeats.values()),
+            self.stage_repeats,
             microbatches_per_step=config.microbatches_per_step,
             seed=config.seed,
         )

@@ -8,9 +8,8 @@ and whenever they change. The number of cuts taken from a cell before any step i
 
 from bisect import bisect_left, bisect_right
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import accumulate
 
 import numpy as np
@@ -99,8 +98,8 @@ class Stages:
         buckets: Buckets of the plan. Their shapes, and which cuts may be in a step together, are the same in all
             stages.
         first_indices: First index of each corpus, ascending.
-        from_steps: First step of each stage, ascending.
-        repeats: How often each cut of each corpus is seen in as many hours as all corpora have, for each stage.
+        repeats: How often each cut of each corpus is seen in as many hours as all corpora have, by the first step of
+            each stage, ascending.
         microbatches_per_step: Number of microbatches of a step, over all ranks.
         seed: Seed of the plan.
     """
@@ -109,26 +108,22 @@ class Stages:
         self,
         buckets: Sequence[Bucket],
         first_indices: Sequence[int],
-        from_steps: Sequence[int],
-        repeats: Sequence[Sequence[float]],
+        repeats: Mapping[int, Sequence[float]],
         *,
         microbatches_per_step: int,
         seed: int,
     ) -> None:
-        self._from_steps = list(from_steps)
+        self._from_steps = list(repeats)
         self._buckets = buckets
-        self._first_indices = list(first_indices)
         self._seed = seed
         self._before: dict[tuple[int, int, int], int] = {}
-        self._stages = [
-            _Stage(buckets, self.cells, self._sections(microbatches_per_step), numbers, seed, from_step)
-            for from_step, numbers in zip(from_steps, repeats, strict=True)
-        ]
+        self.cells = _cells(buckets, first_indices) if repeats else []
+        """The cells of each bucket, which a plan without stages does not need."""
 
-    @cached_property
-    def cells(self) -> list[Cells]:
-        """The cells of each bucket. A plan without stages does not need them."""
-        return _cells(self._buckets, self._first_indices)
+        sections = _sections(buckets, microbatches_per_step) if repeats else []
+        self._stages = [
+            _Stage(buckets, self.cells, sections, numbers, seed, from_step) for from_step, numbers in repeats.items()
+        ]
 
     def has(self, step: int) -> bool:
         """Returns whether a step is in a stage; otherwise, it is before the first one."""
@@ -136,56 +131,24 @@ class Stages:
 
     def microbatch(self, step: int, microbatch: int) -> tuple[int, NDArray[np.int64]]:
         """Returns the number of the bucket of a microbatch, and the indices of its cuts, shape (cuts,)."""
-        number, bucket, start = self._locate(step, microbatch)
-        end = start + self._buckets[bucket].cuts_per_microbatch
-        parts = []
-        for corpus, cuts in self.cells[bucket].items():
-            first, last = (self._stages[number].num_taken(bucket, corpus, count) for count in (start, end))
-            if last > first:
-                before = self._taken_before(number, bucket, corpus)
-                parts.append(self._in_passes(cuts, before + first, before + last, bucket, corpus))
-        return bucket, np.concatenate(parts)
-
-    def num_seen(self, step: int, corpus: int) -> int:
-        """Returns how many cuts of a corpus the stages take before a step, repeated cuts included."""
-        number = self._number(step) if self.has(step) else 0
-        num_steps = max(0, step - self._from_steps[number])
-        return sum(
-            self._taken_before(number, bucket, corpus)
-            + self._stages[number].num_taken_by_steps(bucket, corpus, num_steps)
-            for bucket, cells in enumerate(self.cells)
-            if corpus in cells
-        )
-
-    def _number(self, step: int) -> int:
-        return bisect_right(self._from_steps, step) - 1
-
-    def _locate(self, step: int, microbatch: int) -> tuple[int, int, int]:
-        """Returns the numbers of stage and bucket, and how many cuts the stage has taken from the bucket before."""
-        number = self._number(step)
+        number = bisect_right(self._from_steps, step) - 1
         stage, turn = self._stages[number], step - self._from_steps[number]
         buckets = stage.buckets_of(turn)
         bucket = buckets[microbatch]
-        before = stage.num_microbatches(bucket, turn) + buckets[:microbatch].count(bucket)
-        return number, bucket, before * self._buckets[bucket].cuts_per_microbatch
+        size = self._buckets[bucket].cuts_per_microbatch
+        start = size * (stage.num_microbatches(bucket, turn) + buckets[:microbatch].count(bucket))
+        parts = []
+        for corpus, cuts in self.cells[bucket].items():
+            before = self._taken_before(number, bucket, corpus)
+            first, end = (before + stage.num_taken(bucket, corpus, count) for count in (start, start + size))
+            if end > first:
+                parts.append(self._in_passes(cuts, first, end, bucket, corpus))
+        return bucket, np.concatenate(parts)
 
-    def _sections(self, microbatches_per_step: int) -> list[Section]:
-        sections: list[Section] = []
-        begun: list[int] = []
-        for number, bucket in enumerate(self._buckets):
-            left = bucket.num_microbatches
-            while left:
-                if not begun and left >= microbatches_per_step:
-                    sections.append(Section(left // microbatches_per_step, (number,) * microbatches_per_step))
-                    left %= microbatches_per_step
-                    continue
-                taken = min(left, microbatches_per_step - len(begun))
-                begun += [number] * taken
-                left -= taken
-                if len(begun) == microbatches_per_step:
-                    sections.append(Section(1, tuple(begun)))
-                    begun = []
-        return sections
+    def num_seen_before(self, number: int, corpus: int) -> int:
+        """Returns how many cuts of a corpus all stages before one take, repeated cuts included."""
+        buckets = (bucket for bucket, cells in enumerate(self.cells) if corpus in cells)
+        return sum(self._taken_before(number, bucket, corpus) for bucket in buckets)
 
     def _taken_before(self, number: int, bucket: int, corpus: int) -> int:
         """Returns how many cuts of a cell are taken before a stage."""
@@ -241,21 +204,18 @@ class _Stage:
         for number, section in enumerate(sections):
             for bucket, count in Counter(map(self._sources.__getitem__, section.buckets)).items():
                 self._sections_of.setdefault(bucket, []).append((number, count))
+        # The sections from which the steps of the stage come. Those without cells have no turn.
+        self._order_of_sections = Interleaving(list(map(self._rate, sections)), seed, "stage buckets", from_step)
         self._orders: dict[int, Interleaving] = {}
-
-    @cached_property
-    def order_of_sections(self) -> Interleaving:
-        """The sections from which the steps of the stage come. Those without cells have no turn."""
-        return Interleaving(list(map(self._rate, self._sections)), self._seed, "stage buckets", self._from_step)
 
     def buckets_of(self, turn: int) -> list[int]:
         """Returns the number of the bucket of each microbatch of a step of the stage."""
-        section, _ = self.order_of_sections.at(turn)
+        section, _ = self._order_of_sections.at(turn)
         return [self._sources[bucket] for bucket in self._sections[section].buckets]
 
     def num_microbatches(self, bucket: int, num_steps: int) -> int:
         """Returns how many microbatches of a bucket are in the first steps of the stage."""
-        order = self.order_of_sections
+        order = self._order_of_sections
         return sum(count * order.count(section, num_steps) for section, count in self._sections_of[bucket])
 
     def num_taken(self, bucket: int, corpus: int, num_cuts: int) -> int:
@@ -280,6 +240,26 @@ class _Stage:
             weight += of_bucket * section.num_steps * count // bucket.num_microbatches
             num_cuts += count * bucket.cuts_per_microbatch
         return max(1, weight // num_cuts) if weight else 0
+
+
+def _sections(buckets: Sequence[Bucket], microbatches_per_step: int) -> list[Section]:
+    """Returns the steps of an epoch."""
+    sections: list[Section] = []
+    begun: list[int] = []
+    for number, bucket in enumerate(buckets):
+        left = bucket.num_microbatches
+        while left:
+            if not begun and left >= microbatches_per_step:
+                sections.append(Section(left // microbatches_per_step, (number,) * microbatches_per_step))
+                left %= microbatches_per_step
+                continue
+            taken = min(left, microbatches_per_step - len(begun))
+            begun += [number] * taken
+            left -= taken
+            if len(begun) == microbatches_per_step:
+                sections.append(Section(1, tuple(begun)))
+                begun = []
+    return sections
 
 
 def _cells(buckets: Sequence[Bucket], first_indices: Sequence[int]) -> list[Cells]:

@@ -373,8 +373,8 @@ def _stages(plan: BatchPlan, lengths: _CutLengths) -> tuple[StageSummary, ...]:
     sizes = np.array([max(1, cuts.num_cuts) for cuts in lengths.kept])
     before_stages = min(plan.stage_repeats) / plan.steps_per_epoch * np.array(plan.repeats_per_epoch)
     summaries = []
-    for from_step, repeats in plan.stage_repeats.items():
-        seen = [plan.stages.num_seen(from_step, corpus) for corpus in range(len(sizes))] / sizes + before_stages
+    for number, (from_step, repeats) in enumerate(plan.stage_repeats.items()):
+        seen = [plan.stages.num_seen_before(number, corpus) for corpus in range(len(sizes))] / sizes + before_stages
         corpora = _corpus_summaries(repeats, np.array(repeats) * totals, lengths)
         summaries.append(StageSummary(from_step=from_step, corpora=corpora, seen_before=tuple(seen.tolist())))
     return tuple(summaries)
