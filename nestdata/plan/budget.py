@@ -48,12 +48,8 @@ class LeftOut:
 
     num_long: int
     long_samples: int
-    longest_allowed: int
-    """Length in samples of the longest cut that a microbatch can hold."""
-
     num_short: int
     short_samples: int
-    shortest_allowed: int
 
 
 def leave_out_cuts(
@@ -83,10 +79,8 @@ def leave_out_cuts(
     left_out = LeftOut(
         num_long=sum(map(len, too_long)),
         long_samples=_total(too_long),
-        longest_allowed=longest_allowed,
         num_short=sum(map(len, too_short)),
         short_samples=_total(too_short),
-        shortest_allowed=shortest_allowed,
     )
     if left_out.num_long:
         share = left_out.long_samples / _total(corpora)

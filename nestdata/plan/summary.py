@@ -179,7 +179,7 @@ def left_out_text(plan: BatchPlan) -> str | None:
     texts = []
     if left_out.num_long:
         what, them = _counted(left_out.num_long, left_out.long_samples / rate)
-        limit = limit_text(left_out.longest_allowed, rate)
+        limit = limit_text(plan.budget.longest_of(1), rate)
         texts.append(
             f"{what}, longer than the {limit} s that a microbatch holds. To keep {them}, raise max_batch_seconds, or "
             f"prepare the corpus with --window-seconds {limit}, or --segment vad --max-segment-seconds {limit}"
@@ -187,7 +187,7 @@ def left_out_text(plan: BatchPlan) -> str | None:
     if left_out.num_short:
         what, them = _counted(left_out.num_short, left_out.short_samples / rate)
         texts.append(
-            f"{what}, shorter than min_seconds ({left_out.shortest_allowed / rate:g} s). To keep {them}, repeated up "
+            f"{what}, shorter than min_seconds ({plan.config.min_seconds:g} s). To keep {them}, repeated up "
             f"to {plan.config.min_audio_seconds:g} s, set --data.plan.min-seconds 0"
         )
     return ". ".join(texts) or None
