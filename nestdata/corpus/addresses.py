@@ -21,8 +21,8 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
-from nestdata.corpus.parts import map_array
-from nestdata.storage import ObjectInfo, join
+from nestdata.corpus.meta import map_array
+from nestdata.storage import ObjectInfo, Storage, join
 
 ADDRESS = np.dtype([("offset", "<i8"), ("shard", "<u4"), ("length", "<u4")])
 """A row of `addresses.npy`."""
@@ -54,6 +54,10 @@ class Address(NamedTuple):
 
     crc32: int | None
     """Checksum of the bytes; None if they were not read when the corpus was prepared."""
+
+    def read(self, store: Storage) -> bytes:
+        """Returns the bytes as they arrive; raises StorageError if they cannot be read, or the shard has changed."""
+        return store.read_range(self.location, self.offset, self.length, etag=self.etag, size=self.shard_size)
 
 
 class Shard(NamedTuple):

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from nestdata.corpus.parts import map_array
+from nestdata.corpus.meta import map_array
 from nestdata.errors import AudioError
 
 FULL_SCALE = 32768.0

@@ -29,8 +29,7 @@ from nestdata.corpus.addresses import NO_SHARD, Address, AddressTable, Shard
 from nestdata.corpus.bank import SampleBank
 from nestdata.corpus.file_version import VERSION, check_version
 from nestdata.corpus.members import UNREAD, MemberBytes, load_member, point_to
-from nestdata.corpus.meta import meta_content, read_meta
-from nestdata.corpus.parts import map_array, parse_line
+from nestdata.corpus.meta import map_array, meta_content, parse_line, read_meta
 from nestdata.errors import ConfigError, CorpusError
 from nestdata.storage import FileVersion, is_url, storage
 from nestdata.wrong_path import wrong_path

@@ -68,9 +68,7 @@ def read_intact(address: Address, store: Storage) -> bytes | None:
         StorageError: The shard cannot be read for a reason that says nothing about the member.
     """
     try:
-        content = store.read_range(
-            address.location, address.offset, address.length, etag=address.etag, size=address.shard_size
-        )
+        content = address.read(store)
     except StorageError as error:
         if error.kind in ("missing", "changed"):
             return None
@@ -145,9 +143,7 @@ def point_to(line: dict[str, Any], address: Address) -> None:
 
 def _read(address: Address, cut_id: str, store: Storage | None) -> bytes:
     try:
-        return (store or storage()).read_range(
-            address.location, address.offset, address.length, etag=address.etag, size=address.shard_size
-        )
+        return address.read(store or storage())
     except StorageError as error:
         # A store that does not answer, or refuses its credentials, says nothing about the cut. The run must end then:
         # otherwise, a batch would depend on the network.
