@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nestdata.batch.own_transform import name_of
 from nestdata.errors import ConfigError
 
 # Largest shift that is ignored: the hop of the features.
@@ -117,3 +116,8 @@ def _take_out(transform: Any, delay: Callable[[], int]) -> None:
         return changed[max(0, lag) : max(0, lag) + len(samples)]
 
     transform.apply = aligned
+
+
+def name_of(transform: Any) -> str:
+    """Returns the name of a transform for messages."""
+    return str(getattr(transform, "__name__", type(transform).__name__))

@@ -5,8 +5,10 @@ a chain runs and restored afterwards. They also seed the generators that are pas
 audiomentations is imported only if a chain names one of its transforms.
 """
 
+import hashlib
 import inspect
 import logging
+import pickle
 import random
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -16,8 +18,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from nestdata.batch.alignment import align, lags_of
-from nestdata.batch.own_transform import OwnTransform, name_of, recorded
+from nestdata.batch.alignment import align, lags_of, name_of
 from nestdata.class_path import build_object
 from nestdata.config_checks import nearest_name_hint, require
 from nestdata.errors import ConfigError
@@ -63,7 +64,30 @@ class AugmentConfig:
         Raises:
             ConfigError: A callable is a class, or cannot be pickled.
         """
-        return {part.name: recorded(getattr(self, part.name), f"augment.{part.name}") for part in fields(self)}
+        return {part.name: _recorded(getattr(self, part.name), f"augment.{part.name}") for part in fields(self)}
+
+
+class OwnTransform:
+    """Gives a callable the interface of audiomentations; its generator is seeded from Python's global one.
+
+    Args:
+        function: Called with samples, shape (samples,), which it may write to, their rate in Hz, and the generator.
+    """
+
+    p = 1.0
+
+    def __init__(self, function: Any) -> None:
+        self._function = function
+        self.__name__ = name_of(function)
+
+    def apply(self, samples: NDArray[np.float32], sample_rate: int) -> NDArray[np.float32]:
+        """Returns a copy of the transformed samples, because the callable may keep its own array."""
+        rng = np.random.Generator(np.random.Philox(key=random.getrandbits(64)))
+        return np.asarray(self._function(samples, sample_rate, rng), dtype=np.float32).copy()
+
+    def __call__(self, samples: NDArray[np.float32], sample_rate: int) -> NDArray[np.float32]:
+        """Calls `apply`, which `align` may have replaced."""
+        return self.apply(samples, sample_rate)
 
 
 class Chain:
@@ -238,3 +262,30 @@ def _transform_classes() -> dict[str, Any]:
     import audiomentations  # slow to import
 
     return {name: kind for name, kind in vars(audiomentations).items() if inspect.isclass(kind) and name != "Lambda"}
+
+
+def _recorded(value: Any, where: str) -> Any:
+    """Returns settings with text in place of callables: their names, and hashes of their pickles.
+
+    Args:
+        value: The settings.
+        where: Their path, for messages.
+
+    Raises:
+        ConfigError: A class is given in place of an object, or a callable cannot be pickled.
+    """
+    if isinstance(value, list | tuple):
+        return [_recorded(item, f"{where}[{number}]") for number, item in enumerate(value)]
+    if isinstance(value, dict):
+        return {key: _recorded(item, f"{where}.{key}") for key, item in value.items()}
+    if not callable(value):
+        return value
+    require(not isinstance(value, type), where, value, "an object of that class, or its class_path")
+    try:
+        # A fixed protocol, so that another version of Python does not change the hash.
+        digest = hashlib.blake2b(pickle.dumps(value, protocol=4), digest_size=8).hexdigest()
+    except Exception as error:  # the callable decides what is raised
+        raise ConfigError(
+            f"{where}: {name_of(value)} cannot be pickled ({error}). Define it in a module, or give its class_path."
+        ) from error
+    return f"{name_of(value)} {digest}"

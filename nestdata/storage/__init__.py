@@ -7,12 +7,20 @@ which is imported at first use.
 """
 
 from nestdata.storage.access import Storage, storage
-from nestdata.storage.environment import StoreEnvironment
-from nestdata.storage.info import FileVersion, ObjectInfo
-from nestdata.storage.location import SCHEMES, common_folder, has_scheme, is_url, join, name_of, parent
+from nestdata.storage.clients import StoreEnvironment
+from nestdata.storage.location import (
+    SCHEMES,
+    FileVersion,
+    ObjectInfo,
+    common_folder,
+    has_scheme,
+    is_url,
+    join,
+    name_of,
+    parent,
+)
 from nestdata.storage.storage_config import StorageConfig
-from nestdata.storage.stream import SizedStream
-from nestdata.storage.threads import DaemonPool
+from nestdata.storage.stream import DaemonPool, SizedStream
 
 __all__ = [
     "SCHEMES",

@@ -7,9 +7,8 @@ from pathlib import Path
 
 from nestdata.errors import StorageError
 from nestdata.redaction import redacted_url
-from nestdata.storage.info import ObjectInfo, StorageStats
 from nestdata.storage.local import delete_file, file_info, list_files, open_file, read_file_range, write_file
-from nestdata.storage.location import is_url
+from nestdata.storage.location import ObjectInfo, StorageStats, is_url
 from nestdata.storage.remote import RemoteObjects
 from nestdata.storage.storage_config import MIB, StorageConfig
 from nestdata.storage.stream import PartStream

@@ -7,6 +7,7 @@ after its parent had begun to use one raises instead.
 import os
 from datetime import timedelta
 from functools import cache
+from multiprocessing.context import assert_spawning
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -79,6 +80,37 @@ def import_obstore() -> ModuleType:
             "Object stores need obstore. Install it with `pip install 'nest-pretrain[remote]'`."
         ) from None
     return obstore
+
+
+class StoreEnvironment:
+    """Passes the variables of the process that starts a worker to the worker.
+
+    The variables contain secrets. They are read while the worker is being started, and are sent through a pipe;
+    pickling at any other time raises RuntimeError.
+    """
+
+    _variables: dict[str, str] | None = None
+
+    def __getstate__(self) -> dict[str, str]:
+        assert_spawning(self)
+        return _store_variables()
+
+    def __setstate__(self, variables: dict[str, str]) -> None:
+        self._variables = variables
+
+    def apply(self) -> None:
+        """Sets the variables in a worker. Does nothing in a forked one, which has them already."""
+        if self._variables is None:
+            return
+        for name in _store_variables().keys() - self._variables.keys():
+            del os.environ[name]
+        os.environ.update(self._variables)
+        self._variables = None
+
+
+def _store_variables() -> dict[str, str]:
+    prefixes = tuple(f"{prefix}_" for prefix in _PREFIXES.values())
+    return {name: value for name, value in os.environ.items() if name.startswith(prefixes)}
 
 
 def make_store(address: ObjectAddress, config: StorageConfig, *, patience_s: float, is_upload: bool) -> "ObjectStore":

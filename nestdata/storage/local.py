@@ -11,7 +11,7 @@ from pathlib import Path
 
 from nestdata.errors import StorageError
 from nestdata.output import flush_to_disk, unfinished_name
-from nestdata.storage.info import ObjectInfo
+from nestdata.storage.location import ObjectInfo
 from nestdata.storage.storage_config import MIB
 
 

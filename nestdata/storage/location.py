@@ -1,9 +1,10 @@
-"""Locations: absolute local paths and URLs of objects, as plain strings.
+"""Locations, which are absolute local paths or URLs of objects as plain strings, and what is known of an object.
 
 The key of an `s3://`, `gs://` or `az://` URL is taken as it stands: `%20` means these three characters. The path of an
 `http://` or `https://` URL is percent-encoded, as everywhere.
 """
 
+import os
 import posixpath
 import re
 from functools import lru_cache
@@ -16,6 +17,8 @@ from nestdata.redaction import has_plain_authority, redacted_url
 SCHEMES = ("s3", "gs", "az", "https", "http")
 """URL schemes of object stores."""
 
+# The last time that is stored, in 2262.
+_LAST_NS = (1 << 63) - 1
 _WITH_BUCKETS = ("s3", "gs", "az")
 
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
@@ -24,6 +27,39 @@ _SECRET_QUERY = re.compile(
     r"[?&;#][^=?&;#]*(sig|signature|token|credential|secret|password|pwd|key(?:id)?|auth|jwt|code|policy|hdnts)=",
     re.IGNORECASE,
 )
+
+
+class ObjectInfo(NamedTuple):
+    """One object of a store, or one local file."""
+
+    location: str
+    size: int
+    """Length in bytes."""
+
+    etag: str | None
+    """The store's identifier of this content, without quotes. None for local files and for servers that give none."""
+
+
+class FileVersion(NamedTuple):
+    """What distinguishes a local file from one that replaces it."""
+
+    mtime_ns: int
+    """Modification time, in ns since 1970; at most the last that is stored in 64 bits, in 2262."""
+
+    size: int
+    """Lower 32 bits of the size in bytes."""
+
+    @classmethod
+    def of(cls, status: os.stat_result) -> "FileVersion":
+        """Returns the version of a file with this status."""
+        return cls(min(status.st_mtime_ns, _LAST_NS), status.st_size & 0xFFFFFFFF)
+
+
+class StorageStats(NamedTuple):
+    """Counters since a `Storage` was built."""
+
+    bytes_read: int = 0
+    """Bytes of ranges, streams and whole objects; streams of local files do not count."""
 
 
 class ObjectAddress(NamedTuple):

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from nestdata.errors import StorageError
 from nestdata.storage.clients import check_not_forked, import_obstore, make_store, request_errors, storage_error
-from nestdata.storage.info import ObjectInfo
-from nestdata.storage.location import ObjectAddress, parse_url
+from nestdata.storage.location import ObjectAddress, ObjectInfo, parse_url
 from nestdata.storage.storage_config import MIB, StorageConfig
 
 if TYPE_CHECKING:
