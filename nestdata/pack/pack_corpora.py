@@ -27,8 +27,7 @@ from nestdata.output import is_full_disk, locked_directory
 from nestdata.pack.shard import FOLDER, ShardRecord, ShardTask, name_in_shar, record_name, write_shard
 from nestdata.prepare.pool import open_pool
 from nestdata.prepare.prepare_config import PrepareConfig
-from nestdata.storage import has_scheme, is_url, join, storage
-from nestdata.storage.location import parse_url
+from nestdata.storage import is_url, join, location_of, storage
 
 # The files of shards and their records, relative to the folder of the Shar.
 _OWN_FILES = re.compile(
@@ -102,9 +101,7 @@ def pack_corpora(
     """
     config = config or PackConfig()
     opened = Corpora.open([Path(path).resolve() for path in corpora])
-    location = str(output).rstrip("/") if has_scheme(str(output)) else str(Path(output).resolve())
-    if has_scheme(location):
-        parse_url(location)
+    location = location_of(output)
     if len(opened.corpora) > 1:
         _check_ids(opened)
     with _lock(location):

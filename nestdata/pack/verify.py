@@ -23,8 +23,7 @@ from nestdata.errors import AudioError, ConfigError, StorageError
 from nestdata.prepare.header import read_header
 from nestdata.prepare.inputs.audio import File, Unusable
 from nestdata.prepare.pool import Pool
-from nestdata.storage import FileVersion, ObjectInfo, is_url, storage
-from nestdata.storage.location import parse_url
+from nestdata.storage import FileVersion, ObjectInfo, is_url, location_of, storage
 
 # Cuts with files of their own that are checked by one thread at a time.
 _CUTS_PER_TASK = 200
@@ -130,7 +129,7 @@ def verify_corpus(
         raise ConfigError("set_root needs a root: give the folder or bucket where the audio is now.")
     if jobs < 1:
         raise ConfigError(f"jobs is {jobs}: give at least 1.")
-    corpus = Corpus.open(Path(path).resolve(), root=_checked_root(root))
+    corpus = Corpus.open(Path(path).resolve(), root=None if root is None else location_of(root))
     if root is not None and (corpus.has_bank or not corpus.root):
         raise ConfigError(f"{corpus.path}: its audio is in its sample bank, or not relative to a root; omit the root.")
     tasks = [] if corpus.has_bank else list(_tasks(corpus, decode, accept_changed))
@@ -150,20 +149,6 @@ def verify_corpus(
         corpus.write_root()
         report.new_root = corpus.root
     return report
-
-
-def _checked_root(root: str | None) -> str | None:
-    """Returns a root as an absolute path or a URL.
-
-    Raises:
-        StorageError: "invalid": the root is not a URL of an object store, or holds credentials.
-    """
-    if root is None:
-        return None
-    if not is_url(root):
-        return str(Path(root).resolve())
-    parse_url(root)
-    return root.rstrip("/")
 
 
 def _run_all(tasks: Iterable[Callable[[], _Checked]], jobs: int) -> Iterator[_Checked]:

@@ -16,6 +16,7 @@ from nestdata.storage.location import (
     has_scheme,
     is_url,
     join,
+    location_of,
     name_of,
     parent,
 )
@@ -35,6 +36,7 @@ __all__ = [
     "has_scheme",
     "is_url",
     "join",
+    "location_of",
     "name_of",
     "parent",
     "storage",

@@ -8,6 +8,7 @@ import os
 import posixpath
 import re
 from functools import lru_cache
+from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import unquote
 
@@ -114,6 +115,18 @@ def parse_url(location: str) -> ObjectAddress:
     if any(part in ("", ".", "..") for part in key.rstrip("/").split("/")) and key.strip("/"):
         raise _invalid(location, "has an empty part, '.' or '..' between slashes. Pass the name as the store lists it")
     return ObjectAddress(scheme, bucket, key)
+
+
+def location_of(given: str | Path) -> str:
+    """Returns a path or URL that a user gives as a location: absolute, and without a slash at its end.
+
+    Raises:
+        StorageError: "invalid": as for `parse_url`.
+    """
+    if not has_scheme(str(given)):
+        return str(Path(given).resolve())
+    parse_url(str(given))
+    return str(given).rstrip("/")
 
 
 def join(folder: str, name: str) -> str:
