@@ -13,7 +13,7 @@ from typing import NamedTuple
 from benchmarks.harness.repository import REPOSITORY
 
 BENCHMARKS = REPOSITORY / "benchmarks"
-ROOMS = ("batches", "guard", "learning", "model", "prepare", "remote")
+FOLDERS = ("batches", "guard", "learning", "model", "prepare")
 
 GPU = BENCHMARKS / "gpu" / "__main__.py"
 """A benchmark that is not found by `QUICK`. It is not tried on the demo corpus."""
@@ -38,8 +38,8 @@ class Benchmark(NamedTuple):
 def catalogue() -> dict[str, Benchmark]:
     """Returns all benchmarks by name, grouped by folder."""
     found: dict[str, Benchmark] = {}
-    for room in ROOMS:
-        for path in sorted((BENCHMARKS / room).glob("*.py")):
+    for folder in FOLDERS:
+        for path in sorted((BENCHMARKS / folder).glob("*.py")):
             tree = ast.parse(path.read_text(encoding="utf-8"))
             values = _constants(tree)
             if "QUICK" in values:
