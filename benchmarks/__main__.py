@@ -60,13 +60,13 @@ def try_all(found: dict[str, Benchmark]) -> int:
     """Runs benchmarks on the demo corpus; returns 1 if one of them fails."""
     failed = []
     with tempfile.TemporaryDirectory() as directory:
-        places = demo_manifests(Path(directory))
+        manifests = demo_manifests(Path(directory))
         for name, benchmark in found.items():
             if benchmark.quick is None:
                 print(f"{name}: not tried, because it needs more than the demo corpus")
                 continue
             started = time.perf_counter()
-            command = benchmark.command([argument.format(**places) for argument in benchmark.quick])
+            command = benchmark.command([argument.format(**manifests) for argument in benchmark.quick])
             try:
                 run_peer([sys.executable, *command], cwd=REPOSITORY, env={**os.environ, "PYTHONPATH": search_path()})
             except SystemExit as error:
@@ -79,14 +79,14 @@ def try_all(found: dict[str, Benchmark]) -> int:
 
 def demo_manifests(directory: Path) -> dict[str, Path]:
     """Writes manifests of the demo corpus; returns their paths by the names in `QUICK`."""
-    places = {name: directory / f"{name}.json" for name in ("speech", "noise")}
-    for name, path in places.items():
+    manifests = {name: directory / f"{name}.json" for name in ("speech", "noise")}
+    for name, path in manifests.items():
         rows = [json.loads(line) for line in (DEMO / f"{name}.json").read_text(encoding="utf-8").splitlines()]
         rows = [{**row, "audio_filepath": str(DEMO / row["audio_filepath"])} for row in rows]
         # One file is missing on purpose, as an example of a reject.
         rows = [row for row in rows if Path(row["audio_filepath"]).exists()]
         path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    return places
+    return manifests
 
 
 if __name__ == "__main__":

@@ -64,16 +64,7 @@ def record(checkout: Path) -> dict[str, object]:
         run(data, commands, "prepare", demo / "noise.json", "-o", "noise.corpus", "--pcm")
         run(
             *(model, commands, "fit", "speech.corpus", "--config", "demo", "--noise", "noise.corpus"),
-            *(
-                "--max-steps",
-                STEPS,
-                "--trainer.log-every-n-steps",
-                1,
-                "--output",
-                "run",
-                "--trainer.accelerator",
-                "cpu",
-            ),
+            *f"--max-steps {STEPS} --trainer.log-every-n-steps 1 --output run --trainer.accelerator cpu".split(),
         )
         (metrics,) = (work / "run").glob("version_*/metrics.csv")
         with metrics.open(newline="") as file:

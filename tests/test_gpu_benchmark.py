@@ -9,7 +9,7 @@ import torch
 
 from benchmarks.gpu import __main__ as program
 from benchmarks.gpu.__main__ import Part, run_beside
-from benchmarks.gpu.check import check_backends, verdict
+from benchmarks.gpu.check import check_backends, compare_errors
 from benchmarks.gpu.results import Results
 from benchmarks.gpu.trial import BACKENDS
 from nestguard.observe.process import process_state, start_ticks
@@ -75,13 +75,13 @@ def test_a_missing_or_non_finite_gradient_is_wrong() -> None:
     exact = {"loss": torch.tensor(2.0), "a": torch.tensor([3.0, 4.0]), "b": torch.tensor([1e-6])}
     plain = dict.fromkeys(exact, 0.01)
     limit = 0.02 + 4 / 128
-    near = verdict({**exact, "a": exact["a"] * (1 + limit / 2)}, exact, plain)
+    near = compare_errors({**exact, "a": exact["a"] * (1 + limit / 2)}, exact, plain)
     assert (near["is_right"], near["worst"]) == (True, "a")
     assert near["share_of_limit"] == pytest.approx(0.5, rel=1e-4)  # float32
     # Its norm is below a hundredth of that of all gradients, 0.05.
-    assert verdict({**exact, "b": torch.tensor([0.05 * limit / 2])}, exact, plain)["is_right"] is True
+    assert compare_errors({**exact, "b": torch.tensor([0.05 * limit / 2])}, exact, plain)["is_right"] is True
     for found in ({"loss": exact["loss"], "a": exact["a"]}, {**exact, "b": torch.tensor([math.nan])}):
-        wrong = verdict(found, exact, plain)
+        wrong = compare_errors(found, exact, plain)
         assert (wrong["is_right"], wrong["worst"]) == (False, "b")
 
 

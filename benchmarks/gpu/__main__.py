@@ -23,8 +23,10 @@ from typing import NamedTuple
 from benchmarks.gpu.results import Results
 from benchmarks.gpu.table import report
 from benchmarks.gpu.wheels import NEMO, OURS, install_wheels
+from benchmarks.harness.children import search_path
 from benchmarks.harness.repository import REPOSITORY
 
+QUICK = None
 PRESETS = ("large", "xlarge", "medium", "small")
 """The presets, the most important ones first."""
 
@@ -122,7 +124,7 @@ def _test_files() -> list[str]:
 def run_beside(results: Results, parts: list[Part], end_s: float, packages: str) -> None:
     """Runs parts at the same time, each until its limit or the end of the program's time; a row says how each ended."""
     threads = str(max(1, (os.cpu_count() or 1) // max(2, len(parts))))
-    path = os.pathsep.join([packages, str(REPOSITORY), *filter(None, [os.environ.get("PYTHONPATH")])])
+    path = os.pathsep.join([packages, search_path()])
     limits = {"OMP_NUM_THREADS": threads, "TORCHINDUCTOR_COMPILE_THREADS": threads}
     environment = {**os.environ, "PYTHONPATH": path, "PYTHONUNBUFFERED": "1", **limits}
     started_s = time.monotonic()

@@ -45,7 +45,7 @@ def check_backends(results: Results, device: torch.device, preset: str, backends
         for backend in wanted:
             with results.attempt(**where, backend=backend):
                 started = time.perf_counter()
-                row = verdict(passes(trial, backend, num_cuts), exact, plain)
+                row = compare_errors(passes(trial, backend, num_cuts), exact, plain)
                 results.put(**where, backend=backend, **row, seconds=time.perf_counter() - started)
 
 
@@ -72,7 +72,7 @@ def _norm(x: Tensor) -> float:
     return float(torch.linalg.vector_norm(x, dtype=torch.float64))
 
 
-def verdict(found: Found, exact: Found, plain: Mapping[str, float]) -> dict[str, object]:
+def compare_errors(found: Found, exact: Found, plain: Mapping[str, float]) -> dict[str, object]:
     """Returns whether a backend is right, and the value that is closest to its limit or furthest beyond it.
 
     Args:

@@ -8,7 +8,7 @@ from benchmarks.harness.report import table_text
 CHECKS = {
     "preset": "{preset}",
     "backend": "{backend}",
-    "": "{verdict}",
+    "": "{outcome}",
     "worst, share of its limit": "{share_of_limit:.2f} {worst}",
     "median error over plain": "{median_over_plain:.2f}",
 }
@@ -49,7 +49,7 @@ def report(rows: Sequence[Row], parts: Iterable[str], failed_tests: Sequence[str
     failed += [f"!! {_name(row)}: {row['error']}" for row in rows if "error" in row]
     failed += [f"!! {line}" for line in failed_tests]
     warned = [f"!! {_name(row)}: {text}" for row in rows for text in row.get("warnings", [])]
-    checks = [{**row, "verdict": "right" if row["is_right"] else "**WRONG**"} for row in rows if "is_right" in row]
+    checks = [{**row, "outcome": "right" if row["is_right"] else "**WRONG**"} for row in rows if "is_right" in row]
     timed = [{**row, "percent": _percent(row.get("share_of_peak"))} for row in rows if "ms" in row]
     restarts = [row for row in rows if row.get("part") == "restart" and "seconds" in row]
     sections = [

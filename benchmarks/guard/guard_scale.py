@@ -53,8 +53,8 @@ START_S = 4.0
 CONNECT_S, MEASURED_S = 6.0, 6.0
 """Time for the monitors to connect, and time during which the load is measured. Then one rank is stuck."""
 
-MAX_VERDICT_S = 15.0
-"""Largest time to wait for a verdict, after the limit."""
+MAX_DIAGNOSIS_S = 15.0
+"""Largest time to wait for a diagnosis, after the limit."""
 
 PHASES = (Phase.LOADING, Phase.FORWARD, Phase.BACKWARD, Phase.COLLECTIVE, Phase.OPTIMIZER)
 
@@ -93,7 +93,7 @@ class Part(NamedTuple):
     @property
     def ends_at(self) -> float:
         """Latest time at which the simulation ends."""
-        return self.stuck_at + LIMITS.step_s + MAX_VERDICT_S
+        return self.stuck_at + LIMITS.step_s + MAX_DIAGNOSIS_S
 
 
 class Result(NamedTuple):
@@ -108,8 +108,8 @@ class Result(NamedTuple):
     num_lost: int
     """Nodes that lost their connection before the rank was stuck."""
 
-    verdict_s: float
-    """Time from the limit of the stuck rank until another node received the verdict; infinity if none did."""
+    diagnosis_s: float
+    """Time from the limit of the stuck rank until another node received the diagnosis; infinity if none did."""
 
 
 def _print(arguments: argparse.Namespace, rounds: list[dict[str, Result]]) -> None:
@@ -144,7 +144,7 @@ def measure(num_nodes: int) -> Result:
 
 def _measure(num_nodes: int, directory: Path) -> Result:
     begins_at, port = time.monotonic() + START_S, _free_port()
-    # The last node has a process of its own, in which the arrival of the verdict is noticed at once.
+    # The last node has a process of its own, in which the arrival of the diagnosis is noticed at once.
     others = num_nodes - 2
     bounds = [1 + others * number // NUM_SIMULATORS for number in range(NUM_SIMULATORS + 1)]
     spans = [(first, end) for first, end in itertools.pairwise([0, *bounds, num_nodes]) if first < end]

@@ -1,22 +1,16 @@
-"""Finds the benchmarks: the modules of each folder that define `QUICK`.
+"""Finds the benchmarks: the modules that define `QUICK`, in the folders of `benchmarks/`.
 
 A folder holds benchmarks that measure the same part. `QUICK` is the arguments with which a benchmark is tried on the
 demo corpus, where `{speech}` and `{noise}` stand for its manifests; None if it needs more than that, such as real
-speech or NeMo.
+speech, NeMo or a GPU.
 """
 
 import ast
-from collections.abc import Mapping
+import re
 from pathlib import Path
 from typing import NamedTuple
 
 from benchmarks.harness.repository import REPOSITORY
-
-BENCHMARKS = REPOSITORY / "benchmarks"
-FOLDERS = ("batches", "guard", "learning", "model", "prepare")
-
-GPU = BENCHMARKS / "gpu" / "__main__.py"
-"""A benchmark that is not found by `QUICK`. It is not tried on the demo corpus."""
 
 
 class Benchmark(NamedTuple):
@@ -38,26 +32,11 @@ class Benchmark(NamedTuple):
 def catalogue() -> dict[str, Benchmark]:
     """Returns all benchmarks by name, grouped by folder."""
     found: dict[str, Benchmark] = {}
-    for folder in FOLDERS:
-        for path in sorted((BENCHMARKS / folder).glob("*.py")):
-            tree = ast.parse(path.read_text(encoding="utf-8"))
-            values = _constants(tree)
-            if "QUICK" in values:
-                assert path.stem not in found, f"two benchmarks are called {path.stem}"
-                found[path.stem] = Benchmark(path, _claim(tree), ast.literal_eval(values["QUICK"]))
-    return {**found, "gpu": Benchmark(GPU, _claim(ast.parse(GPU.read_text(encoding="utf-8"))), None)}
-
-
-def _constants(tree: ast.Module) -> Mapping[str, ast.expr]:
-    """Returns the values of names that a module sets at its top level."""
-    return {
-        target.id: node.value
-        for node in tree.body
-        if isinstance(node, ast.Assign)
-        for target in node.targets
-        if isinstance(target, ast.Name)
-    }
-
-
-def _claim(tree: ast.Module) -> str:
-    return " ".join((ast.get_docstring(tree) or "").split("\n\n")[0].split())
+    for path in sorted((REPOSITORY / "benchmarks").glob("*/*.py")):
+        text = path.read_text(encoding="utf-8")
+        if quick := re.search(r"^QUICK = (.+)$", text, re.MULTILINE):
+            name = path.parent.name if path.stem == "__main__" else path.stem
+            assert name not in found, f"two benchmarks are called {name}"
+            claim = " ".join((ast.get_docstring(ast.parse(text)) or "").split("\n\n")[0].split())
+            found[name] = Benchmark(path, claim, ast.literal_eval(quick[1]))
+    return found

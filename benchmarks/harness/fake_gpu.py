@@ -18,7 +18,6 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._C._autograd import _get_sequence_nr
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -37,10 +36,6 @@ WITHOUT_KERNEL = {
     "transpose_",
 }
 """Operations that launch nothing, besides operations whose schema says that the result is a view."""
-
-ALIGNMENT = 8
-"""Multiple of 16-bit values to which heads and masks must be aligned for torch's memory-efficient attention."""
-
 
 READ_TWICE = {"native_layer_norm_backward": (0, 1)}
 """Arguments that an operation reads by two kernels: for the gradients of scale and shift, and for the values."""
@@ -93,11 +88,6 @@ class OperationLog(TorchDispatchMode):
     def is_infra_mode(cls) -> bool:
         """Returns True, so that torch runs compiled code instead of the function that was compiled."""
         return True
-
-    @property
-    def counts(self) -> dict[str, int]:
-        """How often each operation ran, by name."""
-        return Counter(operation.name for operation in self.operations)
 
     @contextmanager
     def part(self, name: str) -> Iterator[None]:
@@ -228,7 +218,6 @@ def fake_gpu(autocast: torch.dtype | None = None) -> Iterator[None]:
     """
     with (
         FakeTensorMode(),
-        patch.object(F, "scaled_dot_product_attention", _memory_efficient_attention),
         patch.object(torch.cuda, "is_bf16_supported", lambda: True),
         patch.object(torch.cuda.amp.common, "amp_definitely_not_available", lambda: False),
         torch.autocast("cuda", autocast, enabled=autocast is not None),
@@ -353,35 +342,3 @@ def _count_uses(roots: list[Any]) -> Counter[Any]:
                     rest.append(following)
                 uses[following] += 1
     return uses
-
-
-def _memory_efficient_attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    scale: float | None = None,
-) -> Tensor:
-    """Calls the kernel that torch selects on a GPU for a mask with gradients, with the arguments that torch prepares.
-
-    Torch asks the GPU for the selection. Without a GPU, it would use the fallback of several operations, which a GPU
-    only uses for heads that are not aligned.
-    """
-    assert attn_mask is not None
-    if torch.is_autocast_enabled("cuda"):
-        dtype = torch.get_autocast_dtype("cuda")
-        query, key, value, attn_mask = (tensor.to(dtype) for tensor in (query, key, value, attn_mask))
-    if query.shape[-1] % ALIGNMENT and query.element_size() == 2:
-        return _FALLBACK(query, key, value, attn_mask, dropout_p, is_causal, scale=scale)
-    if any(stride % ALIGNMENT for stride in attn_mask.stride()[:-1]) or attn_mask.stride(-1) != 1:
-        num_keys = attn_mask.shape[-1]
-        attn_mask = F.pad(attn_mask, (0, ALIGNMENT - num_keys % ALIGNMENT))[..., :num_keys]
-    attn_mask = attn_mask.expand(*query.shape[:-1], key.shape[-2])
-    kernel = torch.ops.aten._scaled_dot_product_efficient_attention
-    mixed: Tensor = kernel(query, key, value, attn_mask, torch.is_grad_enabled(), dropout_p, is_causal, scale=scale)[0]
-    return mixed
-
-
-_FALLBACK = F.scaled_dot_product_attention

@@ -28,12 +28,14 @@ from benchmarks.harness.children import run_command
 from benchmarks.harness.kept_settings import draw_once, keep_settings
 from benchmarks.harness.report import machine, table_text, versions
 from benchmarks.harness.repository import commit_line
-from benchmarks.learning.parts.errors import read_errors
-from benchmarks.learning.parts.manifests import language, write_languages
-from nestmodel import ErrorCounts, error_difference, error_rate
+from benchmarks.learning.pretraining import read_lines, read_manifest, write_lines
+from nestmodel import ErrorCounts, count_errors, error_difference, error_rate
 from nestmodel.evaluate.error_rates import percent
 
 QUICK = None
+QUICK_LINES = {"train": 60, "test": 20}
+"""Lines of each side of a language with `--quick`, evenly spread."""
+
 FEW = {"steps": 2, "warmup_steps": 1, "probe_options": "--max-epochs 1 --learning-rates 0.08 --probe-seeds 0"}
 
 
@@ -63,7 +65,11 @@ def main() -> int:
     kept = {name: str(value) for name, value in vars(arguments).items() if name not in ("output", "results")}
     digests = [hashlib.sha256(path.read_bytes()).hexdigest() for path in arguments.start]
     keep_settings(output, {**kept, "start": " ".join(digests)})
-    write_languages(output, arguments.language, is_quick=arguments.quick)
+    for name, *paths in arguments.language:
+        for (side, limit), path in zip(QUICK_LINES.items(), paths, strict=True):
+            lines = read_manifest(Path(path))
+            kept_lines = lines[:: max(1, len(lines) // limit)][:limit] if arguments.quick else lines
+            write_lines(output / f"{name}-{side}.json", kept_lines)
     seeds = range(len(arguments.start))
     continued = [Run(seed, replay, lr) for replay in arguments.replay for lr in arguments.lr for seed in seeds]
     runs = [*map(Run, seeds), *continued]
@@ -115,6 +121,15 @@ def _arguments() -> argparse.Namespace:
     return arguments
 
 
+def language(text: str) -> tuple[str, str, str]:
+    """Returns the name and both absolute paths of `NAME=TRAIN,TEST`."""
+    name, _, paths = text.partition("=")
+    train, _, test = paths.partition(",")
+    if not (name.isidentifier() and train and test) or "," in test:
+        raise argparse.ArgumentTypeError(f"{text!r} is not NAME=TRAIN,TEST, with a name of letters and digits")
+    return name, str(Path(train).absolute()), str(Path(test).absolute())
+
+
 def _continue(arguments: argparse.Namespace, directory: Path, run: Run) -> Path:
     """Returns the last checkpoint of a continuation, which is made unless it is complete."""
     checkpoint = directory / "version_0" / "checkpoints" / "last.ckpt"
@@ -142,7 +157,7 @@ def _report(arguments: argparse.Namespace, numbers: Mapping[Run, int]) -> str:
         errors: dict[str, dict[int, ErrorCounts]] = {}
         for run, number in numbers.items():
             path = arguments.output / f"probe-{number}-{name}" / "hypotheses.jsonl"
-            errors.setdefault(run.variant, {})[run.seed] = read_errors(path)
+            errors.setdefault(run.variant, {})[run.seed] = _read_errors(path)
         columns = ["variant", "CER", "CER by seed of pretraining", "minus before", "minus before, by seed"]
         rows = (_row(variant, by_seed, errors["before"]) for variant, by_seed in errors.items())
         tables.append(f"## {name}\n\n{table_text(columns, rows)}\n")
@@ -160,6 +175,18 @@ seeds. Runs had numbers in a drawn order until all were scored. Replay 1 is the 
 alone.
 
 {chr(10).join(tables)}"""
+
+
+def _read_errors(path: Path) -> ErrorCounts:
+    """Returns the errors in characters of heads on the encoder, added up over their seeds and over groups of lines.
+
+    Args:
+        path: The file `hypotheses.jsonl` of a probe.
+    """
+    lines = sorted(read_lines(path), key=lambda line: str(line["id"]))
+    texts, by_seed = [line["text"] for line in lines], [line["trained"] for line in lines]
+    counts = (count_errors(texts, [one[seed] for one in by_seed], "characters") for seed in by_seed[0])
+    return reduce(add, counts).by_group([line["group"] for line in lines])
 
 
 def _row(variant: str, errors: Mapping[int, ErrorCounts], before: Mapping[int, ErrorCounts]) -> list[str]:

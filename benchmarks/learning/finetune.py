@@ -34,7 +34,7 @@ from benchmarks.harness.children import run_peer
 from benchmarks.harness.kept_settings import draw_once, keep_settings
 from benchmarks.harness.report import machine, table_text, versions
 from benchmarks.harness.repository import REPOSITORY, commit_line
-from benchmarks.learning.parts.manifests import read_lines
+from benchmarks.learning.pretraining import read_lines
 from nestdata import Corpus
 from nestmodel import ErrorCounts, Estimate, count_errors, error_rate
 from nestmodel.evaluate.error_rates import ErrorUnit, bootstrap, percent

@@ -16,12 +16,14 @@ from statistics import median_high
 from benchmarks.harness.arguments import benchmark_parser
 from benchmarks.harness.children import run_command
 from benchmarks.harness.report import machine, table_text, versions
-from benchmarks.learning.parts.manifests import HELD_OUT, by_speaker, write_lines
-from benchmarks.learning.parts.pretraining import fit_command, prepare
+from benchmarks.learning.pretraining import fit_command, read_manifest, write_lines
 from nestdata import Corpus
 from nestmodel.training.callbacks.curves import Series, draw_curves, read_metrics
 
 QUICK = None
+HELD_OUT = ("fr_CA_f_June", "it_IT_m_Carlo")
+"""Speakers whose loss is measured."""
+
 CORPORA = {"train": "--max-seconds 30", "held_out": "--max-seconds 30", "noise": ""}
 """Options of `nestdata prepare` for each corpus."""
 
@@ -37,10 +39,15 @@ def main() -> int:
     output = arguments.output.absolute()
     output.mkdir(parents=True, exist_ok=True)
     if not (output / "run").exists():
-        lines = by_speaker(arguments.real_speech)
+        speech = read_manifest(arguments.real_speech / "speech.json")
+        lines = {
+            "train": [line for line in speech if line.get("speaker") not in HELD_OUT],
+            "held_out": [line for line in speech if line.get("speaker") in HELD_OUT],
+            "noise": read_manifest(arguments.real_speech / "noise.json"),
+        }
         for name, options in CORPORA.items():
             write_lines(output / f"{name}.json", lines[name])
-            prepare(f"{name}.json", output, options)
+            run_command(f"nestdata prepare {name}.json -o {name}.corpus {options} --overwrite", output, echo=True)
         for command in commands(arguments.minutes):
             run_command(command, output, echo=True)
     arguments.results.with_suffix(".md").write_text(report(output, arguments.minutes))
@@ -72,7 +79,7 @@ Held-out speakers: {", ".join(HELD_OUT)}, a woman and a man, with all their prom
 
 {typed}
 
-{verdict(series)}
+{summary(series)}
 
 {table_text(columns, validations(series))}
 
@@ -82,7 +89,7 @@ Medians: {median_high(series["audio_s_per_s"][1]):.0f} seconds of audio per seco
 """
 
 
-def verdict(series: Series) -> str:
+def summary(series: Series) -> str:
     """Returns one sentence: whether the validation loss fell below the entropy, and its best value."""
     rows = list(zip(series["val_loss"][0], series["val_loss"][1], series["val_token_entropy"][1], strict=True))
     best = min(rows, key=lambda row: row[1] - row[2])

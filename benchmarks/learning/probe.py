@@ -21,8 +21,7 @@ import soundfile
 from benchmarks.harness.arguments import benchmark_parser
 from benchmarks.harness.children import run_command
 from benchmarks.harness.report import Report, machine, versions
-from benchmarks.learning.parts.manifests import read_lines, write_lines
-from benchmarks.learning.parts.pretraining import fit_command
+from benchmarks.learning.pretraining import fit_command, read_lines, write_lines
 from nestdata import Corpus
 from nestmodel import Estimate
 from nestmodel.evaluate.error_rates import percent

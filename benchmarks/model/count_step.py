@@ -54,12 +54,8 @@ ISSUE_SHARE = 0.6
 WARP_INSTRUCTIONS_PER_S = 132 * 4 * 1.755e9 * ISSUE_SHARE
 """Multiprocessors, schedulers of each, clock, and the share of these slots in which good kernels issue."""
 
-MEASURED_BYTES_PER_S = {"_scaled_dot_product_efficient_attention": 0.75e12, "convolution": 0.27e12}
-"""Bytes a second of torch's kernels in the blocks, whose instructions cannot be counted: the 9.1 and 2.6 GB of `large`
-over the 12.1 and 9.7 ms that they took there. Source: the same result."""
-
 MEASURED_OVER_COUNTED = 1.33
-"""How much longer other kernels take than their bytes, FLOP or instructions: with `large`, compiled for one shape at
+"""How much longer kernels take than their bytes, FLOP or instructions: with `large`, compiled for one shape at
 335d56fa, 98.4 and 73.9 ms. Source: the same result."""
 
 TRIPS: dict[str, Callable[[Any, int], list[tuple[int, int]]]] = {
@@ -89,9 +85,8 @@ compiler chooses by time, the one with the fewest counts. `roof` adds up, over a
 bytes at {BYTES_PER_S / 1e12:g} TB/s and of FLOP at {FLOP_PER_S / 1e12:g} TFLOP/s. In `expected`, the time
 of instructions counts as well, of which an H100 issues {WARP_INSTRUCTIONS_PER_S / 1e12:.2f} 10^12 a second if good
 kernels fill {ISSUE_SHARE:g} of its slots (an assumption). The longest of the three times is multiplied by
-{MEASURED_OVER_COUNTED:g}: kernels of `large` took that much longer on [one H100](gpu_forms_h100_2026-11.md). torch's
-fused attention and depthwise convolutions, whose instructions cannot be counted, take their measured times there, by
-their bytes. Copies beside the computing, and times for which the GPU waits for the host, come on top: 11.6 ms there."""
+{MEASURED_OVER_COUNTED:g}: kernels of `large` took that much longer on [one H100](gpu_forms_h100_2026-11.md). Copies
+beside the computing, and times for which the GPU waits for the host, come on top: 11.6 ms there."""
 
 
 @dataclass(frozen=True)
@@ -174,9 +169,7 @@ def counted(preset: str, cuts: int | None = None) -> Counts:
 def cost_of(one: Operation) -> Count:
     """Returns the costs of an operation."""
     roof_s = max(one.num_bytes / BYTES_PER_S, one.flops / FLOP_PER_S)
-    rate = MEASURED_BYTES_PER_S.get(one.name.removesuffix("_backward")) if one.part == "blocks" else None
-    counted_s = max(roof_s, one.warp_instructions / WARP_INSTRUCTIONS_PER_S)
-    expected_s = one.num_bytes / rate if rate else counted_s * MEASURED_OVER_COUNTED
+    expected_s = max(roof_s, one.warp_instructions / WARP_INSTRUCTIONS_PER_S) * MEASURED_OVER_COUNTED
     return Count(1, one.num_bytes, one.warp_instructions, one.flops, roof_s, expected_s)
 
 

@@ -12,7 +12,6 @@ import json
 import sys
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -68,42 +67,6 @@ COLUMNS = ["model", "features", "tokens equal", "loss", "outputs, eval", "output
 COLUMNS += ["outputs, double", "gradients, double", "parameter, double"]
 
 
-@dataclass(frozen=True)
-class Comparison:
-    """Differences between two models, relative to the largest magnitude of each array; `features` is absolute."""
-
-    features: float
-    tokens: float
-    """Share of valid tokens that are equal."""
-
-    loss: float
-    """The larger difference of eval and training mode."""
-
-    outputs: float
-    """Encoder frames and log-probabilities in eval mode."""
-
-    train_outputs: float
-    """Encoder frames, log-probabilities and running statistics in training mode."""
-
-    train_gradients: float
-    exact_outputs: float
-    """Encoder frames in training mode, both sides in double precision."""
-
-    exact_gradients: float
-    worst: str
-    """The parameter whose gradient differs most in double precision."""
-
-    @property
-    def is_equal(self) -> bool:
-        """Whether all differences are within the tolerances."""
-        return (
-            self.tokens == 1.0
-            and self.features < FEATURE_TOLERANCE
-            and max(self.outputs, self.loss, self.exact_outputs) < OUTPUT_TOLERANCE
-            and self.exact_gradients < GRADIENT_TOLERANCE
-        )
-
-
 def main() -> int:
     """Prints the comparison; returns 1 if a difference exceeds its tolerance."""
     parser = benchmark_parser(__doc__)
@@ -127,19 +90,12 @@ def main() -> int:
         double precision. Limits: features 1e-4, loss and outputs 1e-5, all tokens equal, and gradients in double
         precision 1e-4; single precision has no limit in training mode.""")
     are_equal: list[bool] = []
-
-    def row(name: str, found: Comparison) -> list[str]:
-        are_equal.append(found.is_equal)
-        figures = [found.loss, found.outputs, found.train_outputs, found.train_gradients]
-        figures += [found.exact_outputs, found.exact_gradients]
-        cells = [f"{found.features:.1e}", f"{100 * found.tokens:g} %", *(f"{figure:.1e}" for figure in figures)]
-        return [name, *cells, f"`{found.worst}`"]
-
-    report.table(COLUMNS, (row(*each) for each in _comparisons(arguments.nemo_python, chosen)))
+    report.table(COLUMNS, _rows(arguments.nemo_python, chosen, are_equal))
     return 0 if all(are_equal) else 1
 
 
-def _comparisons(nemo_python: str, chosen: dict[str, dict[str, Any]]) -> Iterator[tuple[str, Comparison]]:
+def _rows(nemo_python: str, chosen: dict[str, dict[str, Any]], are_equal: list[bool]) -> Iterator[list[str]]:
+    """Yields the rows of the table; adds to `are_equal` whether the differences of a row are within the tolerances."""
     small = [name for name in chosen if name in VARIANTS]
     for names in ([small] if small else []) + [[name] for name in chosen if name in SIZES]:
         with tempfile.TemporaryDirectory() as directory:
@@ -155,7 +111,9 @@ def _comparisons(nemo_python: str, chosen: dict[str, dict[str, Any]]) -> Iterato
                 parts = {
                     part: torch.load(f"{case['output']}.{part}", mmap=True) for part in ("state", "single", "double")
                 }
-                yield name, _compare(case["section"], torch.load(case["inputs"]), **parts)
+                is_equal, cells = _compare(case["section"], torch.load(case["inputs"]), **parts)
+                are_equal.append(is_equal)
+                yield [name, *cells]
                 del parts
                 gc.collect()
 
@@ -182,8 +140,12 @@ def _compare(
     state: dict[str, Tensor],
     single: dict[str, Any],
     double: dict[str, Any],
-) -> Comparison:
-    """Compares with the outputs of NeMo's model with the same weights, in single and double precision."""
+) -> tuple[bool, list[str]]:
+    """Compares with the outputs of NeMo's model with the same weights, in single and double precision.
+
+    Returns:
+        Whether all differences are within the tolerances; and the differences, as cells of `COLUMNS`.
+    """
     model, nemo = NestNetwork(config_from_nemo(config)), single
     model.load_state_dict(state, strict=True)
     ours = {name: model.features(inputs[name], inputs["audio_lens"])[0] for name in ("clean", "noisy")}
@@ -215,17 +177,19 @@ def _compare(
     _loss(model, encoded, nemo["train"]["tokens"], is_masked).backward()
     exact_gradients = _gradients(model, double["gradients"])
     worst = max(exact_gradients, key=lambda name: exact_gradients[name])
-    return Comparison(
-        features=max((ours[name] - nemo[name]).abs().max().item() for name in ours),
-        tokens=min(tokens_equal),
-        loss=max(losses),
-        outputs=outputs["eval"],
-        train_outputs=max(outputs["train"], *statistics, 0.0),
-        train_gradients=max(gradients.values()),
-        exact_outputs=_difference(encoded.detach()[is_valid], double["encoded"][is_valid]),
-        exact_gradients=exact_gradients[worst],
-        worst=worst,
+    features = max((ours[name] - nemo[name]).abs().max().item() for name in ours)
+    train_outputs = max(outputs["train"], *statistics, 0.0)
+    exact_outputs = _difference(encoded.detach()[is_valid], double["encoded"][is_valid])
+    is_equal = (
+        min(tokens_equal) == 1.0
+        and features < FEATURE_TOLERANCE
+        and max(*losses, outputs["eval"], exact_outputs) < OUTPUT_TOLERANCE
+        and exact_gradients[worst] < GRADIENT_TOLERANCE
     )
+    figures = [max(losses), outputs["eval"], train_outputs, max(gradients.values())]
+    figures += [exact_outputs, exact_gradients[worst]]
+    cells = [f"{features:.1e}", f"{100 * min(tokens_equal):g} %", *(f"{figure:.1e}" for figure in figures)]
+    return is_equal, [*cells, f"`{worst}`"]
 
 
 def _loss(model: NestNetwork, encoded: Tensor, tokens: Tensor, is_masked: Tensor) -> Tensor:

@@ -1,8 +1,11 @@
-"""How benchmarks pretrain the preset `demo` on two cores: the settings, and the command as a user types it."""
+"""What benchmarks of learning share: lines of manifests, and how they pretrain the preset `demo` on two cores."""
 
+import json
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
-from benchmarks.harness.children import run_command
+Line = dict[str, Any]
 
 SETTINGS = {
     # The operations are small: two ranks of one thread each process twice as much audio as one rank of two threads.
@@ -19,8 +22,26 @@ SETTINGS = {
 }
 
 
+def read_lines(path: Path) -> list[Line]:
+    """Returns the JSON lines of a file."""
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def write_lines(path: Path, lines: Iterable[Line]) -> None:
+    """Writes JSON lines."""
+    path.write_text("".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines), encoding="utf-8")
+
+
+def read_manifest(path: Path) -> list[Line]:
+    """Returns the lines of a NeMo manifest with absolute paths."""
+    lines = read_lines(path)
+    for line in lines:
+        line["audio_filepath"] = str((path.parent / line["audio_filepath"]).absolute())
+    return lines
+
+
 def fit_command(corpus: str, minutes: int, *, val_corpus: str | None = None) -> str:
-    """Returns the command that trains for some minutes on a corpus, and writes to `run`.
+    """Returns the command that trains for some minutes on a corpus, as a user types it, and writes to `run`.
 
     Args:
         corpus: Speech to learn from.
@@ -34,9 +55,3 @@ def fit_command(corpus: str, minutes: int, *, val_corpus: str | None = None) -> 
         f"nestmodel fit {corpus} --config demo --noise noise.corpus {validation}"
         f"--output run --max-time {minutes}m {overrides}"
     )
-
-
-def prepare(manifest: str, output: Path, options: str = "--max-seconds 30") -> None:
-    """Prepares the corpus of NAME.json in a folder."""
-    name = manifest.removesuffix(".json")
-    run_command(f"nestdata prepare {manifest} -o {name}.corpus {options} --overwrite", output, echo=True)

@@ -1,1 +1,0 @@
-"""What benchmarks of learning share: manifests, hidden names, pretraining, and probes with their tables."""
