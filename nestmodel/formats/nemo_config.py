@@ -9,10 +9,10 @@ Source: numerics of NeMo 2.5 to 3.0, and of its pull request 15589 for NEST v2. 
 import math
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, get_type_hints
 
 from nestdata.config_checks import shown
-from nestmodel.attention_context import UNLIMITED, Context, Style
+from nestmodel.attention_context import UNLIMITED, Context
 from nestmodel.config import (
     EncoderConfig,
     FeatureConfig,
@@ -86,6 +86,43 @@ def is_nest_v2(section: Mapping[str, Any]) -> bool | None:
 _V2_FIELDS = {"learnable_norm", "xavier_normal_init", "log_codebook_coverage"}
 _MISSING = object()
 
+_FIELDS: Mapping[type, Mapping[str, tuple[str, object]]] = {
+    FeatureConfig: {
+        "sampling_rate": ("sample_rate", 16000),
+        "num_mels": ("features", _MISSING),
+        "dither": ("dither", 1e-5),
+        "pad_to": ("pad_to", 16),
+        "preemphasis": ("preemph", 0.97),
+    },
+    EncoderConfig: {
+        "d_model": ("d_model", _MISSING),
+        "num_heads": ("n_heads", 4),
+        "num_layers": ("n_layers", _MISSING),
+        "subsampling_channels": ("subsampling_conv_channels", _MISSING),
+        "subsampling_factor": ("subsampling_factor", 4),
+        "ff_expansion": ("ff_expansion_factor", 4),
+        "conv_kernel_size": ("conv_kernel_size", 31),
+        "dropout": ("dropout", 0.1),
+        "dropout_pre_encoder": ("dropout_pre_encoder", 0.1),
+        "dropout_att": ("dropout_att", 0.0),
+        "dropout_emb": ("dropout_emb", 0.1),
+        "xscaling": ("xscaling", True),
+        "use_bias": ("use_bias", True),
+        "conv_norm": ("conv_norm_type", "batch_norm"),
+        "att_context_style": ("att_context_style", "regular"),
+        "causal_downsampling": ("causal_downsampling", False),
+    },
+    QuantizerConfig: {
+        "num_classes": ("num_classes", _MISSING),
+        "num_codebooks": ("num_books", _MISSING),
+        "code_dim": ("code_dim", _MISSING),
+        "distance": ("dist_fn", "cosine"),
+    },
+    MaskConfig: {"block_size": ("block_size", 48), "prob": ("mask_prob", 0.5)},
+    OptimizerConfig: {"lr": ("lr", _MISSING), "betas": ("betas", (0.9, 0.999)), "weight_decay": ("weight_decay", 1e-2)},
+}
+"""Fields of our configurations whose values NeMo has under a name of its own: the name, and NeMo's default."""
+
 
 class _NemoSection:
     """One section of a NeMo configuration, all of whose keys must be read."""
@@ -106,6 +143,11 @@ class _NemoSection:
         if value is _MISSING:
             raise ConfigError(f"{self.where}.{key} is missing, and NeMo's default does not suit NEST: add it.")
         return convert(value, hint, f"{self.where}.{key}")
+
+    def take_fields(self, config_class: type) -> dict[str, Any]:
+        """Reads the values of `_FIELDS`, by the names of our fields."""
+        hints = get_type_hints(config_class)
+        return {name: self.take(key, hints[name], default) for name, (key, default) in _FIELDS[config_class].items()}
 
     def choose(self, key: str, *accepted: object, default: object) -> None:
         """Rejects all values except those for which this package computes the same as NeMo."""
@@ -128,7 +170,8 @@ class _NemoSection:
 
 
 def _nemo_features(section: _NemoSection) -> FeatureConfig:
-    rate = section.take("sample_rate", int, 16000)
+    fields = section.take_fields(FeatureConfig)
+    rate = fields["sampling_rate"]
     window_length = int(section.take("window_size", float) * rate)
     # In NeMo, null means the smallest power of two that holds the window.
     n_fft = section.unread.pop("n_fft", None) or 2 ** math.ceil(math.log2(window_length))
@@ -140,15 +183,11 @@ def _nemo_features(section: _NemoSection) -> FeatureConfig:
     section.only(n_window_size=None, n_window_stride=None)
     section.choose("highfreq", None, rate // 2, default=None)
     features = FeatureConfig(
-        sampling_rate=rate,
         n_fft=convert(n_fft, int, "model.preprocessor.n_fft"),
         window_length=window_length,
         hop_length=int(section.take("window_stride", float, 0.01) * rate),
-        num_mels=section.take("features", int),
-        dither=section.take("dither", float, 1e-5),
-        pad_to=section.take("pad_to", int, 16),
-        preemphasis=section.take("preemph", float, 0.97),
         normalize=convert(normalize, Literal["per_feature", "NA"], "model.preprocessor.normalize"),
+        **fields,
     )
     section.close("rng", "nb_max_freq", "use_torchaudio")
     return features
@@ -172,27 +211,12 @@ def _nemo_conv_context(section: _NemoSection, kernel_size: int) -> Literal["caus
 
 
 def _nemo_encoder(section: _NemoSection) -> EncoderConfig:
-    kernel_size = section.take("conv_kernel_size", int, 31)
+    fields = section.take_fields(EncoderConfig)
     encoder = EncoderConfig(
-        d_model=section.take("d_model", int),
-        num_heads=section.take("n_heads", int, 4),
-        num_layers=section.take("n_layers", int),
-        subsampling_channels=section.take("subsampling_conv_channels", int),
-        subsampling_factor=section.take("subsampling_factor", int, 4),
-        ff_expansion=section.take("ff_expansion_factor", int, 4),
-        conv_kernel_size=kernel_size,
-        dropout=section.take("dropout", float, 0.1),
-        dropout_pre_encoder=section.take("dropout_pre_encoder", float, 0.1),
-        dropout_att=section.take("dropout_att", float, 0.0),
-        dropout_emb=section.take("dropout_emb", float, 0.1),
-        xscaling=section.take("xscaling", bool, True),
-        use_bias=section.take("use_bias", bool, True),
-        conv_norm=section.take("conv_norm_type", Literal["batch_norm", "layer_norm"], "batch_norm"),
         att_context_size=_nemo_contexts(section),
         att_context_probs=section.take("att_context_probs", tuple[float, ...] | None, None) or None,
-        att_context_style=section.take("att_context_style", Style, "regular"),
-        conv_context_size=_nemo_conv_context(section, kernel_size),
-        causal_downsampling=section.take("causal_downsampling", bool, False),
+        conv_context_size=_nemo_conv_context(section, fields["conv_kernel_size"]),
+        **fields,
     )
     section.choose("subsampling", "dw_striding", default="striding")
     section.choose("feat_out", -1, encoder.d_model, default=-1)
@@ -212,13 +236,7 @@ def _nemo_quantizer(
     section.choose("combine_time_steps", num_stacked, default=1)
     section.choose("feat_in", *dims, default=min(dims))
     section.only(time_ahead=False, freeze=True, learnable_norm=False)
-    quantizer = QuantizerConfig(
-        num_classes=section.take("num_classes", int),
-        num_codebooks=section.take("num_books", int),
-        code_dim=section.take("code_dim", int),
-        distance=section.take("dist_fn", Literal["l2", "cosine"], "cosine"),
-        input_norm=input_norm,
-    )
+    quantizer = QuantizerConfig(input_norm=input_norm, **section.take_fields(QuantizerConfig))
     section.close("squeeze_single", "xavier_normal_init")
     return quantizer
 
@@ -226,12 +244,8 @@ def _nemo_quantizer(
 def _nemo_masking(section: _NemoSection, loss: _NemoSection, position: Literal["pre_conv", "post_conv"]) -> MaskConfig:
     section.choose("allow_overlap", True, default=False)
     section.only(freeze=True, mask_value=None, max_mask_ratio=0.8)
-    masking = MaskConfig(
-        position=position,
-        block_size=section.take("block_size", int, 48),
-        prob=section.take("mask_prob", float, 0.5),
-        threshold=loss.take("mask_threshold", float, 0.8),
-    )
+    threshold = loss.take("mask_threshold", float, 0.8)
+    masking = MaskConfig(position=position, threshold=threshold, **section.take_fields(MaskConfig))
     section.close("feat_in")
     return masking
 
@@ -258,15 +272,18 @@ def _nemo_optimizer(section: _NemoSection, d_model: int) -> OptimizerConfig:
     schedule.only(warmup_ratio=None)
     return OptimizerConfig(
         schedule="noam" if name == "NoamAnnealing" else "cosine",
-        lr=section.take("lr", float),
-        betas=section.take("betas", tuple[float, float], (0.9, 0.999)),
-        weight_decay=section.take("weight_decay", float, 1e-2),
+        **section.take_fields(OptimizerConfig),
         warmup_steps=schedule.take("warmup_steps", int),
         min_lr=schedule.take("min_lr", float, 0.0),
     )
 
 
 _COLLECTION = "nemo.collections.asr."
+
+
+def _fields_to_nemo(config: object) -> dict[str, Any]:
+    """Returns the values of `_FIELDS` by NeMo's names."""
+    return {key: getattr(config, name) for name, (key, _) in _FIELDS[type(config)].items()}
 
 
 def config_to_nemo(config: NestConfig) -> dict[str, Any]:
@@ -298,19 +315,15 @@ def config_to_nemo(config: NestConfig) -> dict[str, Any]:
         "spec_augment": {"_target_": _COLLECTION + "modules.SpectrogramAugmentation", "freq_masks": 0, "time_masks": 0},
         "masking": {
             "_target_": _COLLECTION + "modules.RandomBlockMasking",
-            "block_size": config.masking.block_size,
-            "mask_prob": config.masking.prob,
+            **_fields_to_nemo(config.masking),
             "feat_in": mels,
             "freeze": True,
             "allow_overlap": True,
         },
         "quantizer": {
             "_target_": _COLLECTION + "modules.RandomProjectionVectorQuantizer",
+            **_fields_to_nemo(config.quantizer),
             "feat_in": mels,
-            "code_dim": config.quantizer.code_dim,
-            "num_books": books,
-            "num_classes": classes,
-            "dist_fn": config.quantizer.distance,
             "freeze": True,
             "squeeze_single": False,
             "combine_time_steps": factor if is_pre_conv else 1,
@@ -341,19 +354,15 @@ def _features_to_nemo(features: FeatureConfig) -> dict[str, Any]:
     rate = features.sampling_rate
     return {
         "_target_": _COLLECTION + "modules.AudioToMelSpectrogramPreprocessor",
-        "sample_rate": rate,
+        **_fields_to_nemo(features),
         "normalize": features.normalize,
         "window_size": _seconds(features.window_length, rate),
         "window_stride": _seconds(features.hop_length, rate),
         "window": "hann",
-        "features": features.num_mels,
         "n_fft": features.n_fft,
         "log": True,
         "frame_splicing": 1,
-        "dither": features.dither,
-        "pad_to": features.pad_to,
         "pad_value": 0.0,
-        "preemph": features.preemphasis,
     }
 
 
@@ -378,41 +387,21 @@ def _encoder_to_nemo(encoder: EncoderConfig, num_mels: int) -> dict[str, Any]:
     conv_context = encoder.conv_context_size
     return {
         "_target_": _COLLECTION + "modules.ConformerEncoder",
+        **_fields_to_nemo(encoder),
         "feat_in": num_mels,
         "feat_out": -1,
-        "n_layers": encoder.num_layers,
-        "d_model": encoder.d_model,
-        "use_bias": encoder.use_bias,
         "subsampling": "dw_striding",
-        "subsampling_factor": encoder.subsampling_factor,
-        "subsampling_conv_channels": encoder.subsampling_channels,
-        "causal_downsampling": encoder.causal_downsampling,
-        "ff_expansion_factor": encoder.ff_expansion,
         "self_attention_model": "rel_pos",
-        "n_heads": encoder.num_heads,
         "att_context_size": contexts if len(contexts) > 1 else contexts[0],
         "att_context_probs": _exact_probs(encoder.att_context_probs),
-        "att_context_style": encoder.att_context_style,
-        "xscaling": encoder.xscaling,
         "untie_biases": True,
         "pos_emb_max_len": 5000,
-        "conv_kernel_size": encoder.conv_kernel_size,
-        "conv_norm_type": encoder.conv_norm,
         "conv_context_size": list(conv_context) if isinstance(conv_context, tuple) else conv_context,
-        "dropout": encoder.dropout,
-        "dropout_pre_encoder": encoder.dropout_pre_encoder,
-        "dropout_emb": encoder.dropout_emb,
-        "dropout_att": encoder.dropout_att,
     }
 
 
 def _optimizer_to_nemo(optimizer: OptimizerConfig, d_model: int) -> dict[str, Any]:
-    section: dict[str, Any] = {
-        "name": "adamw",
-        "lr": optimizer.lr,
-        "betas": list(optimizer.betas),
-        "weight_decay": optimizer.weight_decay,
-    }
+    section = {"name": "adamw", **_fields_to_nemo(optimizer), "betas": list(optimizer.betas)}
     if optimizer.schedule == "wsd":  # NeMo has none
         return section
     schedule = {"warmup_steps": optimizer.warmup_steps, "warmup_ratio": None, "min_lr": optimizer.min_lr}
