@@ -42,21 +42,14 @@ CARD_FILE = "README.md"
 
 _log = logging.getLogger(__name__)
 
-_SUFFIXES: Mapping[str, str] = {
-    "nemo": ".nemo",
-    "huggingface": ".huggingface",
-    "safetensors": ".safetensors",
-    "onnx": ".onnx",
-    "onnx-streaming": ".streaming.onnx",
+_FORMATS: Mapping[str, tuple[str, tuple[WeightParts, ...]]] = {
+    "nemo": (".nemo", ("all",)),
+    "huggingface": (".huggingface", ("encoder",)),
+    "safetensors": (".safetensors", ("encoder", "all")),
+    "onnx": (".onnx", ("encoder",)),
+    "onnx-streaming": (".streaming.onnx", ("encoder",)),
 }
-# The parts of a model that each format can hold; the first is the default.
-_PARTS: Mapping[str, tuple[WeightParts, ...]] = {
-    "nemo": ("all",),
-    "huggingface": ("encoder",),
-    "safetensors": ("encoder", "all"),
-    "onnx": ("encoder",),
-    "onnx-streaming": ("encoder",),
-}
+"""Suffix of each format, and the parts of a model that it can hold; the first is the default."""
 
 
 def save_network(
@@ -79,7 +72,7 @@ def save_network(
         OutputError: The target exists already or is one of the sources, or another run is writing it.
     """
     path = Path(path)
-    other = next((name for name, suffix in _SUFFIXES.items() if path.suffix == suffix), None)
+    other = next((name for name, (suffix, _) in _FORMATS.items() if path.suffix == suffix), None)
     if other is not None:
         raise ConfigError(
             f"{path}: save_network writes checkpoints. Give a name such as {path.stem}.ckpt, or call "
@@ -193,20 +186,21 @@ def export_model(
             context.
         OutputError: The target exists already, or another run is writing it.
     """
-    parts = _PARTS[to][0] if parts is None else parts
-    if parts not in _PARTS[to]:
+    suffix, possible = _FORMATS[to]
+    parts = possible[0] if parts is None else parts
+    if parts not in possible:
         raise ConfigError(
-            f"parts is {parts!r}: the format {to} can hold only {_PARTS[to][0]!r}. Leave it out, or use safetensors."
+            f"parts is {parts!r}: the format {to} can hold only {possible[0]!r}. Leave it out, or use safetensors."
         )
     if output is None:
         if isinstance(source, NestNetwork):
             raise ConfigError("output is missing: a network has no name. Give the path of the result.")
-        output = _stem(source) + _SUFFIXES[to]
-    output, inputs = Path(output), [] if isinstance(source, NestNetwork) else _files([source])
+        output = _stem(source) + suffix
+    output, inputs, known = Path(output), list[Path](), Training()
     if isinstance(source, NestNetwork):
-        network, known = source, Training()
+        network = source
     else:
-        network = load_network(source)
+        network, inputs = load_network(source), _files([source])
         with open_model_file(source) as file:
             known = Training.of(file.entry)
     if to == "onnx-streaming":

@@ -53,9 +53,7 @@ def read_nemo_config(tar: tarfile.TarFile, path: Path) -> NestConfig:
         WeightsError: The archive holds no configuration.
         OSError, TarError, YAMLError: The file is damaged.
     """
-    file = tar.extractfile(_member(tar, CONFIG_MEMBER, path))
-    assert file is not None
-    section = read_yaml(file.read())
+    section = read_yaml(_open_member(tar, CONFIG_MEMBER, path).read())
     section = section.get("model", section) if isinstance(section, Mapping) else section
     if not isinstance(section, Mapping):
         raise WeightsError(f"{path}: its {CONFIG_MEMBER} is not a mapping. Export the file again.")
@@ -118,8 +116,7 @@ def read_nemo_state(tar: tarfile.TarFile, path: Path) -> object:
         WeightsError: The archive holds no weights, or they are damaged.
         OSError, RuntimeError, TarError, UnpicklingError: The file is damaged.
     """
-    file = tar.extractfile(_member(tar, WEIGHTS_MEMBER, path))
-    assert file is not None
+    file = _open_member(tar, WEIGHTS_MEMBER, path)
     with tempfile.TemporaryFile() as unpacked:
         is_compressed = _is_compressed(tar)
         if is_compressed:
@@ -161,7 +158,7 @@ def write_nemo(path: Path, config: NestConfig, state: Mapping[str, Tensor]) -> N
                 tar.addfile(member, file)
 
 
-def _member(tar: tarfile.TarFile, name: str, path: Path) -> tarfile.TarInfo:
+def _open_member(tar: tarfile.TarFile, name: str, path: Path) -> io.BufferedReader:
     limit = _MAX_COMPRESSION * path.stat().st_size + _MAX_CONFIG_BYTES
     for member in tar:
         # Otherwise, a small archive could fill the disk, or take hours to read.
@@ -174,7 +171,9 @@ def _member(tar: tarfile.TarFile, name: str, path: Path) -> tarfile.TarInfo:
         if member.isfile() and member.name.removeprefix("./") == name:
             if not _is_compressed(tar) and member.offset_data + member.size > path.stat().st_size:
                 raise tarfile.ReadError("unexpected end of data")  # torch would report something else
-            return member
+            file = tar.extractfile(member)
+            assert isinstance(file, io.BufferedReader)
+            return file
     raise WeightsError(f"{path}: a tar file without {name}, so not a NeMo archive. Give a .nemo file.")
 
 

@@ -11,7 +11,8 @@ Source: NeMo 3.0.0, core/classes/modelPT.py (`hparams`); Lightning 2.6, trainer/
 import io
 import os
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from itertools import count
 from pathlib import Path
 from typing import IO, Any, cast
 
@@ -101,27 +102,25 @@ def nemo_section(checkpoint: Mapping[str, Any]) -> Mapping[str, Any] | None:
     Raises:
         ValueError: It has too many values.
     """
-    parameters = _Plain().of(checkpoint.get("hyper_parameters"))
+    parameters = _plain(checkpoint.get("hyper_parameters"), count())
     section = parameters.get("cfg") if isinstance(parameters, dict) else None
     return section if isinstance(section, dict) else None
 
 
-class _Plain:
-    """Converts values of a checkpoint to dicts, lists and plain values."""
+def _plain(value: Any, numbers: Iterator[int]) -> Any:
+    """Returns a value without the objects of OmegaConf; raises RecursionError if it contains itself.
 
-    def __init__(self) -> None:
-        self._num_left = _MAX_VALUES
-
-    def of(self, value: Any) -> Any:
-        """Returns a value without the objects of OmegaConf; raises RecursionError if it contains itself."""
-        self._num_left -= 1
-        if self._num_left < 0:
-            raise ValueError(f"a configuration of more than {_MAX_VALUES} values")
-        if isinstance(value, _Object):  # a dict, a list, or a single value
-            fields = vars(value)
-            return self.of(fields["_content"] if "_content" in fields else fields.get("_val"))
-        if isinstance(value, dict):
-            return {key: self.of(item) for key, item in value.items()}
-        if isinstance(value, list):
-            return [self.of(item) for item in value]
-        return value
+    Args:
+        value: Value of a checkpoint.
+        numbers: Counts the parts.
+    """
+    if next(numbers) >= _MAX_VALUES:
+        raise ValueError(f"a configuration of more than {_MAX_VALUES} values")
+    if isinstance(value, _Object):  # a dict, a list, or a single value
+        fields = vars(value)
+        return _plain(fields["_content"] if "_content" in fields else fields.get("_val"), numbers)
+    if isinstance(value, dict):
+        return {key: _plain(item, numbers) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_plain(item, numbers) for item in value]
+    return value
