@@ -31,7 +31,7 @@ def calibrate_batch_norm(
     next block. Differs from training: padded frames do not count, there is no dropout, noise or masking, and the result
     is the mean over all frames instead of a moving average over steps. The first block's statistics do not depend on
     the batches, except for rounding. An encoder without batch norm is unchanged. In an encoder of another author,
-    padded frames count, and the result is the mean of the statistics of the batches.
+    padded frames count as well.
 
     Args:
         network: Moved to the device.
@@ -44,51 +44,36 @@ def calibrate_batch_norm(
     norms = [module for module in network.encoder.modules() if isinstance(module, StepBatchNorm)]
     if not norms:
         return
-    if not isinstance(network.encoder, ConformerEncoder):
-        compute, momenta = layer_function(network, "last"), [norm.momentum for norm in norms]
-
-        def encode_in_training(audio: Tensor, audio_lens: Tensor) -> tuple[Tensor, Tensor]:
-            for norm in norms:  # everything else stays in eval mode
-                norm.train()
-            return compute(audio, audio_lens)
-
-        for norm in norms:
-            norm.reset_running_stats()
-            norm.momentum = None  # the mean over all batches
-        limits = (max_batch_seconds, device)
-        for _ in iterate_corpus(network, corpus, encode_in_training, *limits, rows=rows, on_reject=on_reject):
-            pass
-        for norm, momentum in zip(norms, momenta, strict=True):
-            norm.eval()
-            norm.momentum = momentum
-        return
     encoder = network.encoder
     is_valid = torch.empty(0)  # of the frames of the current batch, one utterance after the other
-    num_frames = 0
     sums = {norm: torch.zeros(2, norm.num_features, dtype=torch.float64) for norm in norms}
+    num_frames = dict.fromkeys(norms, 0)
 
     def encode(audio: Tensor, audio_lens: Tensor) -> tuple[Tensor, Tensor]:
-        nonlocal is_valid, num_frames
+        nonlocal is_valid
+        assert isinstance(encoder, ConformerEncoder)
         x, enc_lens = encoder.pre_encode(*network.features(audio, audio_lens))
         is_valid = (torch.arange(x.shape[1], device=x.device) < enc_lens[:, None]).flatten()
-        num_frames += int(enc_lens.sum())
         return encoder.encode(x, enc_lens).unsqueeze(0), enc_lens
 
     def normalise_by_batch(norm: StepBatchNorm, inputs: tuple[Tensor]) -> None:
-        valid = inputs[0][is_valid].double()
+        frames = inputs[0].transpose(1, -1).flatten(0, -2)  # (batch, features, frames) -> (frames, features)
+        valid = (frames[is_valid] if isinstance(encoder, ConformerEncoder) else frames).double()
         of_batch = torch.stack([valid.sum(dim=0), valid.square().sum(dim=0)])
         sums[norm] += of_batch.cpu()
+        num_frames[norm] += len(valid)
         _set_statistics(norm, of_batch, len(valid))
 
+    compute = encode if isinstance(encoder, ConformerEncoder) else layer_function(network, "last")
     hooks = [norm.register_forward_pre_hook(normalise_by_batch) for norm in norms]
     try:
-        for _ in iterate_corpus(network, corpus, encode, max_batch_seconds, device, rows=rows, on_reject=on_reject):
+        for _ in iterate_corpus(network, corpus, compute, max_batch_seconds, device, rows=rows, on_reject=on_reject):
             pass
     finally:
         for hook in hooks:
             hook.remove()
     for norm in norms:
-        _set_statistics(norm, sums[norm], num_frames)
+        _set_statistics(norm, sums[norm], num_frames[norm])
 
 
 def _set_statistics(norm: StepBatchNorm, sums: Tensor, num_frames: int) -> None:

@@ -21,7 +21,7 @@ from torch import Tensor
 from nestdata import AudioError, AudioInputs, Corpus, load_audio
 from nestmodel.errors import ConfigError, ExtractError, is_out_of_memory
 from nestmodel.evaluate.evaluation_config import Layers, check_batch_seconds, check_window
-from nestmodel.evaluate.inputs import RejectedUtterance, audio_path, check_rate, open_inputs
+from nestmodel.evaluate.inputs import RejectedUtterance, open_inputs, reject_cut
 from nestmodel.evaluate.windows import check_memory, longest_whole_s, needed_bytes, states_in_windows
 from nestmodel.formats.weights import load_network
 from nestmodel.nn.encoder import ConformerEncoder
@@ -139,13 +139,10 @@ def iterate_features(
         ExtractError: A batch does not fit into memory; or an utterance has no features and `on_reject` is None.
     """
     model = as_network(model)
-    compute, rate = layer_function(model, layers, window_seconds), model.config.features.sampling_rate
-    if isinstance(inputs, Corpus):
-        check_rate(inputs, rate)
-        return iterate_corpus(model, inputs, compute, max_batch_seconds, device, rows=rows, on_reject=on_reject)
-    if rows is not None:
+    compute = layer_function(model, layers, window_seconds)
+    if rows is not None and not isinstance(inputs, Corpus):
         raise ConfigError("rows are indices of a Corpus: open one with Corpus.open, or leave them out.")
-    return _iterate_prepared(model, inputs, compute, max_batch_seconds, device, on_reject or _raise_rejected)
+    return _iterate_inputs(model, inputs, compute, max_batch_seconds, device, rows, on_reject or _raise_rejected)
 
 
 def iterate_corpus(
@@ -213,7 +210,7 @@ def encode_batch(
     for (row, _), values in zip(loaded, found, strict=True):
         line = corpus.line(row)
         if isinstance(values, tuple):
-            reject(_rejected(line, *values))
+            reject(reject_cut(line, *values))
         else:
             yield Utterance(row, line, values)
 
@@ -373,25 +370,26 @@ def frame_rate_hz(model: NestNetwork) -> float:
     return features.sampling_rate / model.frame_samples
 
 
-def _iterate_prepared(
+def _iterate_inputs(
     model: NestNetwork,
     inputs: AudioInputs,
     compute: BatchFunction,
     max_batch_seconds: float,
     device: str,
+    rows: Sequence[int] | None,
     on_reject: OnReject,
 ) -> Iterator[Utterance]:
-    """Does the work of `iterate_corpus` for inputs that are prepared into a temporary corpus."""
+    """Does the work of `iterate_corpus` for a corpus, or for inputs that are prepared into a temporary one."""
     rate = model.config.features.sampling_rate
     with TemporaryDirectory() as name, open_inputs(inputs, rate, Path(name), on_reject) as corpus:
-        yield from iterate_corpus(model, corpus, compute, max_batch_seconds, device, on_reject=on_reject)
+        yield from iterate_corpus(model, corpus, compute, max_batch_seconds, device, rows=rows, on_reject=on_reject)
 
 
 def _load(corpus: Corpus, row: int, reject: OnReject) -> NDArray[np.float32] | None:
     try:
         return corpus.load(row)[1]
     except AudioError as error:
-        reject(_rejected(corpus.line(row), error.reason, str(error)))
+        reject(reject_cut(corpus.line(row), error.reason, str(error)))
         return None
 
 
@@ -450,10 +448,6 @@ def in_eval_mode(model: NestNetwork, device: torch.device) -> Iterator[None]:
         yield
     finally:
         model.train(was_training)
-
-
-def _rejected(cut: dict[str, Any], reason: str, detail: str) -> RejectedUtterance:
-    return RejectedUtterance(audio_path(cut) or "", cut["id"], reason, detail)
 
 
 def _raise_rejected(rejected: RejectedUtterance) -> None:

@@ -21,6 +21,7 @@ import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -66,6 +67,7 @@ from nestmodel.evaluate.inputs import (
     cut_labels,
     open_inputs,
     open_prepared,
+    reject_cut,
 )
 from nestmodel.formats.weights import digest_of
 from nestmodel.nn.network import NestNetwork
@@ -138,7 +140,7 @@ def extract_features(
         kind="a directory of features",
         names=_NAMES,
         overwrite=overwrite,
-        may_replace=_is_feature_directory,
+        may_replace=partial(has_json_kind, file_name="meta.json", kind="features"),
         resumable=(RECORDS, FEATURES),
     ) as directory:
         with (
@@ -241,10 +243,6 @@ def _settings(model: NestNetwork, corpus: Corpus, config: ExtractConfig, device:
     }
 
 
-def _is_feature_directory(directory: Path) -> bool:
-    return has_json_kind(directory, "meta.json", "features")
-
-
 def file_stem(cut_id: str) -> str:
     """Returns a unique file name for any cut id: the readable characters of the id and a hash of it."""
     readable = re.sub(r"[^A-Za-z0-9._-]+", "_", cut_id).strip("._-")[-_MAX_READABLE_CHARACTERS:].lstrip("._-")
@@ -302,14 +300,16 @@ def _write_files(
 ) -> Iterator[tuple[int, dict[str, Any], int]]:
     """Writes features; yields the index of each utterance in the corpus, its line of `index.jsonl`, and its size."""
     for utterance in utterances:
-        cut_id = utterance.line["id"]
         with np.errstate(over="ignore"):  # the next lines check for overflow
             values = utterance.values.astype(config.dtype)
         if not np.isfinite(values).all():
             detail = f"values up to {np.abs(utterance.values).max():.3g} do not fit into {config.dtype}"
-            rejected.append(RejectedUtterance(audio_path(utterance.line) or "", cut_id, "overflow", detail))
+            rejected.append(reject_cut(utterance.line, "overflow", detail))
             continue
-        name, content = f"{file_stem(cut_id)}.npy", _encode_file(values[0] if len(values) == 1 else values)
+        name, content = (
+            f"{file_stem(utterance.line['id'])}.npy",
+            _encode_file(values[0] if len(values) == 1 else values),
+        )
         folder.write(name, content)
         yield utterance.row, _index_row(utterance, f"{FEATURES}/{name}", corpus), len(content)
 

@@ -35,6 +35,11 @@ class RejectedUtterance(NamedTuple):
     """What was wrong, with the values that were found."""
 
 
+def reject_cut(cut: dict[str, Any], reason: str, detail: str) -> RejectedUtterance:
+    """Returns the reject of a cut."""
+    return RejectedUtterance(audio_path(cut) or "", cut["id"], reason, detail)
+
+
 class RejectLog:
     """Utterances without features. Several passes over a corpus reject the same ones, which are listed once."""
 

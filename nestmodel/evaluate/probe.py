@@ -89,8 +89,6 @@ CONTESTANTS: tuple[Contestant, ...] = get_args(Contestant)
 
 _INVERSE_REGULARISATION = (0.01, 0.1, 1.0)
 _MAX_FOLDS = 3
-# The files of a probe.
-_NAMES = re.compile(r"probe\.json|hypotheses\.jsonl|rejected(?:_test)?\.jsonl")
 
 
 def run_probe(
@@ -371,14 +369,12 @@ def _directory(output: str | Path | None, overwrite: bool) -> Iterator[Path]:
             yield Path(name)
     else:
         target = Path(output).resolve()
+        may_replace = partial(has_json_kind, file_name="probe.json", kind="probe")
+        names = re.compile(r"probe\.json|hypotheses\.jsonl|rejected(?:_test)?\.jsonl")
         with output_directory(
-            target, kind="a probe", names=_NAMES, overwrite=overwrite, may_replace=_is_probe
-        ) as partial:
-            yield partial
-
-
-def _is_probe(directory: Path) -> bool:
-    return has_json_kind(directory, "probe.json", "probe")
+            target, kind="a probe", names=names, overwrite=overwrite, may_replace=may_replace
+        ) as directory:
+            yield directory
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple
 from nestdata import Corpus, derive_key
 from nestmodel.errors import ProbeError
 from nestmodel.evaluate.evaluation_config import MIN_TRAIN_PER_CLASS, ProbeConfig
-from nestmodel.evaluate.inputs import RejectedUtterance, RejectLog, audio_path, cut_labels
+from nestmodel.evaluate.inputs import RejectLog, cut_labels, reject_cut
 from nestmodel.evaluate.text import normalise_text
 
 SideName = Literal["training", "test"]
@@ -132,7 +132,7 @@ def transcribed_utterances(
         if not text:
             reason = "empty_text" if labels.get("text") else "no_text"
             detail = f"its text is {labels.get('text')!r}: letters or digits are needed"
-            rejects.add(RejectedUtterance(audio_path(cut) or "", cut["id"], reason, detail))
+            rejects.add(reject_cut(cut, reason, detail))
             continue
         name = f"recording {cut['recording']['id']}" if group is None else f"group {group}"
         found.append(ProbeUtterance(row, cut["id"], text, name))

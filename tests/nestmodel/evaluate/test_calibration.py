@@ -11,6 +11,7 @@ from nestmodel import NestNetwork
 from nestmodel.evaluate.calibration import calibrate_batch_norm
 from nestmodel.nn.batch_norm import StepBatchNorm
 from tests.nestmodel.evaluate.norm_statistics import norm_statistics, norms_of
+from tests.own_encoders import Convolutions
 from tests.synthesis import folder_corpus, hiss, tone
 from tests.training import tiny_config
 
@@ -97,3 +98,16 @@ def test_an_encoder_without_batch_norm_is_unchanged(corpus: Corpus) -> None:
     before = {name: values.clone() for name, values in network.state_dict().items()}
     calibrate_batch_norm(network, corpus, range(len(corpus)), 4.0, "cpu")  # encodes nothing, or it would raise
     assert all(torch.equal(values, before[name]) for name, values in network.state_dict().items())
+
+
+def test_statistics_of_an_encoder_of_another_author_are_those_of_all_frames_of_all_batches(corpus: Corpus) -> None:
+    network = NestNetwork(tiny_config(), Convolutions())
+    (norm,) = norms_of(network)
+    frames: list[Tensor] = []
+    hook = norm.register_forward_pre_hook(lambda _, inputs: frames.append(inputs[0].transpose(1, 2).flatten(0, 1)))
+    calibrate_batch_norm(network, corpus, range(len(corpus)), 4.0, "cpu", on_reject=lambda _: None)
+    hook.remove()
+    assert len(frames) > 1
+    found = torch.cat(frames).double().numpy()
+    assert_statistics(norm, found.mean(axis=0), found.var(axis=0))
+    assert network.training
