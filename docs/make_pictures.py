@@ -145,7 +145,7 @@ def draw_contexts(path: Path) -> None:
         drawing.text(x + num_frames * cell / 2, top - 14, "attends to frame", 14, MUTED)
         middle = top + num_frames * cell / 2
         drawing.text(x - 16, middle, "frame", 14, MUTED, turn=f"rotate(-90 {x - 16} {middle:g})")
-        is_visible = visible_keys(num_frames, num_frames, (6, 2), style)
+        is_visible = visible_keys(num_frames, (6, 2), style)
         for query in range(num_frames):
             for key in range(num_frames):
                 colour = "white" if not is_visible[query, key] else BLUE if key <= query else ORANGE

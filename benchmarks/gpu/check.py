@@ -19,7 +19,7 @@ from benchmarks.gpu.trial import REFERENCE, Trial, batch_of, config_of, cuts_of,
 LAST_PLACE = 2.0**-7
 """Relative distance of neighbouring numbers in bf16."""
 
-SMALL_NORM = 0.01
+NORM_FLOOR = 0.01
 """Errors are relative to the norm of a gradient, or to this share of the norm of all gradients if that is more."""
 
 Found = Mapping[str, Tensor]
@@ -61,7 +61,7 @@ def passes(trial: Trial, name: str, num_cuts: int) -> Found:
 
 def errors(found: Found, exact: Found) -> dict[str, float]:
     """Returns the relative error of each value; infinity for a missing value."""
-    floor = SMALL_NORM * math.hypot(*(_norm(x) for name, x in exact.items() if name != "loss"))
+    floor = NORM_FLOOR * math.hypot(*(_norm(x) for name, x in exact.items() if name != "loss"))
     return {
         name: _norm(found[name] - x) / max(_norm(x), 0.0 if name == "loss" else floor) if name in found else math.inf
         for name, x in exact.items()

@@ -148,38 +148,21 @@ def describe_frames(
         style: How the context is counted.
     """
     num_frames, dim = x.shape[1:]
-    is_padding, is_masked_key = mask_keys(num_frames, num_frames, enc_lens, context, style)
+    is_padding = torch.arange(num_frames, device=enc_lens.device) >= enc_lens.unsqueeze(1)
+    is_masked_key = is_padding[:, None, None, :]
+    if context is not None:
+        is_masked_key = is_masked_key | ~visible_keys(num_frames, context, style, enc_lens.device)
     positions = relative_positions(num_frames, dim, x.device).to(product_dtype(x))
     return Frames(positions, is_padding, is_masked_key)
 
 
-def mask_keys(
-    num_queries: int, num_keys: int, enc_lens: Int[Tensor, " batch"], context: Context | None, style: Style
-) -> tuple[Bool[Tensor, "batch keys"], Bool[Tensor, "batch 1 queries keys"]]:
-    """Returns which keys are padded, and which are not attended to, as `Frames.is_masked_key`.
-
-    Args:
-        num_queries: Number of encoder frames that attend.
-        num_keys: Number of encoder frames that are attended to.
-        enc_lens: Number of valid frames of each utterance.
-        context: As for `describe_frames`.
-        style: How the context is counted.
-    """
-    is_padded = torch.arange(num_keys, device=enc_lens.device) >= enc_lens.unsqueeze(1)
-    is_masked = is_padded[:, None, None, :]
-    if context is not None:
-        is_masked = is_masked | ~visible_keys(num_queries, num_keys, context, style, enc_lens.device)
-    return is_padded, is_masked
-
-
 def visible_keys(
-    num_queries: int, num_keys: int, context: Context, style: Style, device: torch.device | None = None
+    num_frames: int, context: Context, style: Style, device: torch.device | None = None
 ) -> Bool[Tensor, "queries keys"]:
     """Returns True where a query attends to a key, by an attention context; padding is not considered.
 
     Args:
-        num_queries: Number of encoder frames that attend.
-        num_keys: Number of encoder frames that are attended to; both are counted from the same first frame.
+        num_frames: Number of encoder frames, which are queries and keys.
         context: Numbers of encoder frames to the left and to the right, `UNLIMITED` for no limit.
         style: With `regular`, query i attends to the keys i - left to i + right. With `chunked_limited`, frames are in
             chunks of right + 1, and a query attends to all keys of its own chunk and of the left / (right + 1) chunks
@@ -188,20 +171,28 @@ def visible_keys(
 
     Source: `ConformerEncoder._create_masks` of NeMo 3.0.0.
     """
-    left, right = context
-    queries = torch.arange(num_queries, device=device).unsqueeze(1)
-    keys = torch.arange(num_keys, device=device)
-    if style == "chunked_limited" and right != UNLIMITED:
-        chunk = right + 1
-        queries, keys, right = queries // chunk, keys // chunk, 0
-        left = left if left == UNLIMITED else left // chunk
-    distance = queries - keys
+    left, right, chunk = in_chunks(context, style)
+    numbers = torch.arange(num_frames, device=device) // chunk
+    distance = numbers.unsqueeze(1) - numbers
     is_visible = torch.ones_like(distance, dtype=torch.bool)
     if left != UNLIMITED:
         is_visible &= distance <= left
     if right != UNLIMITED:
         is_visible &= distance >= -right
     return is_visible
+
+
+def in_chunks(context: Context, style: Style) -> tuple[int, int, int]:
+    """Returns how many chunks to the left and to the right a query attends to, and the number of frames of a chunk.
+
+    Args:
+        context: Attention context, as for `visible_keys`; unlimited sides stay unlimited.
+        style: How the context is counted; only with `chunked_limited` has a chunk more than one frame.
+    """
+    left, right = context
+    if style != "chunked_limited" or right == UNLIMITED:
+        return left, right, 1
+    return left if left == UNLIMITED else left // (right + 1), 0, right + 1
 
 
 def relative_positions(

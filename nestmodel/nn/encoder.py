@@ -166,7 +166,7 @@ class ConformerEncoder(Encoder):
         num_new, num_keys = x.shape[1], caches[0].attention.shape[3] + x.shape[1]
         positions = relative_positions(num_keys, x.shape[2], x.device, num_distances=num_keys + num_new)
         # The first cached frame is the first frame of a chunk, so chunks may be counted from it.
-        is_visible = visible_keys(num_keys, num_keys, context, self.config.att_context_style, x.device)
+        is_visible = visible_keys(num_keys, context, self.config.att_context_style, x.device)
         is_masked = ~is_visible[None, None, num_keys - num_new :]
         if is_empty is not None:
             is_masked = is_masked | is_empty[:, None, None, :]

@@ -21,10 +21,11 @@ from nestmodel.nn.batch_norm import StepBatchNorm
 _NORMS = nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm
 """Norms whose running statistics follow the microbatches of one rank."""
 
-_MAX_MORE = 4
+_MAX_BORDER_FRAMES = 4
 """Frames by which numbers and lengths may differ from the sizes of an encoder, because of borders."""
 
-_MANY_FRAMES = 100
+_TRIED_FRAMES = 100
+"""Frames of the audio for which the number of frames of an encoder with features of its own is checked."""
 
 
 class EncoderOutput(NamedTuple):
@@ -160,10 +161,10 @@ def adopt_encoder(encoder: object) -> None:
             f"{name}.{halves[0]} is not in float32: call `float()` of the encoder, and set trainer.precision instead."
         )
     if isinstance(encoder, FeatureEncoder):
-        num_frames = int(encoder.feature_lens(torch.tensor([_MANY_FRAMES * encoder.hop_length])))
-        if abs(num_frames - _MANY_FRAMES) > _MAX_MORE:
+        num_frames = int(encoder.feature_lens(torch.tensor([_TRIED_FRAMES * encoder.hop_length])))
+        if abs(num_frames - _TRIED_FRAMES) > _MAX_BORDER_FRAMES:
             raise ConfigError(
-                f"{name}.feature_lens gives {num_frames} frames for {_MANY_FRAMES} times its hop_length of "
+                f"{name}.feature_lens gives {num_frames} frames for {_TRIED_FRAMES} times its hop_length of "
                 f"{encoder.hop_length} samples. Set hop_length to the number of samples from one frame to the next."
             )
     encoder.train()
@@ -252,10 +253,10 @@ def check_output(encoder: Encoder, output: object, feat_lens: Int[Tensor, " batc
             f"{name} returns lens {lens.dtype} of shape {tuple(lens.shape)}: expected whole numbers, one each."
         )
     lens = lens.to(frames.device, torch.int64)
-    is_right = abs(frames.shape[1] - num_feats / factor) <= _MAX_MORE
+    is_right = abs(frames.shape[1] - num_feats / factor) <= _MAX_BORDER_FRAMES
     if lens.device.type == "cpu" or not encoder.is_checked:
         differences = (lens - feat_lens.to(lens.device) / factor).abs()
-        is_right = is_right and bool(differences.max() <= _MAX_MORE) and bool(lens.max() <= frames.shape[1])
+        is_right = is_right and bool(differences.max() <= _MAX_BORDER_FRAMES) and bool(lens.max() <= frames.shape[1])
     encoder.is_checked = True
     if not is_right:
         raise ConfigError(

@@ -6,7 +6,6 @@ generator state to save. They are the same on every device.
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -93,45 +92,33 @@ class MultiSoftmaxDecoder(nn.Module):
         return self.logits(encoded).log_softmax(dim=-2)
 
 
-class FrameSizes(NamedTuple):
-    """Which frames are masked and which are quantized, and how many of them belong to a token."""
+def _build_targets(config: NestConfig, encoder: Encoder | None) -> tuple[RandomProjectionQuantizer, BlockMask, int]:
+    """Returns the quantizer, the masks, and the number of masked frames that belong to a token.
 
-    masked_dim: int
-    """Number of values of a frame that can be masked."""
+    Args:
+        config: Settings of the network.
+        encoder: An encoder of another author; None for FastConformer.
 
-    per_masked_frame: int
-    """Number of feature frames that such a frame covers."""
-
-    per_token: int
-    """Number of masked frames that belong to a token."""
-
-    target_dim: int
-    """Number of values of a frame that tokens are computed from."""
-
-    per_target: int
-    """Number of such frames that belong to a token."""
-
-    @classmethod
-    def of(cls, config: NestConfig, encoder: Encoder | None) -> "FrameSizes":
-        """Returns the sizes for a model, with an encoder of another author or with FastConformer.
-
-        Raises:
-            ConfigError: A token does not cover a whole number of log-mel frames, or a batch a whole number of tokens.
-        """
-        features, mels, source = config.features, config.features.num_mels, config.quantizer.source
-        factor = (config.conformer if encoder is None else encoder).subsampling_factor
-        own, name = encoder if isinstance(encoder, FeatureEncoder) else None, type(encoder).__name__
-        expected = "log_mels, unless the encoder brings its own features"
-        require(own is not None or source == "log_mels", "quantizer.source", source, expected)
-        if config.masking.position == "post_conv":
-            dim = config.conformer.d_model
-            return cls(dim, factor, 1, dim, 1)
-        dim, hop = (own.num_features, own.hop_length) if own else (mels, features.hop_length)
-        per_target: float = factor * hop / features.hop_length
-        is_whole = per_target.is_integer() and features.pad_to % per_target == 0
-        expected = f"a multiple of the log-mel frames of an encoder frame of {name}, which are {per_target:g}"
-        require(is_whole, "features.pad_to", features.pad_to, expected)
-        return cls(dim, 1, factor, *((dim, factor) if source == "encoder" else (mels, int(per_target))))
+    Raises:
+        ConfigError: A token does not cover a whole number of log-mel frames, or a batch a whole number of tokens.
+    """
+    features, mels, source = config.features, config.features.num_mels, config.quantizer.source
+    factor = (config.conformer if encoder is None else encoder).subsampling_factor
+    own, name = encoder if isinstance(encoder, FeatureEncoder) else None, type(encoder).__name__
+    expected = "log_mels, unless the encoder brings its own features"
+    require(own is not None or source == "log_mels", "quantizer.source", source, expected)
+    if config.masking.position == "post_conv":
+        dim = config.conformer.d_model
+        quantizer = RandomProjectionQuantizer(config.quantizer, dim=dim, num_stacked=1)
+        return quantizer, BlockMask(config.masking, dim=dim, subsampling_factor=factor), 1
+    dim, hop = (own.num_features, own.hop_length) if own else (mels, features.hop_length)
+    per_token: float = factor * hop / features.hop_length
+    is_whole = per_token.is_integer() and features.pad_to % per_token == 0
+    expected = f"a multiple of the log-mel frames of an encoder frame of {name}, which are {per_token:g}"
+    require(is_whole, "features.pad_to", features.pad_to, expected)
+    target_dim, num_stacked = (dim, factor) if source == "encoder" else (mels, int(per_token))
+    quantizer = RandomProjectionQuantizer(config.quantizer, dim=target_dim, num_stacked=num_stacked)
+    return quantizer, BlockMask(config.masking, dim=dim), factor
 
 
 class NestNetwork(nn.Module):
@@ -174,15 +161,8 @@ class NestNetwork(nn.Module):
             adopt_encoder(encoder)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(derive_key(config.seed, "weights"))
-            sizes = FrameSizes.of(config, encoder)
-            self.num_stacked = sizes.per_token
             self.preprocessor = nn.ModuleDict({"featurizer": LogMelFeatures(config.features)})
-            self.quantizer = RandomProjectionQuantizer(
-                config.quantizer, dim=sizes.target_dim, num_stacked=sizes.per_target
-            )
-            self.mask_processor = BlockMask(
-                config.masking, dim=sizes.masked_dim, subsampling_factor=sizes.per_masked_frame
-            )
+            self.quantizer, self.mask_processor, self.num_stacked = _build_targets(config, encoder)
             if encoder is None:
                 encoder = ConformerEncoder(config.conformer, num_mels=config.features.num_mels)
             self.encoder = encoder

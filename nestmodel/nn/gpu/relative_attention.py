@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
 from nestmodel.attention_context import UNLIMITED, Context, Style
-from nestmodel.nn.attention import RelPositionAttention, relative_positions
+from nestmodel.nn.attention import RelPositionAttention, in_chunks, relative_positions
 from nestmodel.nn.dropout import Key
 from nestmodel.nn.gpu.cast_weights import FusedParameters, Weights, fused_parameters
 from nestmodel.nn.precision import product_dtype
@@ -58,11 +58,7 @@ def describe_gpu_frames(
 
 def _limits(context: Context, style: Style, device: torch.device) -> Int32[Tensor, "3"]:
     """Returns `GpuFrames.limits`; filled on the GPU, because a copy would wait for it."""
-    left, right = context
-    chunk = 1
-    if style == "chunked_limited" and right != UNLIMITED:
-        chunk, left, right = right + 1, left if left == UNLIMITED else left // (right + 1), 0
-    sizes = (_FAR if left == UNLIMITED else left, _FAR if right == UNLIMITED else right, chunk)
+    sizes = (_FAR if size == UNLIMITED else size for size in in_chunks(context, style))
     return torch.stack([torch.full((), size, dtype=torch.int32, device=device) for size in sizes])
 
 
