@@ -1,12 +1,11 @@
 """The backend of a training step: operations of PyTorch, or kernels in Triton and compiled code on a GPU.
 
-Backends agree up to rounding. `choose_backend` returns that of a run, `NestNetwork.use_backend` sets it.
+Backends agree up to rounding. `choose_backend` returns the backend of a run, and `NestNetwork.use_backend` sets it.
 """
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 
@@ -41,9 +40,9 @@ class Backend:
     """Why blocks are not compiled, and what decided whether the subsampling keeps its activations, for the summary."""
 
     @property
-    def compiled_shapes(self) -> Literal["fixed shapes", "varying shapes"]:
-        """What code is compiled for."""
-        return "varying shapes" if self.num_shapes is None else "fixed shapes"
+    def compiles_varying_shapes(self) -> bool:
+        """Whether code is compiled for shapes that differ from batch to batch."""
+        return self.compiled and self.num_shapes is None
 
     def __str__(self) -> str:
         """Returns the name."""

@@ -1,11 +1,31 @@
-"""Settings of torch's compiler, which apply to the whole process."""
+"""Functions compiled by torch, and settings of its compiler, which apply to the whole process."""
 
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import torch
 import torch._dynamo as dynamo
 import torch._functorch.config as functorch
+
+from nestmodel.nn.backend import Backend
 
 # Graphs of a function for varying shapes. Blocks need two for training, two for single cuts, and as many for
 # validation; a function may need others for sizes that happen to be equal.
 _GRAPHS_OF_VARYING_SHAPES = 16
+
+
+def compiled_if_set(function: Callable[..., Any], backend: Backend) -> Callable[..., Any]:
+    """Returns what a backend calls: the function as it is, or a function that torch compiles at its first use."""
+    if not backend.compiled:
+        return function
+    return _compile(function, None if backend.compiles_varying_shapes else False)
+
+
+@cache
+def _compile(function: Callable[..., Any], dynamic: bool | None) -> Callable[..., Any]:
+    """Returns a compiled function. Modules do not hold it, so that they can be copied."""
+    return torch.compile(function, dynamic=dynamic)
 
 
 def allow_shapes(num_shapes: int | None) -> None:

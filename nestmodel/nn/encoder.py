@@ -9,6 +9,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 
 import torch
 import torch._dynamo as dynamo
@@ -191,7 +192,7 @@ class ConformerEncoder(Encoder):
             allow_shapes(backend.num_shapes)
         for layer in self.layers:
             assert isinstance(layer, AcceleratedConformerBlock)
-            layer.compiles_for = backend.compiled_shapes if is_compiled else None
+            layer.backend = replace(backend, compiled=is_compiled)
 
     def _outputs(
         self,

@@ -9,8 +9,6 @@ call.
 before the Fourier transform, and the operations after it; the results agree except for rounding.
 """
 
-from collections.abc import Callable
-from functools import cache
 from typing import NamedTuple
 
 import torch
@@ -21,8 +19,8 @@ from torch import Tensor, nn
 
 from nestdata.filters import mel_filters
 from nestmodel.config import FeatureConfig
-from nestmodel.nn.backend import Backend
-from nestmodel.nn.compiler import allow_shapes
+from nestmodel.nn.backend import KERNELS, Backend
+from nestmodel.nn.compiler import allow_shapes, compiled_if_set
 from nestmodel.nn.precision import exact_matmul
 
 LOG_OFFSET = 2.0**-24
@@ -63,8 +61,7 @@ class LogMelFeatures(nn.Module):
         self.register_buffer("window", torch.hann_window(config.window_length, periodic=False))
         filters = mel_filters(config.num_mels, config.n_fft // 2 + 1, config.sampling_rate)
         self.register_buffer("fb", filters.unsqueeze(0).to(self.window.device))
-        self._is_compiled = False
-        self._has_dynamic_shapes: bool | None = None
+        self.backend = KERNELS
 
     def use_backend(self, backend: Backend) -> None:
         """Sets whether `forward` is compiled by torch at its first use; all instances share the compiled code.
@@ -72,8 +69,7 @@ class LogMelFeatures(nn.Module):
         The Fourier transform stays a call of its own, because the compiler writes no code for complex numbers. So does
         the dither, because compiled code would draw other numbers than torch's generator.
         """
-        self._is_compiled = backend.compiled
-        self._has_dynamic_shapes = None if backend.num_shapes is None else False
+        self.backend = backend
         if backend.compiled:
             allow_shapes(backend.num_shapes)  # in training with dither, in validation without
 
@@ -91,25 +87,22 @@ class LogMelFeatures(nn.Module):
             The frames, and the number of valid frames of each utterance, its samples // hop_length. Frames past the
             valid ones are zero; the number of frames is a multiple of `pad_to`.
         """
-        before, after = (
-            (_compiled(frame_signal, self._has_dynamic_shapes), _compiled(compute_features, self._has_dynamic_shapes))
-            if self._is_compiled
-            else (frame_signal, compute_features)
-        )
+        before, after = (compiled_if_set(function, self.backend) for function in (frame_signal, compute_features))
         audio, feat_lens = self._in_full_precision(audio), audio_lens // self.config.hop_length
         with torch.autocast(audio.device.type, enabled=False):
             dither = self._draw_dither(audio)
             self._mark_varying_sizes(audio, dither, audio_lens, feat_lens)
             spectrum = _transform(before(self.config, self.window, audio, dither, audio_lens))
             self._mark_varying_sizes(spectrum)
-            return after(self.config, self.fb, spectrum, feat_lens), feat_lens
+            feats: Tensor = after(self.config, self.fb, spectrum, feat_lens)
+            return feats, feat_lens
 
     def _mark_varying_sizes(self, *tensors: Tensor | None) -> None:
         """Tells the compiler which sizes differ from batch to batch, so that its first code accepts any size.
 
         Batches differ in utterances and in samples or frames, the first two sizes.
         """
-        if self._is_compiled and self._has_dynamic_shapes is None:
+        if self.backend.compiles_varying_shapes:
             for tensor in (tensor for tensor in tensors if tensor is not None):
                 dynamo.maybe_mark_dynamic(tensor, [*range(min(tensor.dim(), 2))])
 
@@ -242,12 +235,6 @@ def _log_mels(
 ) -> Float[Tensor, "batch mels frames"]:
     power = spectrum.transpose(1, 2).square().sum(-1)
     return exact_matmul(mel_weights, power).add_(LOG_OFFSET).log_()
-
-
-@cache
-def _compiled(function: Callable[..., Tensor], dynamic: bool | None) -> Callable[..., Tensor]:
-    """Returns a compiled function. Modules do not hold it, so that they can be copied."""
-    return torch.compile(function, dynamic=dynamic)
 
 
 def normalise(

@@ -13,6 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from nestmodel.nn.dropout import keep_scale
+from nestmodel.nn.gpu.devices import launch
 from nestmodel.nn.gpu.dropout_kernel import is_kept
 
 LOG2_OF_E = tl.constexpr(1 / math.log(2))
@@ -37,13 +38,11 @@ def launch_weights(
         num_dropped: Probability with which a weight is dropped, times 65536.
     """
     kept = scores if key is None else torch.empty_like(scores)
-    if scores.numel() > 0:
-        sizes = constants(scores.shape[3], key is not None)
-        with torch.cuda.device_of(scores):  # Triton launches on the current device
-            weights_kernel[_grid(scores, sizes)](
-                scores, by_distance, lens, limits, key, kept, *_sizes(scores), num_dropped,
-                keep_scale(num_dropped), limits is not None, **sizes,
-            )  # fmt: skip
+    sizes = constants(scores.shape[3], key is not None)
+    launch(
+        weights_kernel, _grid(scores, sizes), scores, by_distance, lens, limits, key, kept, *_sizes(scores),
+        num_dropped, keep_scale(num_dropped), limits is not None, **sizes,
+    )  # fmt: skip
     return scores, kept
 
 
@@ -62,13 +61,11 @@ def launch_gradients(
     kept = weights if key is None else torch.empty_like(weights)
     sizes = num_heads, num_utterances * num_frames, 2 * num_keys
     by_distance = torch.empty(sizes, dtype=weights.dtype, device=weights.device)
-    if weights.numel() > 0:
-        options = constants(num_keys, key is not None)
-        with torch.cuda.device_of(weights):
-            gradients_kernel[_grid(weights, options)](
-                weights, grad, key, kept, by_distance, *_sizes(weights), num_dropped,
-                keep_scale(num_dropped), **options,
-            )  # fmt: skip
+    options = constants(num_keys, key is not None)
+    launch(
+        gradients_kernel, _grid(weights, options), weights, grad, key, kept, by_distance, *_sizes(weights),
+        num_dropped, keep_scale(num_dropped), **options,
+    )  # fmt: skip
     return grad, by_distance, kept
 
 

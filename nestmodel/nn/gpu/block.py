@@ -3,9 +3,8 @@
 It reads the parameters of `ConformerBlock`, which defines what a block computes.
 """
 
-from collections.abc import Callable, Sequence
-from functools import cache
-from typing import Any, Literal
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 import torch._dynamo as dynamo
@@ -14,13 +13,15 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from nestmodel.nn.attention import Frames
+from nestmodel.nn.backend import KERNELS
 from nestmodel.nn.batch_norm import StepBatchNorm
 from nestmodel.nn.block import KEYS_PER_BLOCK, BlockKeys, ConformerBlock, FeedForward, split_keys
+from nestmodel.nn.compiler import compiled_if_set
 from nestmodel.nn.convolution import ConvModule
 from nestmodel.nn.dropout import Key
 from nestmodel.nn.gpu.cast_weights import FusedParameters, Weights, cast_weights, fused_parameters
 from nestmodel.nn.gpu.dropout import drop_on_gpu
-from nestmodel.nn.gpu.gated_convolution import ConvWeights, gated_convolution, join_moments
+from nestmodel.nn.gpu.gated_convolution import gated_convolution, join_moments
 from nestmodel.nn.gpu.relative_attention import GpuFrames, attend, attention_parameters
 from nestmodel.nn.precision import product_dtype
 
@@ -32,9 +33,9 @@ class AcceleratedConformerBlock(ConformerBlock):
     so hooks on the latter do not run on a GPU.
     """
 
-    compiles_for: Literal["fixed shapes", "varying shapes"] | None = None
-    """Compiles the block at its first use, but not the conversion of its weights: the compiler would convert each
-    weight and each of its gradients by a kernel of its own. None does not compile."""
+    backend = KERNELS
+    """Whether the block is compiled at its first use, but not the conversion of its weights: the compiler would convert
+    each weight and each of its gradients by a kernel of its own."""
 
     def forward(
         self,
@@ -44,10 +45,12 @@ class AcceleratedConformerBlock(ConformerBlock):
     ) -> Float[Tensor, "batch enc_frames dim"]:
         """Applies the block; see `ConformerBlock.forward`."""
         if isinstance(frames, Frames):
-            return self._compiled_if_set(ConformerBlock.forward)(self, x, frames, keys)
-        if self.compiles_for == "varying shapes":
+            out: Tensor = compiled_if_set(ConformerBlock.forward, self.backend)(self, x, frames, keys)
+            return out
+        if self.backend.compiles_varying_shapes:
             _mark_varying_sizes(x, frames)
-        return self._compiled_if_set(transform)(self, x, frames, self.weights(x), keys)
+        out = compiled_if_set(transform, self.backend)(self, x, frames, self.weights(x), keys)
+        return out
 
     def weights(self, x: Float[Tensor, "batch enc_frames dim"]) -> Sequence[Weights]:
         """Returns the weights of the four modules in the type of matrix products."""
@@ -59,17 +62,6 @@ class AcceleratedConformerBlock(ConformerBlock):
             _feed_forward_parameters(self.feed_forward2),
         ]
         return cast_weights(parameters, product_dtype(x))
-
-    def _compiled_if_set(self, function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-        if self.compiles_for is None:
-            return function
-        return _compile(function, None if self.compiles_for == "varying shapes" else False)
-
-
-@cache
-def _compile(function: Callable[..., Tensor], dynamic: bool | None) -> Callable[..., Tensor]:
-    """Returns a compiled function. Blocks do not hold it, so that they can be copied."""
-    return torch.compile(function, dynamic=dynamic)
 
 
 def _mark_varying_sizes(x: Tensor, frames: GpuFrames) -> None:
@@ -116,8 +108,7 @@ def _convolve(
 ) -> Float[Tensor, "batch enc_frames dim"]:
     (weight1, bias1), (weight, bias), (weight2, bias2) = weights
     gates = F.linear(x.to(weight1.dtype), weight1.squeeze(2))
-    of_conv = ConvWeights(bias1, weight.squeeze(1), bias)
-    mixed, parts = gated_convolution(gates, frames.lens, of_conv, module.context[0])
+    mixed, parts = gated_convolution(gates, frames.lens, bias1, weight.squeeze(1), bias, module.context[0])
     return F.linear(F.silu(_normalise(module.batch_norm, mixed, parts)), weight2.squeeze(2), bias2)
 
 

@@ -2,17 +2,25 @@
 
 import warnings
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
-_SMALL_NORM = 0.01
+_NORM_FLOOR = 0.01
 """Allowed rounding is relative to the norm of a gradient, or to this share of the largest norm if that is more."""
 
 
 def is_on_gpu(x: Tensor) -> bool:
     """Returns True if a tensor is on a GPU. Tests replace this function to run the code for GPUs on a CPU."""
     return x.is_cuda
+
+
+def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **constants: Any) -> None:
+    """Launches a kernel in Triton on the device of its first argument, unless there is nothing to compute."""
+    if all(grid):
+        with torch.cuda.device_of(arguments[0]):  # Triton launches on the current device
+            kernel[grid](*arguments, **constants)
 
 
 def has_kernel(check: Callable[[], bool], otherwise: str) -> bool:
@@ -50,7 +58,7 @@ def is_right(
     with torch.inference_mode(mode=False), torch.enable_grad():
         exact = compute(torch.device("cpu"), torch.float64, False)
         plain, found = compute(device, dtype, False), compute(device, dtype, True)
-    smallest, rounding = _SMALL_NORM * max(float(each.norm()) for each in exact), max(1e-5, 4 * torch.finfo(dtype).eps)
+    smallest, rounding = _NORM_FLOOR * max(float(each.norm()) for each in exact), max(1e-5, 4 * torch.finfo(dtype).eps)
     return all(
         bool((ours - x).norm() <= 2 * (theirs - x).norm() + rounding * max(float(x.norm()), smallest))
         for ours, theirs, x in zip(found, plain, exact, strict=True)

@@ -8,6 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from nestmodel.nn.dropout import FACTORS
+from nestmodel.nn.gpu.devices import launch
 
 VALUES_PER_PROGRAM = 2048
 MAX_VALUES = 2**31 - 1
@@ -32,11 +33,8 @@ def launch_drop(x: Tensor, key: Tensor, num_dropped: int, scale: float) -> Tenso
         raise ValueError(f"dropout of {x.numel()} values: the limit is {MAX_VALUES}; lower data.plan.max_batch_seconds")
     x = x.contiguous()
     out = torch.empty_like(x)
-    if x.numel() > 0:
-        with torch.cuda.device_of(x):  # Triton launches on the current device
-            drop_kernel[(triton.cdiv(x.numel(), VALUES_PER_PROGRAM),)](
-                x, key, out, x.numel(), num_dropped, scale, VALUES_PER_PROGRAM
-            )
+    grid = (triton.cdiv(x.numel(), VALUES_PER_PROGRAM),)
+    launch(drop_kernel, grid, x, key, out, x.numel(), num_dropped, scale, VALUES_PER_PROGRAM)
     return out
 
 

@@ -4,41 +4,38 @@ The output of the first stage has a value for each channel and for each second f
 of a step, and only the second stage reads it. Here, neither pass stores it. Features get no gradient.
 """
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.flop_counter import register_flop_formula
 
 from nestmodel.nn.precision import product_dtype
 
 
-class Convolutions(NamedTuple):
-    """Weights of a full 3x3 convolution of the features and of a depthwise 3x3 one, both with stride 2; float32."""
-
-    weight1: Float[Tensor, "channels 1 3 3"]
-    bias1: Float[Tensor, " channels"]
-    weight2: Float[Tensor, "channels 1 3 3"]
-    bias2: Float[Tensor, " channels"]
-
-
 def first_stages(
-    feats: Float[Tensor, "batch mels frames"], lens: Int[Tensor, " batch"], convolutions: Convolutions, padding: int = 1
+    feats: Float[Tensor, "batch mels frames"],
+    lens: Int[Tensor, " batch"],
+    full: nn.Conv2d,
+    depthwise: nn.Conv2d,
+    padding: int = 1,
 ) -> Float[Tensor, "batch frames4 mels4 channels"]:
     """Convolves features, applies a ReLU, and convolves each channel. Padded frames are zero before each convolution.
 
     Args:
         feats: Features, float32 and without a gradient; frames past the valid ones may hold any finite values.
         lens: Number of valid frames of each utterance, at most `frames`.
-        convolutions: Weights and biases.
+        full: 3x3 convolution of the features with stride 2; float32.
+        depthwise: 3x3 convolution of its channels with stride 2; float32.
         padding: Zeros in front of frames and bins in both stages, 1 or 2; one follows them. With 2, the convolutions
             are causal.
 
     Returns:
         The values in the type of matrix products. Each stage has (size + padding) // 2 frames and bins.
     """
-    found: Tensor = _first_stages(product_dtype(feats), feats, lens, *convolutions, padding)
+    weights = *full.parameters(), *depthwise.parameters()
+    found: Tensor = _first_stages(product_dtype(feats), feats, lens, *weights, padding)
     return found
 
 

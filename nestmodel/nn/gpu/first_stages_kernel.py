@@ -13,6 +13,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from nestmodel.nn.gpu.devices import launch
+
 FORWARD = {"positions": 16, "channels": 256, "num_warps": 8, "num_stages": 1}
 GRADIENT = {"positions": 32, "channels": 128, "num_warps": 8, "num_stages": 1}
 FLOAT32_GRADIENT = {"positions": 16, "channels": 128, "num_warps": 8, "num_stages": 1}
@@ -46,11 +48,9 @@ def launch_first_stages(inputs: Inputs, bias2: Tensor, out: Tensor, padding: int
         out: Receives the values: (batch, frames, bins, channels), contiguous.
         padding: Zeros in front of frames and bins, 1 or 2.
     """
-    if out.numel() > 0:
-        num_each = BLOCKS * FORWARD["positions"]
-        grid = (triton.cdiv(out.shape[:3].numel(), num_each), triton.cdiv(out.shape[3], FORWARD["channels"]))
-        with torch.cuda.device_of(out):  # Triton launches on the current device
-            forward_kernel[grid](*inputs, bias2, out, *_sizes(inputs[0], out, num_each), padding, **FORWARD)
+    num_each = BLOCKS * FORWARD["positions"]
+    grid = (triton.cdiv(out.shape[:3].numel(), num_each), triton.cdiv(out.shape[3], FORWARD["channels"]))
+    launch(forward_kernel, grid, *inputs, bias2, out, *_sizes(inputs[0], out, num_each), padding, **FORWARD)
 
 
 def launch_gradients(inputs: Inputs, grad: Tensor, padding: int, num_programs: int = PROGRAMS) -> Tensor:
@@ -67,14 +67,12 @@ def launch_gradients(inputs: Inputs, grad: Tensor, padding: int, num_programs: i
         convolution in rows 16 to 25, and zeros: (32, channels).
     """
     num_positions, num_channels = grad.shape[:3].numel(), grad.shape[3]
-    launch = FLOAT32_GRADIENT if grad.dtype == torch.float32 else GRADIENT
-    num_each = launch["positions"] * max(1, triton.cdiv(num_positions, launch["positions"] * num_programs))
-    grid = (3, triton.cdiv(num_positions, num_each), triton.cdiv(num_channels, launch["channels"]))
+    options = FLOAT32_GRADIENT if grad.dtype == torch.float32 else GRADIENT
+    num_each = options["positions"] * max(1, triton.cdiv(num_positions, options["positions"] * num_programs))
+    grid = (3, triton.cdiv(num_positions, num_each), triton.cdiv(num_channels, options["channels"]))
     # Each program has sums of its own, so that the order of the sum is the same every time.
     sums = torch.empty(grid[1], 9, TAPS.value, num_channels, device=grad.device)
-    if grad.numel() > 0:
-        with torch.cuda.device_of(grad):
-            gradient_kernel[grid](*inputs[:4], grad, sums, *_sizes(inputs[0], grad, num_each), padding, **launch)
+    launch(gradient_kernel, grid, *inputs[:4], grad, sums, *_sizes(inputs[0], grad, num_each), padding, **options)
     # A positive value of the first stage is a product of weights and inputs, so both gradients follow from these sums.
     by_tap, (weight1, bias1, weight2) = sums.sum(0), inputs[2:]
     found = torch.zeros(32, num_channels, device=grad.device)
@@ -110,9 +108,9 @@ def is_within(index, size):
 
 @triton.jit
 @no_type_check
-def load_inputs(places, stride_mel, stride_frame, num_mels, precision: tl.constexpr, padding: tl.constexpr, tap):
+def load_inputs(outputs, stride_mel, stride_frame, num_mels, precision: tl.constexpr, padding: tl.constexpr, tap):
     """Returns the inputs of values of the first stage at the tap `tap` of the second one; zeros if it is not valid."""
-    utterance, num_valid, frame, mel = places
+    utterance, num_valid, frame, mel = outputs
     frame1, bin1 = 2 * frame + tap // 3 - padding, 2 * mel + tap % 3 - padding
     is_valid = is_within(frame1, (num_valid + padding) // 2) & is_within(bin1, (num_mels + padding) // 2)
     column = tl.arange(0, TAPS)[None, :]
@@ -124,7 +122,7 @@ def load_inputs(places, stride_mel, stride_frame, num_mels, precision: tl.conste
 
 @triton.jit
 @no_type_check
-def places_of(position, feats, lens, stride_utterance, num_frames2, num_bins2, is_position):
+def describe_outputs(position, feats, lens, stride_utterance, num_frames2, num_bins2, is_position):
     """Returns for each position: pointer to its utterance, valid frames of the utterance, its frame, and its bin."""
     position, num_frames2, num_bins2 = position.to(tl.uint32), num_frames2.to(tl.uint32), tl.cast(num_bins2, tl.uint32)
     row = position // num_bins2
@@ -178,15 +176,15 @@ def forward_kernel(
     while start < end:
         position = start + tl.arange(0, positions)
         is_position = position < end
-        places = places_of(position, feats, lens, stride_utterance, num_frames2, num_bins2, is_position)
+        outputs = describe_outputs(position, feats, lens, stride_utterance, num_frames2, num_bins2, is_position)
         total = bias[None, :] + tl.zeros((positions, channels), tl.float32)
         for tap in tl.static_range(9):
-            inputs = load_inputs(places, stride_mel, stride_frame, num_mels, precision, padding, tap)
+            inputs = load_inputs(outputs, stride_mel, stride_frame, num_mels, precision, padding, tap)
             values = tl.dot(inputs, matrix, input_precision=precision)
             values = tl.maximum(values, 0.0, propagate_nan=tl.PropagateNan.ALL)
             total += values * tl.load(weight2 + channel * 9 + tap, mask=is_channel, other=0.0)[None, :]
-        place = position.to(tl.int64)[:, None] * num_channels + channel[None, :]
-        tl.store(out + place, total.to(out.dtype.element_ty), mask=is_position[:, None] & is_channel[None, :])
+        offset = position.to(tl.int64)[:, None] * num_channels + channel[None, :]
+        tl.store(out + offset, total.to(out.dtype.element_ty), mask=is_position[:, None] & is_channel[None, :])
         start += positions
 
 
@@ -230,22 +228,24 @@ def gradient_kernel(
     while start < end:
         position = start + tl.arange(0, positions)
         is_position = position < end
-        places = places_of(position, feats, lens, stride_utterance, num_frames2, num_bins2, is_position)
-        place = position.to(tl.int64)[:, None] * num_channels + channel[None, :]
-        given = tl.load(grad + place, mask=is_position[:, None] & is_channel[None, :], other=0.0)
-        following = load_inputs(places, stride_mel, stride_frame, num_mels, precision, padding, first)
+        outputs = describe_outputs(position, feats, lens, stride_utterance, num_frames2, num_bins2, is_position)
+        offset = position.to(tl.int64)[:, None] * num_channels + channel[None, :]
+        given = tl.load(grad + offset, mask=is_position[:, None] & is_channel[None, :], other=0.0)
+        following = load_inputs(outputs, stride_mel, stride_frame, num_mels, precision, padding, first)
         sum0 = tl.dot(of_bias, given, sum0, input_precision=precision)
         for tap in tl.static_range(3):
             inputs = following
             if tap < 2:  # read ahead
-                following = load_inputs(places, stride_mel, stride_frame, num_mels, precision, padding, first + tap + 1)
+                following = load_inputs(
+                    outputs, stride_mel, stride_frame, num_mels, precision, padding, first + tap + 1
+                )
             values = tl.dot(inputs, matrix, input_precision=precision)
             # Not a maximum, which would hide NaN.
             passed = tl.where(values <= 0.0, 0.0, given)
             added = tl.dot(tl.trans(inputs).to(dtype), passed, sum0, input_precision=precision)
             sum0, sum1, sum2 = sum1, sum2, added
         start += positions
-    place = ((tl.program_id(1) * 9 + first) * TAPS + row) * num_channels + channel[None, :]
-    tl.store(sums + place, sum0, mask=is_channel[None, :])
-    tl.store(sums + place + TAPS * num_channels, sum1, mask=is_channel[None, :])
-    tl.store(sums + place + 2 * TAPS * num_channels, sum2, mask=is_channel[None, :])
+    offset = ((tl.program_id(1) * 9 + first) * TAPS + row) * num_channels + channel[None, :]
+    tl.store(sums + offset, sum0, mask=is_channel[None, :])
+    tl.store(sums + offset + TAPS * num_channels, sum1, mask=is_channel[None, :])
+    tl.store(sums + offset + 2 * TAPS * num_channels, sum2, mask=is_channel[None, :])

@@ -3,7 +3,7 @@
 It also sums the moments of its outputs that batch norm needs, and the gradients of all biases.
 """
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -16,34 +16,29 @@ MAX_TAPS = 15
 """Largest kernel size whose window fits into the registers of a thread."""
 
 
-class ConvWeights(NamedTuple):
-    """Parameters of the convolution and the bias of its gates, in the type of matrix products."""
-
-    gate_bias: Float[Tensor, " two_dim"] | None
-    """Bias of the layer before: first the bias of the values, then of the logits of their gates."""
-
-    weight: Float[Tensor, "dim taps"]
-
-    bias: Float[Tensor, " dim"] | None
-    """None if `gate_bias` is None."""
-
-
 def gated_convolution(
-    gates: Float[Tensor, "batch enc_frames two_dim"], lens: Int[Tensor, " batch"], weights: ConvWeights, left: int
+    gates: Float[Tensor, "batch enc_frames two_dim"],
+    lens: Int[Tensor, " batch"],
+    gate_bias: Float[Tensor, " two_dim"] | None,
+    weight: Float[Tensor, "dim taps"],
+    bias: Float[Tensor, " dim"] | None,
+    left: int,
 ) -> tuple[Float[Tensor, "batch enc_frames dim"], Float[Tensor, "batch parts 2 dim"]]:
     """Adds biases, gates values, zeroes padded frames, and convolves each channel over time.
 
     Args:
         gates: Values, and after them the logits of their gates, without their bias.
         lens: Number of valid frames of each utterance.
-        weights: Weights of the convolution.
+        gate_bias: Bias of the gates: first the bias of the values, then of the logits.
+        weight: Weight of the convolution, like all weights in the type of matrix products.
+        bias: Bias of the convolution; None if `gate_bias` is None.
         left: Number of earlier frames that an output reads; the other frames are its own and later ones.
 
     Returns:
         The outputs; and for each `FRAMES_PER_PART` frames of an utterance, the mean of the outputs, and the sum of
         their squared distances to it, which `join_moments` joins. These have no gradient.
     """
-    mixed, parts = _gated_convolution(gates, lens, *weights, left)
+    mixed, parts = _gated_convolution(gates, lens, gate_bias, weight, bias, left)
     return mixed, parts
 
 

@@ -12,6 +12,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from nestmodel.nn.gpu.devices import launch
+
 _STEPS = {"forward": 4, "gradient": 2}
 """Frames whose values are read together."""
 
@@ -27,12 +29,10 @@ def launch_forward(
     num_parts = triton.cdiv(num_frames, part)
     out = torch.empty(batch, num_frames, dim, dtype=gates.dtype, device=gates.device)
     parts = torch.empty(batch, num_parts, 2, dim, dtype=torch.float32, device=gates.device)
-    if out.numel() > 0:
-        sizes = constants("forward", gate_bias is not None, left, weight.shape[1], part)
-        with torch.cuda.device_of(gates):  # Triton launches on the current device
-            convolution_kernel[_grid(batch, num_parts, dim, sizes)](
-                gates, lens, gate_bias, weight, bias, out, parts, num_frames, num_parts, dim, **sizes, num_warps=1
-            )
+    sizes = constants("forward", gate_bias is not None, left, weight.shape[1], part)
+    grid = batch * num_parts, triton.cdiv(dim, sizes["channels"])
+    tensors = gates, lens, gate_bias, weight, bias, out, parts
+    launch(convolution_kernel, grid, *tensors, num_frames, num_parts, dim, **sizes, num_warps=1)
     return out, parts
 
 
@@ -45,23 +45,10 @@ def launch_gradients(
     of_gates = torch.empty_like(gates)
     # Each program has sums of its own, so that the order of the sum is the same every time.
     partial_sums = torch.empty(batch * num_parts, taps + 3, dim, dtype=torch.float32, device=gates.device)
-    if grad.numel() > 0:
-        sizes = constants("gradient", gate_bias is not None, left, taps, part)
-        with torch.cuda.device_of(gates):
-            convolution_gradient_kernel[_grid(batch, num_parts, dim, sizes)](
-                gates,
-                lens,
-                gate_bias,
-                weight,
-                grad,
-                of_gates,
-                partial_sums,
-                num_frames,
-                num_parts,
-                dim,
-                **sizes,
-                num_warps=1,
-            )
+    sizes = constants("gradient", gate_bias is not None, left, taps, part)
+    grid = batch * num_parts, triton.cdiv(dim, sizes["channels"])
+    tensors = gates, lens, gate_bias, weight, grad, of_gates, partial_sums
+    launch(convolution_gradient_kernel, grid, *tensors, num_frames, num_parts, dim, **sizes, num_warps=1)
     return of_gates, partial_sums.sum(0)
 
 
@@ -72,18 +59,14 @@ def constants(direction: str, has_bias: bool, left: int, taps: int, part: int) -
     return {"has_bias": has_bias, **sizes}
 
 
-def _grid(batch: int, num_parts: int, dim: int, sizes: dict[str, int | bool]) -> tuple[int, int]:
-    return batch * num_parts, triton.cdiv(dim, sizes["channels"])
-
-
 @triton.jit
 @no_type_check
 def read_gated(gates, frame, num_valid, value_bias, gate_bias, channel, is_channel, dim):
     """Returns values and gates of a frame, both without a gradient if the frame is not valid."""
     is_valid = (frame >= 0) & (frame < num_valid)
-    place = gates + frame * 2 * dim + channel
-    value = tl.load(place, mask=is_channel & is_valid, other=0.0).to(tl.float32) + value_bias
-    logit = tl.load(place + dim, mask=is_channel & is_valid, other=0.0).to(tl.float32) + gate_bias
+    pointer = gates + frame * 2 * dim + channel
+    value = tl.load(pointer, mask=is_channel & is_valid, other=0.0).to(tl.float32) + value_bias
+    logit = tl.load(pointer + dim, mask=is_channel & is_valid, other=0.0).to(tl.float32) + gate_bias
     return tl.where(is_valid, value, 0.0), tl.where(is_valid, 1.0 / (1.0 + tl.exp(-logit)), 0.0)
 
 
@@ -166,9 +149,9 @@ def convolution_kernel(
             mean += tl.where(is_frame, difference * (1.0 / count), 0.0)
             squares += tl.where(is_frame, difference * (rounded.to(tl.float32) - mean), 0.0)
         window = window[steps:]
-    place = parts + tl.program_id(0).to(tl.int64) * 2 * dim + channel
-    tl.store(place, mean, mask=is_channel)
-    tl.store(place + dim, squares, mask=is_channel)
+    pointer = parts + tl.program_id(0).to(tl.int64) * 2 * dim + channel
+    tl.store(pointer, mean, mask=is_channel)
+    tl.store(pointer + dim, squares, mask=is_channel)
 
 
 @triton.jit
@@ -214,8 +197,8 @@ def convolution_gradient_kernel(
     end = tl.minimum(start + frames, num_frames)
     # The gradient of an input is a convolution with the taps in reverse order.
     for tap in tl.static_range(taps):
-        place = weight + channel * taps + taps - 1 - tap
-        weights, sums = weights + (tl.load(place, mask=is_channel, other=0.0).to(tl.float32),), sums + (zero,)
+        pointer = weight + channel * taps + taps - 1 - tap
+        weights, sums = weights + (tl.load(pointer, mask=is_channel, other=0.0).to(tl.float32),), sums + (zero,)
     for tap in tl.static_range(taps - 1):
         frame = start + left - (taps - 1) + tap
         window = window + (read_gradient(grad, frame, num_frames, channel, is_channel, dim),)
@@ -233,17 +216,17 @@ def convolution_gradient_kernel(
             sums = added
             total *= gate
             logit = total * value * (1.0 - gate)
-            place = of_gates + (frame + step) * 2 * dim + channel
-            tl.store(place, total.to(of_gates.dtype.element_ty), mask=is_channel & is_frame)
-            tl.store(place + dim, logit.to(of_gates.dtype.element_ty), mask=is_channel & is_frame)
+            pointer = of_gates + (frame + step) * 2 * dim + channel
+            tl.store(pointer, total.to(of_gates.dtype.element_ty), mask=is_channel & is_frame)
+            tl.store(pointer + dim, logit.to(of_gates.dtype.element_ty), mask=is_channel & is_frame)
             if has_bias:
                 of_values += total
                 of_logits += logit
                 of_bias += tl.where(is_frame, window[step + taps - 1 - left], 0.0)
         window = window[steps:]
-    place = partial_sums + tl.program_id(0).to(tl.int64) * (taps + 3) * dim + channel
+    pointer = partial_sums + tl.program_id(0).to(tl.int64) * (taps + 3) * dim + channel
     for tap in tl.static_range(taps):
-        tl.store(place + (taps - 1 - tap) * dim, sums[tap], mask=is_channel)
-    tl.store(place + taps * dim, of_bias, mask=is_channel)
-    tl.store(place + (taps + 1) * dim, of_values, mask=is_channel)
-    tl.store(place + (taps + 2) * dim, of_logits, mask=is_channel)
+        tl.store(pointer + (taps - 1 - tap) * dim, sums[tap], mask=is_channel)
+    tl.store(pointer + taps * dim, of_bias, mask=is_channel)
+    tl.store(pointer + (taps + 1) * dim, of_values, mask=is_channel)
+    tl.store(pointer + (taps + 2) * dim, of_logits, mask=is_channel)

@@ -10,6 +10,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from nestmodel.nn.gpu.devices import launch
+
 FRAMES = 16
 """Frames of a program."""
 
@@ -42,14 +44,10 @@ def launch_split(qkv: Tensor, in_bias: Tensor | None, biases: Tensor, num_keys: 
             (batch, num_heads, num_keys),
         )
     )
-    if qkv.numel() > 0:
-        sizes = constants(num_heads, head_dim, width)
-        grid = (batch * triton.cdiv(num_keys, FRAMES), 3)
-        with torch.cuda.device_of(qkv):  # Triton launches on the current device
-            split_kernel[grid](
-                qkv, in_bias, biases, content, position, keys, values, num_frames, num_keys, head_dim**-0.5,
-                has_bias=in_bias is not None, **sizes,
-            )  # fmt: skip
+    launch(
+        split_kernel, (batch * triton.cdiv(num_keys, FRAMES), 3), qkv, in_bias, biases, content, position, keys, values,
+        num_frames, num_keys, head_dim**-0.5, has_bias=in_bias is not None, **constants(num_heads, head_dim, width),
+    )  # fmt: skip
     return content, position, keys, values
 
 
@@ -70,10 +68,8 @@ def launch_join(grads: Heads, num_frames: int, head_dim: int) -> tuple[Tensor, T
     of_qkv = torch.empty(sizes, dtype=grads[0].dtype, device=grads[0].device)
     num_parts = batch * triton.cdiv(num_frames, FRAMES)
     partial_sums = torch.empty(num_parts, 5, num_heads * head_dim, dtype=torch.float32, device=of_qkv.device)
-    if of_qkv.numel() > 0:
-        options = constants(num_heads, head_dim, width)
-        with torch.cuda.device_of(of_qkv):
-            join_kernel[num_parts, 3](*grads, of_qkv, partial_sums, num_frames, num_keys, head_dim**-0.5, **options)
+    options = constants(num_heads, head_dim, width)
+    launch(join_kernel, (num_parts, 3), *grads, of_qkv, partial_sums, num_frames, num_keys, head_dim**-0.5, **options)
     return of_qkv, partial_sums.sum(0)
 
 

@@ -10,7 +10,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from nestmodel.nn.backend import KERNELS
 from nestmodel.nn.gpu import devices
-from nestmodel.nn.gpu.first_stages import Convolutions, first_stages
+from nestmodel.nn.gpu.first_stages import first_stages
 from nestmodel.nn.precision import product_dtype
 from nestmodel.nn.subsampling import ConvSubsampling, halve, is_valid_frame
 
@@ -52,8 +52,10 @@ class AcceleratedConvSubsampling(ConvSubsampling):
         self, feats: Float[Tensor, "batch mels frames"], lens: Int[Tensor, " batch"]
     ) -> Float[Tensor, "batch enc_frames values"]:
         """Applies the convolutions, the first two stages as one operation."""
-        convolutions = Convolutions(*self.conv[0].parameters(), *self.conv[2].parameters())
-        x = first_stages(feats, lens, convolutions, self.num_in_front).permute(0, 3, 1, 2)
+        full, depthwise = self.conv[0], self.conv[2]
+        assert isinstance(full, nn.Conv2d)
+        assert isinstance(depthwise, nn.Conv2d)
+        x = first_stages(feats, lens, full, depthwise, self.num_in_front).permute(0, 3, 1, 2)
         if torch.are_deterministic_algorithms_enabled():
             x = x.contiguous()  # for depthwise convolutions of torch, which are deterministic, instead of cuDNN
         lens = halve(lens, is_causal=self.is_causal)
