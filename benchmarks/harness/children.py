@@ -72,23 +72,18 @@ def _read_errors(stream: IO[str], last_lines: list[str], echo: bool) -> None:
             last_lines[0] = line.strip()
 
 
-def run_command(command: str, cwd: Path | None = None, *, echo: bool = False, **variables: str) -> None:
+def run_command(command: str, cwd: Path | None = None, *, echo: bool = False) -> None:
     """Prints a command of the project, as a user could type it, and runs it with one thread a process.
 
     Args:
         command: The program and its arguments.
         cwd: Working directory; by default the one of this process.
         echo: Whether its output is passed on.
-        variables: Further environment variables.
     """
     print("$", command, flush=True)
-    run_peer(shlex.split(command), cwd=cwd, env={**command_environment(), **variables}, echo=echo)
-
-
-def command_environment(threads: int = 1) -> dict[str, str]:
-    """Returns an environment in which commands and modules of this Python and of this repository are found first."""
+    # Commands and modules of this Python and of this repository are found first.
     path = {"PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}", "PYTHONPATH": search_path()}
-    return {**os.environ, **path, "OMP_NUM_THREADS": str(threads)}
+    run_peer(shlex.split(command), cwd=cwd, env={**os.environ, **path, "OMP_NUM_THREADS": "1"}, echo=echo)
 
 
 def search_path() -> str:
