@@ -34,12 +34,6 @@ from .config import (
 from .config import (
     WeightParts as WeightParts,
 )
-from .config import (
-    preset_names as preset_names,
-)
-from .config import (
-    preset_path as preset_path,
-)
 from .errors import (
     ConfigError as ConfigError,
 )
@@ -178,6 +172,8 @@ from .nn.network_input import (
     NetworkInput as NetworkInput,
 )
 from .nn.streaming import StreamingEncoder as StreamingEncoder
+from .plain_values import preset_names as preset_names
+from .plain_values import preset_path as preset_path
 from .preflight.budget import (
     BudgetReport as BudgetReport,
 )

@@ -8,10 +8,9 @@ validated on construction, and an unknown key raises an error.
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Any, Literal
 
-from nestdata.config_checks import nearest_name_hint, require, require_at_least, require_at_most, require_share
+from nestdata.config_checks import require, require_at_least, require_at_most, require_share
 from nestdata.field_docs import with_field_docs
 from nestmodel.attention_context import (
     UNLIMITED,
@@ -25,7 +24,7 @@ from nestmodel.attention_context import (
 )
 from nestmodel.class_config import ClassConfig
 from nestmodel.errors import ConfigError
-from nestmodel.plain_values import build, check_size, read_yaml
+from nestmodel.plain_values import build, check_size, preset_path, read_files
 
 ExportFormat = Literal["nemo", "huggingface", "safetensors", "onnx", "onnx-streaming"]
 """File format of `export_model`."""
@@ -41,38 +40,6 @@ BackendName = Literal["auto", "torch"]
 
 TrackerName = Literal["csv", "tensorboard", "wandb", "mlflow"]
 """Where `fit` logs metrics."""
-
-
-_PRESETS = Path(__file__).parent / "presets"
-
-
-LIVE_PRESETS = ("streaming", "unified")
-"""Presets for live speech, given after the preset of a size."""
-
-PARTIAL_PRESETS = (*LIVE_PRESETS, "v2")
-"""Presets that are not a whole model; given after the preset of a size."""
-
-
-def preset_names() -> list[str]:
-    """Returns the names of the presets of the package that are whole models, sorted."""
-    return sorted(path.stem for path in _PRESETS.glob("*.yaml") if path.stem not in PARTIAL_PRESETS)
-
-
-def preset_path(name: str) -> Path:
-    """Returns the path of the YAML file of a preset of the package, `PARTIAL_PRESETS` included.
-
-    Raises:
-        ConfigError: No preset has that name.
-    """
-    known = preset_names()
-    if name not in (*known, *PARTIAL_PRESETS):
-        hint = nearest_name_hint(name, (*known, *PARTIAL_PRESETS), min_similarity=0.6)
-        raise ConfigError(
-            f"{name!r} is neither a file nor a preset{hint}. The presets are {', '.join(known)}. After one of them, "
-            f"{', '.join(PARTIAL_PRESETS)} may be given."
-        )
-    return _PRESETS / f"{name}.yaml"
-
 
 _MAX_RATE = 0.1
 """Largest learning rate of AdamW that is not the factor of another schedule."""
@@ -509,12 +476,7 @@ class NestConfig:
         Raises:
             ConfigError: No preset has that name, or the first one is not a whole model.
         """
-        merged: dict[str, Any] = {}
-        for name in names:
-            section = read_yaml(preset_path(name).read_text(encoding="utf-8"))["model"]["config"]
-            for part, values in section.items():
-                merged[part] = {**merged.get(part, {}), **values}
-        return cls.from_dict(merged)
+        return cls.from_dict(read_files(map(preset_path, names))["model"]["config"])
 
     @classmethod
     def from_dict(cls, mapping: Mapping[str, Any]) -> "NestConfig":

@@ -1,12 +1,13 @@
-"""Configurations from plain values, such as the content of YAML files; types and keys are checked.
+"""Configurations from presets and YAML files: found, merged, and built with every key and type checked.
 
 The values are not trusted. YAML is read without aliases, and a value has a bounded number of parts, so that a
 small file cannot describe a large value by naming its parts again and again.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import fields, is_dataclass
+from functools import cache, reduce
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
@@ -14,9 +15,9 @@ from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get
 import yaml
 
 from nestdata.config_checks import nearest_name_hint, shown
+from nestdata.wrong_path import kind_of, wrong_path
 from nestmodel.class_config import ClassConfig
 from nestmodel.errors import ConfigError
-from nestmodel.other_names import name_here
 
 ConfigT = TypeVar("ConfigT")
 
@@ -47,6 +48,89 @@ def read_yaml(text: str | bytes) -> Any:
         raise yaml.YAMLError("nested too deeply") from error
     except ValueError as error:  # such as a date that does not exist
         raise yaml.YAMLError(str(error)) from error
+
+
+_PRESETS = Path(__file__).parent / "presets"
+
+LIVE_PRESETS = ("streaming", "unified")
+"""Presets for live speech, given after the preset of a size."""
+
+PARTIAL_PRESETS = (*LIVE_PRESETS, "v2")
+"""Presets that are not a whole model; given after the preset of a size."""
+
+
+def preset_names() -> list[str]:
+    """Returns the names of the presets of the package that are whole models, sorted."""
+    return sorted(path.stem for path in _PRESETS.glob("*.yaml") if path.stem not in PARTIAL_PRESETS)
+
+
+def preset_path(name: str) -> Path:
+    """Returns the path of the YAML file of a preset of the package, `PARTIAL_PRESETS` included.
+
+    Raises:
+        ConfigError: No preset has that name.
+    """
+    known = preset_names()
+    if name not in (*known, *PARTIAL_PRESETS):
+        hint = nearest_name_hint(name, (*known, *PARTIAL_PRESETS), min_similarity=0.6)
+        raise ConfigError(
+            f"{name!r} is neither a file nor a preset{hint}. The presets are {', '.join(known)}. After one of them, "
+            f"{', '.join(PARTIAL_PRESETS)} may be given."
+        )
+    return _PRESETS / f"{name}.yaml"
+
+
+def config_path(name: str | Path) -> Path:
+    """Returns the file of a configuration, given its path or the name of a preset.
+
+    Raises:
+        ConfigError: The name is neither a file nor a preset.
+    """
+    path = Path(name)
+    if path.is_file() and kind_of(path) != "a model file":
+        return path
+    try:
+        return preset_path(str(name))  # also if a folder has that name, such as the folder of `make demo`
+    except ConfigError as error:
+        if path.exists() or len(path.parts) > 1 or path.suffix in (".yaml", ".yml"):
+            raise ConfigError(f"{name}: {wrong_path(name, 'a configuration')}") from error
+        raise
+
+
+def read_files(paths: Iterable[Path]) -> dict[str, Any]:
+    """Returns the plain values of configuration files; later ones replace values of earlier ones.
+
+    Raises:
+        ConfigError: A file cannot be read, or is not a YAML mapping.
+    """
+    return reduce(_merged, map(_read_file, paths), {})
+
+
+def _read_file(path: Path) -> dict[str, Any]:
+    try:
+        content = read_yaml(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read ({error.strerror}). Check its permissions.") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: not YAML ({' '.join(str(error).split())}). Fix the file.") from error
+    if not isinstance(content, dict):
+        raise ConfigError(f"{path}: expected sections such as `data:` at the top level. Fix the file.")
+    return content
+
+
+def _merged(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
+    merged = dict(old)
+    for key, value in new.items():
+        before = old.get(key)
+        # A class has no arguments in common with another class, or with the sizes of FastConformer.
+        if isinstance(before, Mapping) and isinstance(value, Mapping) and not _is_other_class(before, value):
+            value = _merged(before, value)
+        merged[key] = value
+    return merged
+
+
+def _is_other_class(before: Mapping[str, Any], after: Mapping[str, Any]) -> bool:
+    return "class_path" in after and after["class_path"] != before.get("class_path")
 
 
 def check_size(value: object, where: str) -> None:
@@ -179,3 +263,30 @@ def _described(hint: Any) -> str:
     if hint is NoneType:
         return "null"
     return hint.__name__ if isinstance(hint, type) else str(hint)
+
+
+def name_here(name: str, places: Collection[str]) -> list[str]:
+    """Returns the settings here that stand for a setting of another tool.
+
+    Args:
+        name: Dotted name, as it was given in a file or as an option.
+        places: Dotted names of the settings that exist.
+
+    Returns:
+        One dotted name, or up to three that share the name; empty if the name is not known.
+    """
+    name = name.strip("+~-").replace("-", "_").lower()
+    ours = [own for own, others in names_elsewhere() if any(f".{name}".endswith(f".{other}") for other in others)]
+    for wanted in (name, *ours, name.rpartition(".")[2]):
+        found = [place for place in places if f".{place}".endswith(f".{wanted}")]
+        if found:
+            return [wanted] if wanted in found else found[:3]
+    return []
+
+
+@cache
+def names_elsewhere() -> list[tuple[str, list[str]]]:
+    """Returns each name here with its names in other tools; one of these may stand for several names here."""
+    lines = Path(__file__).with_name("other_names.txt").read_text(encoding="utf-8").splitlines()
+    pairs = (line.split(": ") for line in lines if not line.startswith("#"))
+    return [(own, others.split()) for own, others in pairs]

@@ -5,13 +5,10 @@ holds, and what a checkpoint stores. Nothing here imports torch, so that help an
 """
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field, fields, replace
-from functools import reduce
 from pathlib import Path
 from typing import Any, Literal
-
-import yaml
 
 from nestdata import (
     AugmentConfig,
@@ -25,20 +22,20 @@ from nestdata import (
 )
 from nestdata.config_checks import require, require_at_least, require_parts
 from nestdata.field_docs import with_field_docs
-from nestdata.wrong_path import kind_of, wrong_path
 from nestguard import StallLimits
 from nestmodel.class_config import ClassConfig
-from nestmodel.config import (
+from nestmodel.config import BackendName, NestConfig, TrackerName, WeightParts
+from nestmodel.errors import ConfigError
+from nestmodel.plain_values import (
     PARTIAL_PRESETS,
-    BackendName,
-    NestConfig,
-    TrackerName,
-    WeightParts,
+    build,
+    check_keys,
+    config_path,
     preset_names,
     preset_path,
+    read_files,
+    to_plain,
 )
-from nestmodel.errors import ConfigError
-from nestmodel.plain_values import build, check_keys, read_yaml, to_plain
 
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
@@ -327,7 +324,7 @@ class RunConfig:
         """
         names = list(names)
         paths = [config_path(name) for name in names]
-        content = read_merged(paths)
+        content = read_files(paths)
         if "model" not in content:
             raise ConfigError(
                 f"no configuration: give --config with a preset ({', '.join(preset_names())}) or a YAML file. "
@@ -345,68 +342,15 @@ class RunConfig:
             raise ConfigError(f"{', '.join(files)}: {error}" if files else str(error)) from error
 
 
-def config_path(name: str | Path) -> Path:
-    """Returns the file of a configuration, given its path or the name of a preset.
-
-    Raises:
-        ConfigError: The name is neither a file nor a preset.
-    """
-    path = Path(name)
-    if path.is_file() and kind_of(path) != "a model file":
-        return path
-    try:
-        return preset_path(str(name))  # also if a folder has that name, such as the folder of `make demo`
-    except ConfigError as error:
-        if path.exists() or len(path.parts) > 1 or path.suffix in (".yaml", ".yml"):
-            raise ConfigError(f"{name}: {wrong_path(name, 'a configuration')}") from error
-        raise
-
-
-def read_merged(paths: Iterable[Path]) -> dict[str, Any]:
-    """Returns the plain values of configuration files; later ones replace values of earlier ones.
-
-    Raises:
-        ConfigError: A file cannot be read, or is not a YAML mapping.
-    """
-    return reduce(_merged, map(_read_yaml, paths), {})
-
-
 def read_data(names: Iterable[str | Path]) -> tuple[DataConfig, int]:
     """Returns the section `data` of presets and YAML files, and their seed, for commands that need no model.
 
     Raises:
         ConfigError: As `RunConfig.read`.
     """
-    content = read_merged(map(config_path, names))
+    content = read_files(map(config_path, names))
     check_keys(content, [part.name for part in fields(RunConfig)], "", RunConfig)
     seed = content.get("seed", 0)
     require(type(seed) is int, "seed", seed, "a whole number")
     data = build(DataConfig, content.get("data", {}), "data", RunConfig)
     return replace(data, plan=replace(data.plan, seed=seed)), seed
-
-
-def _read_yaml(path: Path) -> dict[str, Any]:
-    try:
-        content = read_yaml(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read ({error.strerror}). Check its permissions.") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: not YAML ({' '.join(str(error).split())}). Fix the file.") from error
-    if not isinstance(content, dict):
-        raise ConfigError(f"{path}: expected sections such as `data:` at the top level. Fix the file.")
-    return content
-
-
-def _merged(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
-    merged = dict(old)
-    for key, value in new.items():
-        before = old.get(key)
-        # A class has no arguments in common with another class, or with the sizes of FastConformer.
-        if isinstance(before, Mapping) and isinstance(value, Mapping) and not _is_other_class(before, value):
-            value = _merged(before, value)
-        merged[key] = value
-    return merged
-
-
-def _is_other_class(before: Mapping[str, Any], after: Mapping[str, Any]) -> bool:
-    return "class_path" in after and after["class_path"] != before.get("class_path")

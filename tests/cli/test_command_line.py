@@ -32,7 +32,7 @@ from nestmodel import (
     preset_names,
     preset_path,
 )
-from nestmodel.config import LIVE_PRESETS
+from nestmodel.plain_values import LIVE_PRESETS
 from tests.cli.commands import error_of, mistake_of, run
 from tests.conftest import MessyCorpora
 from tests.terminal import Terminal

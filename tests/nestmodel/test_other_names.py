@@ -4,8 +4,7 @@ import pytest
 
 from nestdata import PrepareConfig, SegmentConfig
 from nestmodel import ConfigError, RunConfig
-from nestmodel.other_names import name_here, names_elsewhere
-from nestmodel.plain_values import build, places
+from nestmodel.plain_values import build, name_here, names_elsewhere, places
 from tests.scripts import REPOSITORY
 
 PLACES = list(places(RunConfig))
