@@ -184,7 +184,7 @@ def main_thread_stack(stacks: str) -> str:
 
 
 def write_report(parent: Path, node_rank: int, decision: StopDecision, dumps: Mapping[str, str]) -> Path:
-    """Writes the report of a node to a directory, `stall-TIME`, and returns the directory.
+    """Writes the report of a node to a new directory, `stall-TIME`, and returns the directory.
 
     Args:
         parent: Where the directory is created.
@@ -196,8 +196,15 @@ def write_report(parent: Path, node_rank: int, decision: StopDecision, dumps: Ma
         OSError: The report cannot be written.
     """
     suffix = f"-node-{node_rank}" if node_rank else ""
-    directory = parent / f"stall-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}{suffix}"
-    directory.mkdir(parents=True, exist_ok=True)
+    directory = first = parent / f"stall-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}{suffix}"
+    number = 1
+    while True:
+        try:
+            directory.mkdir(parents=True)
+            break
+        except FileExistsError:  # of another run that was ended in the same second
+            number += 1
+            directory = first.with_name(f"{first.name}-{number}")
     for file, text in dumps.items():
         # A dump may come from another node: only the last part of its name is used as a path.
         (directory / Path(file).name).write_text(text, encoding="utf-8")

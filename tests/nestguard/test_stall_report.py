@@ -1,6 +1,8 @@
 import json
 from pathlib import Path
 
+import pytest
+
 from nestguard import Phase, StallLimits
 from nestguard.connect.peers import StopDecision
 from nestguard.diagnose.run_diagnosis import diagnose
@@ -77,3 +79,11 @@ def test_a_dump_of_a_peer_does_not_replace_the_report(tmp_path: Path) -> None:
     directory = write_report(tmp_path, 0, decision, {"stall.json": "{}", "rank-1.stack.txt": "frames"})
     assert json.loads((directory / "stall.json").read_text())["cause"] == "a cause"
     assert (directory / "rank-1.stack.txt").read_text() == "frames"
+
+
+def test_two_reports_in_one_second_have_folders_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nestguard.stall_report.time.strftime", lambda *_: "20261121T113227Z")
+    for cause in "ab":
+        write_report(tmp_path / "stalls", 0, StopDecision({"processes": [], "cause": cause}, ""), {})
+    found = {path.parent.name: json.loads(path.read_text())["cause"] for path in tmp_path.glob("stalls/*/stall.json")}
+    assert found == {"stall-20261121T113227Z": "a", "stall-20261121T113227Z-2": "b"}
