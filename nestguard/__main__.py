@@ -18,8 +18,7 @@ import threading
 from collections.abc import Sequence
 from pathlib import Path
 
-from nestguard.connect.handshake import TOKEN_VARIABLE, SharedToken
-from nestguard.connect.peers import PeerConfig
+from nestguard.connect.peers import TOKEN_VARIABLE, PeerConfig, SharedToken
 from nestguard.diagnose.stall_limits import StallLimits
 from nestguard.launch import IGNORED_SIGNALS
 from nestguard.monitor import Monitor, MonitorConfig

@@ -12,8 +12,7 @@ from pathlib import Path
 from nestguard.connect.peers import PeerConfig
 from nestguard.diagnose.stall_limits import StallLimits
 from nestguard.observe.directory import lock_directory
-from nestguard.observe.errors import GuardError
-from nestguard.observe.view import Identity
+from nestguard.observe.view import GuardError, Identity
 
 IGNORED_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 """Signals that a launcher may send to all processes of a job. The monitor has to watch the ranks until they exit."""

@@ -15,8 +15,7 @@ from pathlib import Path
 
 from nestguard.connect.coordinator import Coordinator
 from nestguard.connect.follower import Follower
-from nestguard.connect.handshake import SharedToken
-from nestguard.connect.peers import LocalOnly, PeerConfig, StopDecision
+from nestguard.connect.peers import LocalOnly, PeerConfig, SharedToken, StopDecision
 from nestguard.diagnose.run_diagnosis import RunDiagnosis, diagnose
 from nestguard.diagnose.stall_limits import StallLimits, too_long
 from nestguard.observe.directory import TRACE_SUFFIX, DirectoryLock

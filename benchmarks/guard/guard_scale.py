@@ -34,8 +34,7 @@ from benchmarks.harness.repository import REPOSITORY
 from benchmarks.harness.rounds import run_rounds
 from nestguard import Heartbeat, Identity, PeerConfig, Phase, Reading, StallLimits, start_monitor
 from nestguard.connect.follower import Follower
-from nestguard.connect.handshake import SharedToken
-from nestguard.connect.peers import StopDecision
+from nestguard.connect.peers import SharedToken, StopDecision
 from nestguard.observe.view import ProcessState, ProcessView
 
 QUICK = ["--quick"]

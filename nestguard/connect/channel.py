@@ -1,12 +1,20 @@
-"""A connection between two monitors: messages in JSON over a stream of asyncio, with a limit for their size."""
+"""A connection between two monitors: messages in JSON over a stream of asyncio, with a limit for their size.
+
+Each second, a follower sends the processes of its node. Messages carry ages, not times, because the clocks of nodes are
+not synchronised.
+"""
 
 import asyncio
 import contextlib
 import json
 import time
 import zlib
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Mapping, Sequence
+from dataclasses import asdict, replace
 from typing import Any
+
+from nestguard.diagnose.stall_limits import StallLimits
+from nestguard.observe.view import DevicePosition, Identity, Phase, ProcessState, ProcessView, Reading
 
 SIZE_BYTES = 4
 """A message begins with the size of the rest in this many bytes."""
@@ -140,3 +148,43 @@ def unpack(data: bytes, max_bytes: int) -> Message:
     if not isinstance(message, dict):
         raise InvalidMessageError
     return message
+
+
+def views_message(views: Sequence[ProcessView], limits: StallLimits) -> Message:
+    """Returns the message about the processes of a node.
+
+    Cuts and loader workers are left out unless a diagnosis can name them, because they are late, dead or stopped.
+    """
+    sent = []
+    for view in views:
+        is_late = view.is_dead or view.age_s > limits.shortest_s / 2
+        reading = replace(view.reading, beat_ns=0, device_ns=0)  # times of this node
+        if view.is_rank and not is_late:
+            reading = replace(reading, cuts=(), waits_for=None)
+        if view.is_rank or view.is_dead or view.state is ProcessState.STOPPED or (is_late and view.reading.cuts):
+            sent.append(replace(view, reading=reading))
+    return {"type": "views", "views": [asdict(view) for view in sent]}
+
+
+def views_of(message: Message) -> list[ProcessView]:
+    """Returns the processes in a message; raises one of `INVALID_VALUE_ERRORS` if it is malformed."""
+    return [_view_of(view) for view in message["views"]]
+
+
+def aged(view: ProcessView, seconds: float) -> ProcessView:
+    """Returns a view with its ages advanced by some seconds."""
+    ended_s = view.ended_s + seconds if view.state.has_ended else 0.0
+    return replace(view, age_s=view.age_s + seconds, ended_s=ended_s)
+
+
+def _view_of(data: Mapping[str, Any]) -> ProcessView:
+    reading = data["reading"]
+    device = reading["device"] and DevicePosition(*reading["device"])
+    parsed = {
+        "identity": Identity(**reading["identity"]),
+        "phase": Phase(reading["phase"]),
+        "last_phase": Phase(reading["last_phase"]),
+        "cuts": tuple(reading["cuts"]),
+        "device": device and device._replace(phase=Phase(device.phase)),
+    }
+    return ProcessView(**{**data, "reading": Reading(**{**reading, **parsed}), "state": ProcessState(data["state"])})

@@ -11,12 +11,18 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 
-from nestguard.connect.channel import CLOSED_ERRORS, Channel, InvalidMessageError, Message, pack, run_loop
-from nestguard.connect.handshake import Handshake, SharedToken, Side
-from nestguard.connect.messages import aged, views_of
-from nestguard.connect.peers import LocalOnly, PeerConfig, StopDecision
-from nestguard.observe.errors import INVALID_VALUE_ERRORS
-from nestguard.observe.view import Identity, NodeSilence, ProcessState, ProcessView
+from nestguard.connect.channel import (
+    CLOSED_ERRORS,
+    Channel,
+    InvalidMessageError,
+    Message,
+    aged,
+    pack,
+    run_loop,
+    views_of,
+)
+from nestguard.connect.peers import Handshake, LocalOnly, PeerConfig, SharedToken, Side, StopDecision
+from nestguard.observe.view import INVALID_VALUE_ERRORS, Identity, NodeSilence, ProcessState, ProcessView
 
 _log = logging.getLogger(__name__)
 HANDSHAKE_S = 10.0

@@ -8,13 +8,10 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from nestguard.connect.channel import CLOSED_ERRORS, Channel, Message, pack, run_loop
-from nestguard.connect.handshake import Handshake, SharedToken, Side
-from nestguard.connect.messages import views_message
-from nestguard.connect.peers import LocalOnly, PeerConfig, StopDecision
+from nestguard.connect.channel import CLOSED_ERRORS, Channel, Message, pack, run_loop, views_message
+from nestguard.connect.peers import Handshake, LocalOnly, PeerConfig, SharedToken, Side, StopDecision
 from nestguard.diagnose.stall_limits import StallLimits
-from nestguard.observe.errors import INVALID_VALUE_ERRORS
-from nestguard.observe.view import Identity, NodeSilence, ProcessView
+from nestguard.observe.view import INVALID_VALUE_ERRORS, Identity, NodeSilence, ProcessView
 
 _log = logging.getLogger(__name__)
 _RETRY_S = 1.0

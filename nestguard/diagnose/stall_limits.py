@@ -5,8 +5,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from nestguard.observe.errors import GuardError
-from nestguard.observe.view import NodeSilence, Phase, Reading
+from nestguard.observe.view import GuardError, NodeSilence, Phase, Reading
 
 _PHASE_LIMITS = {
     Phase.STARTING: "first_step_s",

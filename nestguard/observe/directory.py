@@ -24,8 +24,7 @@ from contextlib import contextmanager
 from io import FileIO
 from pathlib import Path
 
-from nestguard.observe.errors import GuardError
-from nestguard.observe.view import Identity
+from nestguard.observe.view import GuardError, Identity
 
 _log = logging.getLogger(__name__)
 _SHARED_MEMORY = Path("/dev/shm")

@@ -8,6 +8,16 @@ from dataclasses import dataclass, replace
 from enum import IntEnum, StrEnum
 from typing import NamedTuple
 
+INVALID_VALUE_ERRORS = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
+"""Errors that reading foreign data, with missing keys or values of the wrong type, can raise."""
+
+
+class GuardError(Exception):
+    """The stall guard cannot be set up as requested. The message, a single string, gives the reason and the remedy.
+
+    `nestguard` raises no other exception on purpose.
+    """
+
 
 class Phase(IntEnum):
     """What a process is doing, in the order of a training step; the last three phases are final."""

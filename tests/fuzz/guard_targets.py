@@ -9,10 +9,17 @@ from typing import Any
 from hypothesis import strategies as st
 
 from nestguard import Heartbeat, Identity, Phase, StallLimits, read_heartbeat
-from nestguard.connect.channel import MAX_HANDSHAKE_BYTES, SIZE_BYTES, InvalidMessageError, pack, unpack
-from nestguard.connect.handshake import Handshake, Side
-from nestguard.connect.messages import views_message, views_of
-from nestguard.observe.errors import INVALID_VALUE_ERRORS
+from nestguard.connect.channel import (
+    MAX_HANDSHAKE_BYTES,
+    SIZE_BYTES,
+    InvalidMessageError,
+    pack,
+    unpack,
+    views_message,
+    views_of,
+)
+from nestguard.connect.peers import Handshake, Side
+from nestguard.observe.view import INVALID_VALUE_ERRORS
 from tests.fuzz.inputs import VALUES, altered, mutated
 from tests.fuzz.target import Target
 from tests.nestguard.views import view

@@ -8,7 +8,7 @@ from typing import Protocol, TypeVar
 from nestguard import PeerConfig, StallLimits
 from nestguard.connect.coordinator import Coordinator
 from nestguard.connect.follower import Follower
-from nestguard.connect.handshake import SharedToken
+from nestguard.connect.peers import SharedToken
 from tests.nestguard.runs import PATIENCE_S, TOKEN
 from tests.nestguard.views import view
 from tests.ports import free_port

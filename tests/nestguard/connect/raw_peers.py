@@ -6,7 +6,7 @@ from typing import Any
 
 from nestguard import PeerConfig
 from nestguard.connect.channel import SIZE_BYTES, pack, unpack
-from nestguard.connect.handshake import Handshake, Side
+from nestguard.connect.peers import Handshake, Side
 from tests.nestguard.runs import PATIENCE_S, TOKEN
 
 NONCE = "a nonce"

@@ -13,11 +13,10 @@ from hypothesis import strategies as st
 
 import nestguard.monitor
 from nestguard import GuardError, PeerConfig, Phase
+from nestguard.connect.channel import views_message, views_of
 from nestguard.connect.coordinator import Coordinator
 from nestguard.connect.follower import Follower
-from nestguard.connect.handshake import SharedToken
-from nestguard.connect.messages import views_message, views_of
-from nestguard.connect.peers import LocalOnly, StopDecision
+from nestguard.connect.peers import LocalOnly, SharedToken, StopDecision
 from nestguard.diagnose.run_diagnosis import diagnose
 from nestguard.monitor import connect_peers
 from nestguard.observe.view import DevicePosition, ProcessState, ProcessView

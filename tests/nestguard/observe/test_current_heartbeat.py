@@ -9,7 +9,7 @@ import pytest
 
 import nestguard
 from nestguard import Heartbeat, Identity, NoHeartbeat, Phase, current, read_heartbeat, set_current
-from nestguard.observe.current import start_worker
+from nestguard.observe.heartbeat import start_worker
 from nestguard.observe.process import STACK_SIGNAL
 from tests.nestguard.devices import StandIn
 
