@@ -1,7 +1,5 @@
 """`nestdata`: prepares corpora, summarises plans and previews batches."""
 
-from collections.abc import Sequence
-
 from .program import Command, Program
 
 PROGRAM = Program(
@@ -62,7 +60,4 @@ PROGRAM = Program(
     },
 )
 
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command line and returns the exit code; see `Program.run`."""
-    return PROGRAM.run(argv)
+main = PROGRAM.run

@@ -1,7 +1,5 @@
 """`nestmodel`: trains NEST models, evaluates them and converts their files."""
 
-from collections.abc import Sequence
-
 from .program import Command, Program
 
 PROGRAM = Program(
@@ -92,7 +90,4 @@ PROGRAM = Program(
     },
 )
 
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command line and returns the exit code; see `Program.run`."""
-    return PROGRAM.run(argv)
+main = PROGRAM.run

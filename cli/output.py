@@ -1,6 +1,7 @@
 """Results on stdout: JSON, or text in which paths and ids appear exactly as they are."""
 
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -14,16 +15,10 @@ def console() -> Console:
 
 def print_json(result: object) -> None:
     """Prints plain values as indented JSON; paths become strings."""
-    print(json.dumps(result, indent=2, default=_path_text))
+    print(json.dumps(result, indent=2, default=os.fspath))
 
 
 def rejected_text(rejected: Mapping[str, int], directory: Path | None) -> str:
     """Returns the number of rejected inputs by reason, and the file in the directory that lists them."""
     counts = ", ".join(f"{number} {reason}" for reason, number in rejected.items())
     return f"rejected: {counts}" + ("" if directory is None else f"; see {directory / 'rejected.jsonl'}")
-
-
-def _path_text(value: object) -> str:
-    if isinstance(value, Path):
-        return str(value)
-    raise TypeError(f"{type(value).__name__} cannot be written as JSON")

@@ -8,6 +8,7 @@ of another tool is named here.
 import contextlib
 import inspect
 import io
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, fields, is_dataclass
 from functools import partial
@@ -158,7 +159,7 @@ def parse(
         explanation = box.getvalue()
         if defaults:
             explanation = explanation.replace(f"{prog} --help", f"{prog} {HELP_ALL}")
-        raise UsageError(f"the command line is invalid. {help_of_all}", explanation) from None
+        raise UsageError(f"{_taken_as_value(arguments)} {help_of_all}", explanation) from None
     for name, parameter in inspect.signature(kept).parameters.items():
         if values[name] == () and parameter.default is inspect.Parameter.empty:
             raise UsageError(f"{_options(function)[name]} is missing: give one or more.")
@@ -321,12 +322,17 @@ def _name_here(arguments: Sequence[str], options: Mapping[str, str]) -> str:
     """Returns what to give for the first option or NAME=VALUE of another tool; empty if there is none."""
     for before, word in zip(["", *arguments], arguments, strict=False):
         setting, equals, value = word.partition("=")
+        is_unknown_path = equals and not (word.startswith("-") or before.startswith("-") or Path(word).exists())
         if not (here := name_here(setting, options)):
+            if is_unknown_path and "config" in options and re.fullmatch(r"[+~]*[\w.]+", setting):
+                return (
+                    f"{word} is neither a path nor a setting of this command: settings are options, such as --seed 1."
+                )
             continue
         is_option = options.get(setting[2:].replace("-", "_"), "").startswith("-")
         if word.startswith("--") and not is_option:
             return f"unknown option {setting}; here it is {' or '.join(options[each] for each in here)}."
-        if equals and not (word.startswith("-") or before.startswith("-") or Path(word).exists()):
+        if is_unknown_path:
             if here == ["trainer.lightning"]:
                 value = f"'{{{setting.rpartition('.')[2]}: {value}}}'"
             if options[here[0]].startswith("-"):
@@ -334,3 +340,16 @@ def _name_here(arguments: Sequence[str], options: Mapping[str, str]) -> str:
                 return f"{word} is not an argument: settings are options, such as {given}."
             return f"{word} is not an argument: give {value} as {options[here[0]]}."
     return ""
+
+
+def _taken_as_value(arguments: Sequence[str]) -> str:
+    """Returns what is wrong with a command line: an option that takes several values has taken a path, or anything."""
+    option, num_values = "", 0
+    for word in arguments:
+        if word.startswith("-"):
+            option, num_values = word, 0
+        else:
+            num_values += 1
+            if option and num_values > 1 and Path(word).exists():
+                return f"{word} is taken as a value of {option}: give it before the options."
+    return "the command line is invalid."

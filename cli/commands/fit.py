@@ -22,24 +22,18 @@ PrintConfig = Annotated[bool, option(help="Print all settings as YAML, for --con
 
 def fit_command(*, run: RunSettings, config: ConfigNames = (), print_config: PrintConfig = False) -> None:
     """Train a model on corpora, with the settings of a preset or a YAML file."""
-    check_named("fit", run, config)
-    if print_config:
-        return print_settings(run)
-    check_inputs("fit", run, config)
-    from nestmodel.run import fit
+    if is_to_run("fit", run, config, print_config=print_config):
+        from nestmodel.run import fit
 
-    fit(run)
+        fit(run)
 
 
 def validate_command(*, run: RunSettings, config: ConfigNames = (), print_config: PrintConfig = False) -> None:
     """Evaluate a checkpoint on the validation corpus."""
-    check_named("validate", run, config)
-    if print_config:
-        return print_settings(run)
-    check_inputs("validate", run, config)
-    from nestmodel.run import validate
+    if is_to_run("validate", run, config, print_config=print_config):
+        from nestmodel.run import validate
 
-    validate(run)
+        validate(run)
 
 
 def preflight_command(
@@ -55,11 +49,8 @@ def preflight_command(
     print_config: PrintConfig = False,
 ) -> int:
     """Check ranks, disks, audio, memory and network with the options of fit."""
-    check_named("preflight", run, config)
-    if print_config:
-        print_settings(run)
+    if not is_to_run("preflight", run, config, print_config=print_config):
         return 0
-    check_inputs("preflight", run, config)
     from .preflight import run_budget, run_checks
 
     if find_budget:
@@ -74,26 +65,30 @@ def print_settings(run: RunConfig) -> None:
     yaml.safe_dump(run.stored(), sys.stdout, sort_keys=False)
 
 
-def check_named(command: str, run: RunConfig, names: Sequence[str]) -> None:
-    """Raises UsageError if a command line names no configuration."""
+def is_to_run(command: str, run: RunConfig, names: Sequence[str], *, print_config: bool) -> bool:
+    """Returns whether a command has to run; with `--print-config`, its settings are printed instead.
+
+    Raises:
+        UsageError: No configuration is named, or corpora or checkpoints are not there: found before torch is imported.
+    """
+    corpora = run.data.corpora
     if not names:
-        corpus = run.data.corpora[0] if run.data.corpora else None
         raise UsageError(
-            f"no {'configuration' if corpus else 'corpus and configuration'}: give --config with a preset "
-            f"({', '.join(preset_names())}) or a YAML file, such as `nestmodel {command} {corpus or 'speech.corpus'} "
-            "--config small`. `nestmodel presets` compares the presets."
+            f"no {'configuration' if corpora else 'corpus and configuration'}: give --config with a preset "
+            f"({', '.join(preset_names())}) or a YAML file, such as `nestmodel {command} "
+            f"{corpora[0] if corpora else 'speech.corpus'} --config small`. `nestmodel presets` compares the presets."
         )
-
-
-def check_inputs(command: str, run: RunConfig, names: Sequence[str]) -> None:
-    """Raises UsageError for corpora and checkpoints that are not there, which is found before torch is imported."""
-    if not run.data.corpora:
+    if print_config:
+        print_settings(run)
+        return False
+    if not corpora:
         raise UsageError(
             f"no corpus: give one, such as `nestmodel {command} speech.corpus --config {names[0]}`. "
             "`nestdata prepare` makes corpora from audio."
         )
-    for given in (*run.data.corpora, run.data.noise, run.data.val_corpus):
+    for given in (*corpora, run.data.noise, run.data.val_corpus):
         if given is not None and not (given / "meta.json").exists():
             raise UsageError(f"{given}: {wrong_path(given, 'a corpus')}")
     if run.ckpt_path not in (None, LAST) and not Path(str(run.ckpt_path)).exists():
         raise UsageError(f"--ckpt-path {run.ckpt_path}: {wrong_path(str(run.ckpt_path), 'a model')}")
+    return True

@@ -53,6 +53,7 @@ def test_json_is_the_summary_of_the_requested_plan(
     ("options", "code", "message"),
     [
         (["--weights", "1", "2"], 2, "plan.weights has 2 numbers for 1 corpora"),
+        (["max_steps=4"], 2, "max_steps=4 is neither a path nor a setting of this command"),
         (["--world-size", "3"], 2, "3 ranks cannot share evenly"),
         (["--picture", "plan.xyz"], 2, "--picture is 'plan.xyz': expected a name that ends in .png, .svg or .pdf."),
         (
