@@ -2,7 +2,6 @@
 
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -54,7 +53,7 @@ def preflight_command(
     from .preflight import run_budget, run_checks
 
     if find_budget:
-        return run_budget(run, replace(budget, timeout_s=checks.timeout_s), as_json=as_json)
+        return run_budget(run, budget, as_json=as_json)
     if budget.memory_limit is not None:
         raise UsageError("--memory-limit has no effect without --find-budget: add it, or leave both out.")
     return run_checks(run, checks, as_json=as_json)

@@ -18,15 +18,21 @@ from typing import Any, cast
 import pytorch_lightning as pl
 import torch
 
-from nestdata import BadCut, PlanConfig, last_error_line, microbatches, share_of_speech
+from nestdata import BadCut, last_error_line, microbatches, share_of_speech
 from nestmodel.errors import TrainingError
-from nestmodel.preflight.exchange import StoreExchange
-from nestmodel.preflight.memory import gigabytes, usable_bytes
 from nestmodel.preflight.preflight_config import MEMORY_MARGIN, PreflightConfig
 from nestmodel.preflight.preflight_report import CheckReport, CheckResult, PreflightReport, Status
-from nestmodel.preflight.ranks import compare_ranks, rank_settings
+from nestmodel.preflight.ranks import StoreExchange, compare_ranks, rank_settings
 from nestmodel.preflight.shards import check_shards
-from nestmodel.preflight.trial import clean_up, describe_shapes, largest_shapes, run_shapes, trial_step_of
+from nestmodel.preflight.trial import (
+    TrialStep,
+    clean_up,
+    describe_shapes,
+    gigabytes,
+    largest_shapes,
+    run_shapes,
+    usable_bytes,
+)
 from nestmodel.run_config import CheckpointConfig
 from nestmodel.training.data import NestDataModule
 from nestmodel.training.lightning_private import launched_processes, set_process_group_timeout
@@ -157,7 +163,7 @@ def check_step(model: NestModel, data: NestDataModule, trainer: pl.Trainer) -> C
     plan, device = data.plan, trainer.strategy.root_device
     shapes, rate = largest_shapes(plan), data.sampling_rate
     total = usable_bytes(device, max(1, trainer.world_size // trainer.num_nodes))
-    make_step = partial(trial_step_of, model.config, model.backend_name, trainer, plan.config, shapes)
+    make_step = partial(TrialStep, model.config, model.backend_name, trainer, plan.config, shapes)
     with clean_up(device):
         found = run_shapes(make_step, shapes, device=device, allowed_bytes=0, with_ddp=trainer.world_size > 1)
     budget = f"data.plan.max_batch_seconds (now {plan.config.max_batch_seconds:g})"
@@ -180,24 +186,7 @@ def check_step(model: NestModel, data: NestDataModule, trainer: pl.Trainer) -> C
     if total and found.peak_bytes > (1 - MEMORY_MARGIN) * total:
         advice = f"the step uses {100 * found.peak_bytes / total:.0f} % of the memory. {remedy}"
         return CheckResult(status="warning", value=value, advice=advice, figures=figures)
-    notes = budget_note(plan.config, found.peak_bytes, total, trainer.world_size) if device.type == "cuda" else ()
-    return CheckResult(status="ok", value=value, figures=figures, notes=notes)
-
-
-def budget_note(plan: PlanConfig, peak_bytes: int, total_bytes: int, num_ranks: int) -> tuple[str, ...]:
-    """Returns the options for microbatches of twice the size in steps of the same size, if the memory allows them.
-
-    Args:
-        plan: Settings of the batches.
-        peak_bytes: Peak memory of a step. Twice the audio takes less than twice of it.
-        total_bytes: Memory of the device.
-        num_ranks: Ranks, which have to divide the microbatches.
-    """
-    half, is_odd = divmod(plan.microbatches_per_step, 2)
-    if is_odd or half % num_ranks or 2 * peak_bytes > (1 - MEMORY_MARGIN) * total_bytes:
-        return ()
-    options = f"--max-batch-seconds {2 * plan.max_batch_seconds:g} --microbatches-per-step {half}"
-    return (f"the memory allows half as many microbatches of twice the size: for a new run, {options}",)
+    return CheckResult(status="ok", value=value, figures=figures)
 
 
 def check_audio(

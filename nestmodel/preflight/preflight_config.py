@@ -43,16 +43,11 @@ class BudgetConfig:
     """Share of the memory that a search (`--find-budget`) leaves free, in [0, 1): for fragmentation, buffers of NCCL,
     other processes."""
 
-    timeout_s: float = 300.0
-    """Longest time for one step of a trial, in seconds."""
-
     def __post_init__(self) -> None:
         if self.memory_limit is not None:
             parse_bytes(self.memory_limit, "memory_limit")
         if not 0.0 <= self.memory_margin < 1.0:
             raise ConfigError(f"memory_margin is {self.memory_margin:g}: expected a share in [0, 1).")
-        if self.timeout_s <= 0:
-            raise ConfigError(f"timeout_s is {self.timeout_s:g}: give a positive number of seconds.")
 
 
 def parse_bytes(text: str, name: str) -> int:

@@ -1,4 +1,4 @@
-"""The check of shards: a run would replace the cuts of a missing one. Also counts what an epoch requests."""
+"""The check of shards: a run would replace the cuts of a missing one."""
 
 import random
 import time
@@ -8,20 +8,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytorch_lightning as pl
 
-from nestdata import (
-    BatchPlan,
-    Corpora,
-    Corpus,
-    MixConfig,
-    ObjectInfo,
-    Storage,
-    StorageConfig,
-    StorageError,
-    is_url,
-    redacted,
-)
-from nestmodel.preflight.memory import gigabytes
+from nestdata import Corpus, ObjectInfo, Storage, StorageConfig, StorageError, is_url, redacted
 from nestmodel.preflight.preflight_report import CheckResult, Status
+from nestmodel.preflight.trial import gigabytes
 from nestmodel.training.data import NestDataModule
 
 _AT_ONCE = 32
@@ -35,17 +24,14 @@ _MOST_UNANSWERED = 4
 """Number of requests without an answer after which no further shard is asked for."""
 
 _MOST_LISTED = 100_000
-"""All shards of a corpus are asked for if there are at most this many; otherwise, the shards of about as many cuts."""
-
-_SAMPLE = 2000
-"""Number of cuts of a corpus whose sizes are looked up, to estimate the sizes of all cuts."""
+"""If a corpus has at most this many cuts, all of its shards are asked for; otherwise, those of about as many cuts."""
 
 _MOST_SHOWN = 3
 _PERMANENT = ("missing", "changed")
 
 
 def check_shards(data: NestDataModule, trainer: pl.Trainer, timeout_s: float) -> CheckResult:
-    """Compares size and ETag of the shards that a run reads with what the corpora say, and counts requests of an epoch.
+    """Compares size and ETag of the shards that a run reads with what the corpora say.
 
     Ranks divide the shards in a store. The ranks of each node divide the shards on its file systems. If there is not
     enough time for all of them, the shards that were asked for are scattered over the corpora.
@@ -66,9 +52,6 @@ def check_shards(data: NestDataModule, trainer: pl.Trainer, timeout_s: float) ->
     num_shards = sum(corpus.num_shards for corpus in corpora if not corpus.has_bank)
     part = f"{num_asked:,}" if num_asked == num_shards else f"{num_asked:,} of {num_shards:,}"
     asked = f"{part} shards asked for, {gigabytes(sum(shard.size for shard in good))}"
-    dataset = data.train_dataset
-    requests, num_bytes = epoch_use(dataset.corpus, dataset.plan, data.noise.corpus, data.config.mix)
-    note = f"an epoch takes {requests:,.0f} requests, {gigabytes(num_bytes)}, on all ranks together"
     is_tolerated = not num_unreachable and num_bad <= data.config.bad_audio.max_share * num_asked
     status: Status = "ok" if not num_bad else "warning" if is_tolerated else "failed"
     return CheckResult(
@@ -79,36 +62,8 @@ def check_shards(data: NestDataModule, trainer: pl.Trainer, timeout_s: float) ->
             "bad_shards": float(num_bad),
             "asked_shards": float(num_asked),
             "unreachable_shards": float(num_unreachable),
-            "requests_per_epoch": requests,
-            "bytes_per_epoch": num_bytes,
         },
-        notes=(note,) if requests else (),
     )
-
-
-def epoch_use(speech: Corpora, plan: BatchPlan, noise: Corpus | None, mix: MixConfig) -> tuple[float, float]:
-    """Returns the requests and bytes that an epoch takes from object stores on all ranks, on average over epochs.
-
-    Each cut in a store is one request, and each cut that receives noise from a store one more. Retries are not counted.
-    Bytes are estimated from a sample of each corpus.
-    """
-    counts = [
-        (corpus, repeats * len(corpus)) for corpus, repeats in zip(speech.corpora, plan.repeats_per_epoch, strict=True)
-    ]
-    if noise is not None:
-        counts.append((noise, mix.prob * mix.noise_ratio * sum(num_cuts for _, num_cuts in counts)))
-    uses = [(*_use_of_a_cut(corpus), num_cuts) for corpus, num_cuts in counts]
-    return sum(num * requests for requests, _, num in uses), sum(num * num_bytes for _, num_bytes, num in uses)
-
-
-def _use_of_a_cut(corpus: Corpus) -> tuple[float, float]:
-    """Returns the requests and bytes that a cut of a corpus takes on average."""
-    if corpus.has_bank or not corpus.is_remote or not len(corpus):
-        return 0.0, 0.0
-    indices = random.Random(0).sample(range(len(corpus)), min(len(corpus), _SAMPLE))
-    addresses = [corpus.address(index) for index in indices]
-    lengths = [address.length for address in addresses if address is not None and is_url(address.location)]
-    return len(lengths) / len(indices), sum(lengths) / len(indices)
 
 
 def _corpora(data: NestDataModule) -> list[Corpus]:
@@ -122,8 +77,6 @@ def _shards_of(corpus: Corpus) -> list[ObjectInfo]:
     """Returns the shards of a corpus, or an evenly spread sample of very many."""
     if corpus.has_bank:
         return []
-    if corpus.num_shards <= _MOST_LISTED:
-        return [shard.info for shard in corpus.shards()]
     addresses = (corpus.address(index) for index in range(0, len(corpus), max(1, len(corpus) // _MOST_LISTED)))
     infos = (ObjectInfo(each.location, each.shard_size, each.etag) for each in addresses if each is not None)
     return list(dict.fromkeys(infos))
