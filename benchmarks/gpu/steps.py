@@ -12,7 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from benchmarks.gpu.results import Results
 from benchmarks.gpu.trial import RATE, REFERENCE, Trial, batch_of, config_of, cuts_of, free
 from benchmarks.harness.fake_gpu import FORMULAS
-from nestmodel.training.utilisation import peak_tflops
+from nestmodel.training.callbacks.throughput import peak_of_run
 
 _LAUNCHES = ("cudaLaunch", "cuLaunch", "cudaMemcpy", "cudaMemset")
 
@@ -33,8 +33,8 @@ def measure_steps(results: Results, device: torch.device, preset: str, backends:
         with results.attempt(**where, backend=backend):
             row = {**_times(trial, backend, batch, shorter), "tflop": tflop}
             row |= _profiled(results, trial, batch, f"{preset}, {where['cuts']} cuts, {backend}")
-            peak = peak_tflops(torch.cuda.get_device_name()) if device.type == "cuda" else None
-            row["share_of_peak"] = None if peak is None or tflop is None else 1000 * tflop / row["ms"] / peak
+            peak = peak_of_run(torch.cuda.get_device_name(), "bf16-mixed") if device.type == "cuda" else None
+            row["share_of_peak"] = None if peak is None or tflop is None else 1e15 * tflop / row["ms"] / peak
             results.put(**where, backend=backend, **row)
     trial.reset()
     free(device)

@@ -1,17 +1,79 @@
-"""Throughput of training, utilisation of the device, and the share of time spent waiting for data."""
+"""Throughput of training, utilisation of the device, and the share of time spent waiting for data.
 
+Model FLOPs utilisation (MFU) is the counted operations of the encoder over what the device could compute in that time.
+Source of the term: PaLM, arXiv:2204.02311, appendix B. Recomputed activations are not counted.
+"""
+
+import re
 import time
+from functools import lru_cache
 from typing import Any, cast
 
 import pytorch_lightning as pl
+import torch
 
 from nestdata import RemoteStats
 from nestmodel.config import EncoderConfig
 from nestmodel.nn.network_input import NetworkInput
+from nestmodel.nn.subsampling import halve
 from nestmodel.training.module import NestModel
 from nestmodel.training.run_state import peak_memory_bytes
 from nestmodel.training.step_limits import ends_step
-from nestmodel.training.utilisation import encoder_operations, peak_of_run
+
+PEAK_16_BIT_TFLOPS = {
+    "B200": 2250,
+    "GH200": 989,
+    "H200": 989,
+    "H100 PCIe": 756,
+    "H100 NVL": 835,
+    "H100": 989,
+    "A100": 312,
+    "L40S": 362,
+    "L4": 121,
+    "A40": 150,
+    "A10": 125,
+}
+"""Dense operations a second in bfloat16 or float16, in 10^12, by words of the name that torch reports; the first match
+counts. Source: NVIDIA's data sheets, whose figures with sparsity are halved."""
+
+
+def peak_of_run(gpu: str, precision: str) -> float | None:
+    """Returns the operations a second that a GPU could compute in a precision of Lightning; None if unknown.
+
+    Args:
+        gpu: Its name, as torch reports it; empty without a GPU.
+        precision: Of the trainer.
+    """
+    if not precision.startswith(("bf16", "16")):
+        return None
+    return next((peak * 1e12 for name, peak in PEAK_16_BIT_TFLOPS.items() if re.search(rf"\b{name}\b", gpu)), None)
+
+
+@lru_cache(maxsize=1024)
+def encoder_operations(config: EncoderConfig, num_mels: int, num_cuts: int, num_frames: int) -> int:
+    """Returns the operations of forward and backward pass: of matrix products and convolutions, two for each product.
+
+    Args:
+        config: Settings of the encoder.
+        num_mels: Number of mel bins.
+        num_cuts: Number of cuts in the microbatch.
+        num_frames: Number of feature frames to which each cut is padded.
+    """
+    channels, dim, is_causal = config.subsampling_channels, config.d_model, config.causal_downsampling
+    frames, mels = (halve(size, is_causal=is_causal) for size in (num_frames, num_mels))
+    first_stage = subsampling = frames * mels * channels * 9
+    for _ in range(config.subsampling_factor.bit_length() - 2):
+        frames, mels = (halve(size, is_causal=is_causal) for size in (frames, mels))
+        subsampling += frames * mels * channels * (9 + channels)
+    subsampling += frames * channels * mels * dim
+    feed_forward = 4 * config.ff_expansion * dim**2
+    attention = 4 * dim**2 + dim * (2 * frames + 2 * frames - 1)  # projections; content, values; scores by position
+    convolution = 3 * dim**2 + config.conv_kernel_size * dim
+    block = frames * (feed_forward + attention + convolution)
+    positions = config.num_layers * (2 * frames - 1) * dim**2
+    products = num_cuts * (subsampling + config.num_layers * block) + positions
+    # The backward pass computes gradients of inputs and of weights; features and encodings of positions need none.
+    return 2 * (3 * products - num_cuts * first_stage - positions)
 
 
 class Throughput(pl.Callback):
@@ -55,7 +117,8 @@ class Throughput(pl.Callback):
             total_s = self._working_s + self._waiting_s
             model = cast(NestModel, pl_module)
             rate = model.config.features.sampling_rate
-            peak = peak_of_run(model.device, str(trainer.precision))
+            gpu = torch.cuda.get_device_name(model.device) if model.device.type == "cuda" else ""
+            peak = peak_of_run(gpu, str(trainer.precision))
             utilisation = {} if peak is None or not self._operations else {"mfu": self._operations / total_s / peak}
             remote: dict[str, float] = {}  # what reading from object stores has cost this rank
             if (counted := self._remote) is not None:

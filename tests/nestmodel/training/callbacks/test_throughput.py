@@ -5,7 +5,7 @@ import pytest
 from nestdata import RemoteConfig
 from nestmodel import NestModel, StallGuard, Throughput
 from nestmodel.training.callbacks import throughput
-from nestmodel.training.utilisation import encoder_operations
+from nestmodel.training.callbacks.throughput import encoder_operations
 from tests.addressed import WebServer, addressed_copy
 from tests.conftest import MessyCorpora
 from tests.training import Recorder, fit, messy_data, tiny_config, trainer
@@ -46,7 +46,7 @@ def test_reading_from_object_stores_is_counted_and_is_no_setting_of_the_run(
 def test_the_utilisation_follows_from_the_shapes_where_the_peak_is_known(
     messy_corpora: MessyCorpora, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(throughput, "peak_of_run", lambda _device, precision: 1e12 if precision == "32-true" else None)
+    monkeypatch.setattr(throughput, "peak_of_run", lambda _gpu, precision: 1e12 if precision == "32-true" else None)
     callbacks, config = [Throughput()], tiny_config()
     runner = trainer(tmp_path, callbacks, max_steps=1, log_every_n_steps=1)
     data = messy_data(messy_corpora)

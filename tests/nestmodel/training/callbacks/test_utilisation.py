@@ -7,7 +7,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from benchmarks.harness.fake_gpu import FORMULAS
 from nestmodel import EncoderConfig
 from nestmodel.nn.encoder import ConformerEncoder
-from nestmodel.training.utilisation import encoder_operations, peak_of_run, peak_tflops
+from nestmodel.training.callbacks.throughput import encoder_operations, peak_of_run
 
 CONFIG = EncoderConfig(d_model=48, num_heads=4, num_layers=3, subsampling_channels=32)
 
@@ -37,18 +37,15 @@ def test_operations_are_those_that_torch_counts(config: EncoderConfig, num_cuts:
 
 
 @pytest.mark.parametrize(
-    ("name", "peak"),
+    ("name", "precision", "peak"),
     [
-        ("NVIDIA H100 80GB HBM3", 989),
-        ("NVIDIA H100 PCIe", 756),
-        ("NVIDIA L4", 121),
-        ("NVIDIA L40", None),
+        ("NVIDIA H100 80GB HBM3", "bf16-mixed", 989e12),
+        ("NVIDIA H100 PCIe", "16-mixed", 756e12),
+        ("NVIDIA L4", "bf16-mixed", 121e12),
+        ("NVIDIA L40", "bf16-mixed", None),
+        ("NVIDIA L4", "32-true", None),
+        ("", "bf16-mixed", None),
     ],
 )
-def test_the_peak_of_a_gpu_is_known_by_its_name_or_not_at_all(name: str, peak: float | None) -> None:
-    assert peak_tflops(name) == peak
-
-
-def test_other_devices_and_precisions_have_no_peak() -> None:
-    assert peak_of_run(torch.device("cpu"), "bf16-mixed") is None
-    assert peak_of_run(torch.device("cuda"), "32-true") is None
+def test_the_peak_of_a_gpu_is_known_by_its_name_or_not_at_all(name: str, precision: str, peak: float | None) -> None:
+    assert peak_of_run(name, precision) == peak
