@@ -115,7 +115,7 @@ class Program:
             raise UsageError(self._unknown_command(" ".join(words[:2])))
         command, arguments = self.commands[name], words[name.count(" ") + 1 :]
         if command.starts_ranks:
-            from nestmodel.training.exit_codes import leave_on_signals
+            from nestmodel.training.ranks import leave_on_signals
 
             leave_on_signals()
         defaults = command.defaults(arguments)

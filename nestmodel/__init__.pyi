@@ -232,7 +232,7 @@ from .training.callbacks.progress import Progress as Progress
 from .training.callbacks.stall_guard import StallGuard as StallGuard
 from .training.callbacks.throughput import Throughput as Throughput
 from .training.data import NestDataModule as NestDataModule
-from .training.deterministic import prepare_deterministic as prepare_deterministic
+from .training.launcher import prepare_deterministic as prepare_deterministic
 from .training.module import NestModel as NestModel
 from .training.saving.checkpoint_files import newest_checkpoint as newest_checkpoint
 from .training.saving.checkpoints import Checkpoints as Checkpoints

@@ -1,13 +1,16 @@
 """A run from its settings to its end: `fit` and `validate`, which the command line and a notebook call alike."""
 
 import inspect
+import logging
 import os
 import subprocess
 import time
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytorch_lightning as pl
@@ -31,26 +34,41 @@ from nestmodel.training.callbacks.progress import Progress
 from nestmodel.training.callbacks.stall_guard import StallGuard
 from nestmodel.training.callbacks.throughput import Throughput
 from nestmodel.training.data import NestDataModule
-from nestmodel.training.deterministic import prepare_deterministic
-from nestmodel.training.launcher import check_main_address
-from nestmodel.training.library_messages import silence_libraries
+from nestmodel.training.launcher import check_main_address, prepare_deterministic
 from nestmodel.training.lightning_private import attach_model, finds_launcher, forks_ranks, launched_processes
 from nestmodel.training.metrics_file import MetricsFile
 from nestmodel.training.module import NestModel, check_precision
 from nestmodel.training.ranks import Launch, check_start, find_launch, take_ranks
-from nestmodel.training.run_results import print_results
 from nestmodel.training.saving.checkpoints import Checkpoints, NotSaved
 from nestmodel.training.saving.compiled_code import CompiledCode
 from nestmodel.training.saving.resume import find_resumed, read_run
 from nestmodel.training.saving.run_folders import only_start
-from nestmodel.training.starting.built_run import Run
 from nestmodel.training.starting.run_checks import check_outputs, check_run
-from nestmodel.training.starting.run_summary import print_left_out, print_nothing_to_train, print_summary
+from nestmodel.training.starting.run_summary import (
+    Run,
+    print_left_out,
+    print_nothing_to_train,
+    print_results,
+    print_summary,
+)
 from nestmodel.training.step_limits import steps_to_microbatches
 from nestmodel.training.trackers import open_trackers, tracker_names
 
 _END_S = 10.0
 """Seconds that the other ranks have to end after an error of this one."""
+
+
+_NOT_SHOWN = (
+    # Lightning causes this one; users cannot avoid it.
+    ".*LeafSpec.*is deprecated",
+    "Be aware that when using .*ckpt_path",
+    # SLURM is installed, and this run is outside it; `check_start` finds a job whose tasks do not fit.
+    "The `srun` command is available on your system but is not used",
+    # The interval counts steps of the run; Lightning compares it with the steps of an epoch.
+    "The number of training batches .* is smaller than the logging interval",
+    # metrics.csv needs no other logger.
+    ".*tensorboard.*has been removed as a dependency",
+)
 
 
 def fit(config: RunConfig, callbacks: Sequence[pl.Callback] = (), *, encoder: Encoder | None = None) -> pl.Trainer:
@@ -138,7 +156,7 @@ def build_run(
     Raises:
         ConfigError: Settings contradict each other, the corpus or the checkpoint.
     """
-    silence_libraries()
+    _silence_libraries()
     check_precision(config.trainer.precision)
     launch = find_launch(os.environ)
     _check_hardware(config, launch)
@@ -168,6 +186,23 @@ def build_run(
     return Run(config, model, data, trainer, found, first_step)
 
 
+def _silence_libraries() -> None:
+    """Filters Lightning's warnings that a user can do nothing about, and its log records below WARNING.
+
+    Log records of `nestmodel`, which uses the same loggers, are shown.
+    """
+    for message in _NOT_SHOWN:
+        warnings.filterwarnings("ignore", message=message)
+    for name in ("pytorch_lightning", "lightning_fabric"):
+        for handler in logging.getLogger(name).handlers:
+            if _is_shown not in handler.filters:
+                handler.addFilter(_is_shown)
+
+
+def _is_shown(record: logging.LogRecord) -> bool:
+    return record.levelno >= logging.WARNING or Path(record.pathname).is_relative_to(Path(__file__).parent)
+
+
 def _build_trainer(
     config: RunConfig, stage: str, callbacks: Sequence[pl.Callback], launch: Launch | None
 ) -> pl.Trainer:
@@ -180,7 +215,9 @@ def _build_trainer(
             raise ConfigError(
                 f"trainer.lightning.{name} is not an argument of Trainer{nearest_name_hint(name, known)}."
             )
-    devices, num_nodes = take_ranks(launch, settings.devices, settings.num_nodes)
+    devices, num_nodes = settings.devices, settings.num_nodes
+    if launch is not None:
+        devices, num_nodes = take_ranks(launch, devices, num_nodes)
     interval = settings.val_check_interval
     arguments = {
         "accelerator": settings.accelerator,

@@ -149,7 +149,7 @@ def _run_local_ranks(extract: Callable[["OwnRank"], None], number: int) -> int:
 
 def _run_rank(extract: Callable[["OwnRank"], None], own: "OwnRank") -> None:
     """Runs one of the ranks that `_run_local_ranks` starts."""
-    from nestmodel.training.exit_codes import end_with_parent
+    from nestmodel.training.ranks import end_with_parent
 
     end_with_parent(is_on=True)
     os.environ["RANK"] = str(own.rank)  # a mistake that all ranks find is printed by rank 0 only

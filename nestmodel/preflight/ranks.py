@@ -20,7 +20,7 @@ from torch.distributed.distributed_c10d import PrefixStore, _get_default_store
 from nestmodel.errors import TrainingError
 from nestmodel.preflight.preflight_report import CheckResult
 from nestmodel.training.data import NestDataModule
-from nestmodel.training.deterministic import determinism
+from nestmodel.training.launcher import determinism
 from nestmodel.training.module import NestModel
 from nestmodel.training.resume_checks import Settings, changed_settings, flatten_settings
 

@@ -1,4 +1,10 @@
-"""Id of a run on one node, the name of node 0, and destruction of the process group at exit."""
+"""The process group of a run: the name of node 0, what a deterministic run sets before it starts, and its end at exit.
+
+Lightning's `trainer.deterministic: true` makes torch use deterministic kernels, or raise an error where there is none.
+It does not select the algorithm of NCCL, and it makes torch fill every new tensor, which costs time:
+`prepare_deterministic` does the rest. Environment variables have to be set before CUDA and the process group start;
+ranks that are started from this process inherit them.
+"""
 
 import atexit
 import os
@@ -13,7 +19,7 @@ import torch
 from lightning_fabric.plugins.environments.slurm import SLURMEnvironment
 from lightning_fabric.plugins.environments.torchelastic import TorchElasticEnvironment
 
-from nestmodel.errors import TrainingError
+from nestmodel.errors import ConfigError, TrainingError
 from nestmodel.training.lightning_private import finds_launcher
 from nestmodel.training.ranks import check_ranks, find_launch, local_run_id
 
@@ -93,3 +99,37 @@ def check_main_address(trainer: pl.Trainer) -> None:
                     "of node 0, by MASTER_ADDR or torchrun's --master-addr and --local-addr."
                 ) from error
         time.sleep(_RETRY_S)
+
+
+_CUBLAS, _NCCL = "CUBLAS_WORKSPACE_CONFIG", "NCCL_ALGO"
+
+REQUIRED = {_CUBLAS: ":4096:8", _NCCL: "Ring"}
+"""Environment variables of the deterministic mode and the values that Lightning and this module set.
+
+Sources: the documentation of reproducible results in cuBLAS, and of NCCL_ALGO in NCCL. If several algorithms are
+allowed, NCCL may reduce within switches (NVLS), in an order of its own."""
+
+
+def prepare_deterministic() -> None:
+    """Sets the environment of the deterministic mode, and keeps torch from filling new tensors.
+
+    Call it before a trainer with `deterministic=True` is built; `nestmodel fit` does. It changes nothing on a CPU.
+
+    Raises:
+        ConfigError: A variable has another value, which would be overwritten or might not give equal bits.
+    """
+    for name, required in REQUIRED.items():
+        if os.environ.get(name, required).casefold() != required.casefold():
+            raise ConfigError(
+                f"trainer.deterministic needs {name}={required}, but the environment sets it to "
+                f"{os.environ[name]!r}. Unset {name}, or turn trainer.deterministic off."
+            )
+    for name, required in REQUIRED.items():
+        os.environ.setdefault(name, required)
+    # All our results are written before they are read, so there is no uninitialised memory whose value could matter.
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # set by a property
+
+
+def determinism() -> bool:
+    """Returns whether torch uses deterministic algorithms, and fails where there is none."""
+    return torch.are_deterministic_algorithms_enabled() and not torch.is_deterministic_algorithms_warn_only_enabled()

@@ -1,18 +1,40 @@
-"""The ranks that a launcher has started, and the rule that a run computes with exactly these.
+"""The process of a rank: its exit codes, its signals before training, and the launcher that has started it.
+
+A run computes with exactly the ranks that a launcher has started.
 
 Lightning computes the number of ranks as devices x nodes, and takes the rank of a process and, in some of its parts,
 the number of ranks from the launcher. If the two differ, it trains with batches that no rank has loaded, or trains one
 model several times. The functions here read environment variables only, so that every rank finds the same mistake.
 """
 
+import contextlib
+import ctypes
 import os
 import re
+import signal
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
+from types import FrameType
 from typing import Any, NamedTuple
 
 from nestmodel.errors import ConfigError
+
+EXIT_INTERRUPTED = 130
+"""Ctrl-C has ended the run."""
+
+EXIT_NOT_SAVED = 74
+"""The last checkpoint could not be written: make space, then resume from the one before."""
+
+EXIT_PREEMPTED = 75
+"""A scheduler has ended the run: start it again with `--resume`."""
+
+PREEMPTING_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
+"""Signals after which a run writes a checkpoint and exits with `EXIT_PREEMPTED`."""
+
+_PR_SET_PDEATHSIG = 1
+"""Of Linux's `prctl`."""
 
 STARTER = "NESTMODEL_STARTER"
 """Environment variable with the process id of the process that starts the other ranks through Lightning. Remove it from
@@ -58,6 +80,36 @@ def is_first_rank() -> bool:
     return all(os.environ.get(name, "0") == "0" for name in names)
 
 
+def leave_on_signals() -> None:
+    """Makes `PREEMPTING_SIGNALS` end this process with `EXIT_PREEMPTED`, until training handles them.
+
+    A signal that was ignored before stays ignored. Python runs the handler between two of its own instructions, so a
+    process that waits in C++ code exits when that code returns. The system ends a rank that Lightning has started when
+    the process that started it has ended.
+    """
+    if is_started_by_lightning():
+        end_with_parent(is_on=True)
+    for number in PREEMPTING_SIGNALS:
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, leave_before_training)
+
+
+def end_with_parent(*, is_on: bool) -> None:
+    """Sets whether the system kills this process when its parent ends; only on Linux.
+
+    The stall guard turns it off when it watches the ranks.
+    """
+    with contextlib.suppress(AttributeError):  # another system
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL if is_on else 0)
+
+
+def leave_before_training(number: int, _frame: FrameType | None) -> None:
+    """Handles a signal that has come before training."""
+    if is_first_rank():
+        print(f"error: {signal.Signals(number).name} before training; there is nothing to save.", file=sys.stderr)  # noqa: T201
+    raise SystemExit(EXIT_PREEMPTED)
+
+
 Environment = Mapping[str, str]
 
 _INTERACTIVE = ("bash", "interactive")
@@ -89,11 +141,6 @@ class Launch:
     for_lightning: Mapping[str, str] = field(default_factory=dict)
     """Environment variables without which Lightning refuses or overlooks the launcher."""
 
-    @property
-    def ranks_per_node(self) -> int | None:
-        """Processes of each node; None if the launcher does not tell."""
-        return None if self.num_nodes is None else self.num_ranks // self.num_nodes
-
 
 def find_launch(environment: Environment) -> Launch | None:
     """Returns what a launcher has started, in the order in which Lightning looks for one.
@@ -106,8 +153,8 @@ def find_launch(environment: Environment) -> Launch | None:
     return _by_torchrun(environment) or _by_slurm(environment) or _by_mpi(environment) or _by_hand(environment)
 
 
-def take_ranks(launch: Launch | None, devices: Any, num_nodes: int) -> tuple[Any, int]:
-    """Returns `devices` and `num_nodes` of a trainer, taken from the launcher if `devices` is `auto`.
+def take_ranks(launch: Launch, devices: Any, num_nodes: int) -> tuple[Any, int]:
+    """Returns `devices` and `num_nodes` of a trainer under a launcher, which replaces a value of `auto`.
 
     Also sets environment variables that Lightning needs to recognise the launcher.
 
@@ -119,14 +166,12 @@ def take_ranks(launch: Launch | None, devices: Any, num_nodes: int) -> tuple[Any
     Raises:
         ConfigError: No run can use the ranks of the launcher.
     """
-    if launch is None:
-        return devices, num_nodes
     if launch.problem:
         raise ConfigError(launch.problem)
     os.environ.update(launch.for_lightning)
     if devices != "auto" or launch.num_nodes is None:
         return devices, num_nodes
-    return launch.ranks_per_node, launch.num_nodes if num_nodes == 1 else num_nodes
+    return launch.num_ranks // launch.num_nodes, launch.num_nodes if num_nodes == 1 else num_nodes
 
 
 def check_ranks(launch: Launch | None, devices: int, num_nodes: int) -> None:

@@ -16,7 +16,7 @@ import torch
 
 from nestmodel.config import BackendName, NestConfig
 from nestmodel.errors import ConfigError
-from nestmodel.training.deterministic import determinism
+from nestmodel.training.launcher import determinism
 
 Settings = dict[str, str]
 """Values by dotted name, both as text, so that a checkpoint can be read without this package."""

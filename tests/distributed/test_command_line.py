@@ -14,7 +14,7 @@ import pytorch_lightning as pl
 from nestguard import EXIT_STALLED
 from nestmodel import newest_checkpoint
 from nestmodel.training.callbacks.preemption import EXIT_PREEMPTED, Preempted
-from nestmodel.training.exit_codes import EXIT_NOT_SAVED
+from nestmodel.training.ranks import EXIT_NOT_SAVED
 from nestmodel.training.saving.checkpoint_files import find_checkpoints
 from tests.conftest import MessyCorpora
 from tests.distributed.commands import fit_command, kill_all, ranks_of, start, wait_for_steps

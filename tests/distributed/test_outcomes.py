@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from nestmodel.training.exit_codes import EXIT_INTERRUPTED
+from nestmodel.training.ranks import EXIT_INTERRUPTED
 from nestmodel.training.saving.checkpoint_files import find_checkpoints
 from tests.conftest import MessyCorpora
 from tests.distributed.commands import SCRIPTS, fit_command, kill_all, start, wait_for_steps, wait_until_gone

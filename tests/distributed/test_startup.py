@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from nestguard import Identity, run_directory
-from nestmodel.training.exit_codes import EXIT_INTERRUPTED, EXIT_PREEMPTED
+from nestmodel.training.ranks import EXIT_INTERRUPTED, EXIT_PREEMPTED
 from tests.conftest import MessyCorpora
 from tests.distributed.commands import (
     END_PATIENCE_S,

@@ -4,7 +4,7 @@ SIGTERM, SIGUSR1 (SLURM's warning before it ends a job), SIGHUP (a terminal that
 on the rank that receives them. The flags are part of the vector that all ranks all-reduce at every optimizer step, so
 all ranks stop after the same step, whichever of them received the signal, and no step needs an additional collective.
 `trainer.max_time` travels in the same way, but ends the run normally. Signals before training begins are handled by
-`exit_codes.leave_on_signals`.
+`ranks.leave_on_signals`.
 """
 
 import os
@@ -21,16 +21,18 @@ import pytorch_lightning as pl
 from pytorch_lightning.utilities import rank_zero_info, rank_zero_warn
 
 import nestguard
-from nestmodel.training.exit_codes import (
-    EXIT_INTERRUPTED,
-    EXIT_PREEMPTED,
-    PREEMPTING_SIGNALS,
-    leave_before_training,
-)
 from nestmodel.training.launcher import destroy_process_group_at_exit
 from nestmodel.training.lightning_private import disable_signal_handling, launched_processes, update_logged_metrics
 from nestmodel.training.module import NestModel
-from nestmodel.training.ranks import is_first_rank, is_started_by_lightning, record_launcher
+from nestmodel.training.ranks import (
+    EXIT_INTERRUPTED,
+    EXIT_PREEMPTED,
+    PREEMPTING_SIGNALS,
+    is_first_rank,
+    is_started_by_lightning,
+    leave_before_training,
+    record_launcher,
+)
 from nestmodel.training.saving.checkpoints import Checkpoints, NotSaved
 from nestmodel.training.step_limits import ends_step
 

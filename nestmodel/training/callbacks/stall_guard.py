@@ -28,11 +28,10 @@ from nestguard import Phase
 from nestmodel.errors import ConfigError
 from nestmodel.run_config import GuardConfig
 from nestmodel.training.callbacks.preemption import Preempted
-from nestmodel.training.exit_codes import end_with_parent
 from nestmodel.training.launcher import node_run_id
 from nestmodel.training.lightning_private import process_group_timeout_s, set_process_group_timeout
 from nestmodel.training.pace import mark_end_of_backward
-from nestmodel.training.ranks import record_launcher
+from nestmodel.training.ranks import end_with_parent, record_launcher
 from nestmodel.training.saving.checkpoints import NotSaved
 
 

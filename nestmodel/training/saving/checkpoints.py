@@ -20,11 +20,10 @@ import nestguard
 from nestdata import OutputError, last_error_line
 from nestdata.output import replace_file, unfinished_files
 from nestmodel.run_config import CheckpointConfig
-from nestmodel.training.exit_codes import EXIT_NOT_SAVED
 from nestmodel.training.launcher import destroy_process_group_at_exit
 from nestmodel.training.lightning_private import dump_checkpoint
 from nestmodel.training.module import NestModel
-from nestmodel.training.ranks import is_started_by_lightning
+from nestmodel.training.ranks import EXIT_NOT_SAVED, is_started_by_lightning
 from nestmodel.training.saving.best_checkpoint import BestCheckpoint
 from nestmodel.training.saving.checkpoint_files import (
     LAST,

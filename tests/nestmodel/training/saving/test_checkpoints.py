@@ -12,7 +12,7 @@ from nestdata import AudioNoiseBatch
 from nestdata.output import unfinished_name
 from nestmodel import CheckpointConfig, Checkpoints, NestModel, PreemptionHandler, newest_checkpoint
 from nestmodel.nn.network import NestNetwork
-from nestmodel.training.exit_codes import EXIT_NOT_SAVED
+from nestmodel.training.ranks import EXIT_NOT_SAVED
 from nestmodel.training.saving.checkpoint_files import find_checkpoints, write_checkpoint
 from nestmodel.training.saving.checkpoints import NotSaved
 from tests.conftest import MessyCorpora

@@ -3,7 +3,7 @@ from typing import Any
 import pytest
 from pytorch_lightning.callbacks import EarlyStopping
 
-from nestmodel.training.run_results import end_reason
+from nestmodel.training.starting.run_summary import end_reason
 from nestmodel.training.step_stats import StopRequests
 from tests.training import StubTrainer
 
