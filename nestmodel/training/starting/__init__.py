@@ -1,1 +1,1 @@
-"""A run before its first step: what is built, its checks, its summary."""
+"""A run that is built: its checks, and what it prints before and after training."""
