@@ -63,17 +63,17 @@ PROGRAM = Program(
             ("nestmodel probe characters last.ckpt train.json --test test.json -o probe",),
         ),
         "average": Command(
-            "average:average_command",
+            "convert:average_command",
             "Average the weights of several checkpoints.",
             ("nestmodel average runs/small/version_0/checkpoints/step_*.ckpt -o mean.ckpt",),
         ),
         "import": Command(
-            "import_model:import_command",
+            "convert:import_command",
             "Convert a NeMo or safetensors model to a checkpoint.",
             ("nestmodel import ssl_en_nest_large.nemo",),
         ),
         "export": Command(
-            "export_model:export_command",
+            "convert:export_command",
             "Export a model to NeMo, Hugging Face, safetensors or ONNX.",
             ("nestmodel export last.ckpt --to nemo", "nestmodel export last.ckpt --to huggingface -o encoder"),
         ),

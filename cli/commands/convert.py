@@ -1,4 +1,4 @@
-"""`nestmodel export`: writes a model in the format of another tool."""
+"""`nestmodel average`, `import` and `export`: model files made from other model files."""
 
 from pathlib import Path
 from typing import Annotated
@@ -6,7 +6,43 @@ from typing import Annotated
 from nestmodel import ExportFormat, WeightParts
 
 from ..options import ModelArgument, Overwrite, chosen_context
-from ..parsing import option
+from ..parsing import Positionals, option
+
+
+def average_command(
+    models: Annotated[
+        tuple[Path, ...], Positionals, option(metavar="MODEL", help="Checkpoints of one run, such as its last five.")
+    ],
+    *,
+    output: Annotated[Path, option("-o", help="Checkpoint to write.")],
+    overwrite: Overwrite = False,
+) -> None:
+    """Average the weights of several checkpoints."""
+    from nestmodel import average_models
+
+    print(average_models(models, output, overwrite=overwrite))
+
+
+def import_command(
+    model: Annotated[
+        Path,
+        Positionals,
+        option(
+            metavar="MODEL",
+            help="A .nemo file, a safetensors file with a whole model, or a repository on the Hugging Face hub: "
+            "hf://OWNER/NAME, hf://OWNER/NAME@REVISION/FILE.",
+        ),
+    ],
+    *,
+    output: Annotated[
+        Path | None, option("-o", help="Checkpoint to write; by default NAME.ckpt for NAME.nemo.")
+    ] = None,
+    overwrite: Overwrite = False,
+) -> None:
+    """Convert a NeMo or safetensors model, on disk or on the Hugging Face hub, to a checkpoint."""
+    from nestmodel import import_model
+
+    print(import_model(model, output, overwrite=overwrite))
 
 
 def export_command(
