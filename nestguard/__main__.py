@@ -21,7 +21,7 @@ from pathlib import Path
 from nestguard.connect.peers import TOKEN_VARIABLE, PeerConfig, SharedToken
 from nestguard.diagnose.stall_limits import StallLimits
 from nestguard.launch import IGNORED_SIGNALS
-from nestguard.monitor import Monitor, MonitorConfig
+from nestguard.monitor import Monitor
 from nestguard.observe.directory import DirectoryLock
 from nestguard.observe.view import Identity
 
@@ -39,16 +39,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     peers = None if options["peers"] is None else PeerConfig(**options["peers"])
     if peers is not None:
         threading.Thread(target=_read_token, args=(token,), daemon=True).start()
-    directory = Path(options["directory"])
-    config = MonitorConfig(
-        directory=directory,
-        report_dir=Path(options["report_dir"]),
-        identity=Identity(**options["identity"]),
-        limits=StallLimits(**options["limits"]),
-        peers=peers,
-        starter_pid=options["starter"],
-    )
-    Monitor(config, token, DirectoryLock(directory, options["lock"])).run()
+    lock = DirectoryLock(Path(options["directory"]), options["lock"])
+    identity, limits = Identity(**options["identity"]), StallLimits(**options["limits"])
+    Monitor(lock, Path(options["report_dir"]), identity, limits, options["starter"], peers, token).run()
     return 0
 
 

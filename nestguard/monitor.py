@@ -10,7 +10,6 @@ import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from nestguard.connect.coordinator import Coordinator
@@ -35,46 +34,39 @@ _BIND_TIMEOUT_S = 10.0
 _BIND_RETRY_S = 0.25
 
 
-@dataclass(frozen=True, kw_only=True)
-class MonitorConfig:
-    """What a monitor observes, and where it reports."""
-
-    directory: Path
-    """Where the processes of the node write their heartbeats."""
-
-    report_dir: Path
-    """Where a report, `stall-TIME/`, is written."""
-
-    identity: Identity
-    """Identity of the rank that started the monitor."""
-
-    limits: StallLimits
-    starter_pid: int
-    """Process that started the monitor, after its own heartbeat."""
-
-    peers: PeerConfig | None = None
-    """Where the monitors of several nodes connect to each other; None for a single node."""
-
-
 class Monitor:
     """Observes the ranks of a node until they have ended, or until it has terminated them.
 
     Args:
-        config: What it observes.
+        lock: Lock of the directory where the processes of the node write their heartbeats. The monitor removes the
+            files there when it exits.
+        report_dir: Where a report, `stall-TIME/`, is written.
+        identity: Identity of the rank that started the monitor.
+        limits: How long a process may go without a heartbeat.
+        starter_pid: Process that started the monitor, after its own heartbeat.
+        peers: Where the monitors of several nodes connect to each other; None for a single node.
         token: The run token, without which monitors of several nodes do not connect to each other.
-        lock: Lock of the observed directory. The monitor removes the files there when it exits.
     """
 
-    def __init__(self, config: MonitorConfig, token: SharedToken, lock: DirectoryLock) -> None:
-        self._config = config
-        self._lock = lock
-        self._watch = NodeWatch(config.directory, config.identity)
-        self._peers: LocalOnly = connect_peers(config.peers, config.identity, config.limits, token)
+    def __init__(
+        self,
+        lock: DirectoryLock,
+        report_dir: Path,
+        identity: Identity,
+        limits: StallLimits,
+        starter_pid: int,
+        peers: PeerConfig | None,
+        token: SharedToken,
+    ) -> None:
+        self._lock, self._report_dir, self._identity = lock, report_dir, identity
+        self._limits, self._starter_pid = limits, starter_pid
+        self._watch = NodeWatch(lock.path, identity)
+        self._peers: LocalOnly = connect_peers(peers, identity, limits, token)
         self._has_reported_suspension = False
 
     def run(self) -> None:
         """Observes the ranks; returns when they have ended or the run was stopped."""
-        interval_s = max(0.1, min(1.0, self._config.limits.shortest_s / 20))
+        interval_s = max(0.1, min(1.0, self._limits.shortest_s / 20))
         try:
             while True:
                 views = self._watch.scan()
@@ -96,12 +88,11 @@ class Monitor:
 
     def _stop_if_needed(self, views: list[ProcessView]) -> bool:
         """Ends the ranks of this node if the run has to be stopped; returns whether the monitor is to exit."""
-        limits = self._config.limits
         if all(view.state is ProcessState.NOT_STARTED for view in views):
-            if os.getppid() != self._config.starter_pid:
+            if os.getppid() != self._starter_pid:
                 return True  # it has ended and its heartbeat is removed, so no rank is left to watch
-            if self._watch.age_s > limits.first_step_s:
-                _print(f"stall guard: no rank has a heartbeat in {self._config.directory}; the run is not watched")
+            if self._watch.age_s > self._limits.first_step_s:
+                _print(f"stall guard: no rank has a heartbeat in {self._lock.path}; the run is not watched")
                 return True
             return False
         decision = self._peers.decision()
@@ -113,26 +104,26 @@ class Monitor:
     def _decide(self, views: Sequence[ProcessView]) -> bool:
         """Stops the run if its diagnosis demands it and this node may decide; returns whether it has done so."""
         silences = self._peers.silences()
-        if self._peers.has_coordinator() and not too_long(silences, self._config.limits):
+        if self._peers.has_coordinator() and not too_long(silences, self._limits):
             return False
         known = [*views, *self._peers.views()]
-        known += missing_ranks(known, self._config.identity, self._peers.disconnected_s())
-        diagnosis = diagnose(known, self._config.limits, silences)
+        known += missing_ranks(known, self._identity, self._peers.disconnected_s())
+        diagnosis = diagnose(known, self._limits, silences)
         if diagnosis.must_stop:
             self._stop(diagnosis, known, views)
         return diagnosis.must_stop
 
     def _stop(self, diagnosis: RunDiagnosis, known: Sequence[ProcessView], own: Sequence[ProcessView]) -> None:
         """Reports the stall, ends the ranks of this node, and tells the followers to end theirs."""
-        report = Report(views=known, diagnosis=diagnosis, limits=self._config.limits)
+        report = Report(views=known, diagnosis=diagnosis, limits=self._limits)
         decision = StopDecision(report.to_json(), report.table())
         self._peers.send_stop(decision)
-        dumps = collect_dumps(self._config.directory, own) | self._peers.receive_dumps(_DUMPS_TIMEOUT_S)
+        dumps = collect_dumps(self._lock.path, own) | self._peers.receive_dumps(_DUMPS_TIMEOUT_S)
         self._end_ranks(own, decision, dumps, report.culprit_dumps(dumps))
 
     def _follow(self, decision: StopDecision, own: Sequence[ProcessView]) -> None:
         """Carries out the coordinator's decision on this node."""
-        dumps = collect_dumps(self._config.directory, own)
+        dumps = collect_dumps(self._lock.path, own)
         self._peers.send_dumps(dumps)
         self._end_ranks(own, decision, dumps)
 
@@ -144,10 +135,9 @@ class Monitor:
         lines: Sequence[str] = (),
     ) -> None:
         """Writes the report, prints its table with some lines below, and ends the processes here, culprits first."""
-        identity = self._config.identity
-        closing = f"stall guard: ending all ranks of {identity.host} with exit code {EXIT_STALLED}"
+        closing = f"stall guard: ending all ranks of {self._identity.host} with exit code {EXIT_STALLED}"
         try:
-            directory = write_report(self._config.report_dir, identity.node_rank, decision, dumps)
+            directory = write_report(self._report_dir, self._identity.node_rank, decision, dumps)
             closing += f"; report and stacks: {directory}"
             if any(name.endswith(TRACE_SUFFIX) for name in dumps):
                 closing += f", unfinished collectives: {directory}/*{TRACE_SUFFIX}"

@@ -103,26 +103,18 @@ class DeviceWatch:
         self._write(self._position)
 
 
-class TraceWriter:
-    """Writes the trace of torch's flight recorder, which lists unfinished collectives, when the monitor requests it.
+def write_trace_if_requested(directory: Path, name: str, read: TraceReader | None) -> None:
+    """Writes the trace of torch's flight recorder, which lists unfinished collectives, once the monitor requests it.
 
     Args:
         directory: Where the processes of this node write their heartbeats.
         name: Base name of the files of this process.
         read: Returns the trace; None without a flight recorder.
     """
-
-    def __init__(self, directory: Path, name: str, read: TraceReader | None) -> None:
-        self._request = directory / TRACES_REQUEST
-        self._trace = directory / (name + TRACE_SUFFIX)
-        self._read = read
-
-    def write_if_requested(self) -> None:
-        """Writes the trace, once, if the monitor has requested it."""
-        if self._read is None or not self._request.exists():
-            return
-        read, self._read = self._read, None
-        partial = self._trace.with_name(f".{self._trace.name}{PARTIAL_SUFFIX}")
-        with contextlib.suppress(OSError, RuntimeError), create_file(partial) as file:
-            file.write(read().encode())
-            partial.rename(self._trace)
+    trace = directory / (name + TRACE_SUFFIX)
+    if read is None or trace.exists() or not (directory / TRACES_REQUEST).exists():
+        return
+    partial = trace.with_name(f".{trace.name}{PARTIAL_SUFFIX}")
+    with contextlib.suppress(OSError, RuntimeError), create_file(partial) as file:
+        file.write(read().encode())
+        partial.rename(trace)

@@ -13,11 +13,12 @@ import sys
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, replace
+from functools import partial
 from io import FileIO
 from pathlib import Path
 from typing import NamedTuple
 
-from nestguard.observe.device import DeviceEvent, DeviceWatch, TraceReader, TraceWriter
+from nestguard.observe.device import DeviceEvent, DeviceWatch, TraceReader, write_trace_if_requested
 from nestguard.observe.directory import (
     BEAT_SUFFIX,
     PARTIAL_SUFFIX,
@@ -165,8 +166,8 @@ class Heartbeat:
             read_trace: Returns the trace of torch's flight recorder, which the report contains.
         """
         if self._device is None and self._record.final_phase == UNSET:
-            trace = TraceWriter(self._directory, self._name, read_trace)
-            self._device = DeviceWatch(new_event, self._write_device, trace.write_if_requested)
+            on_poll = partial(write_trace_if_requested, self._directory, self._name, read_trace)
+            self._device = DeviceWatch(new_event, self._write_device, on_poll)
 
     def mark_device(self, phase: Phase) -> None:
         """Marks where a phase begins in the work of the device, without a heartbeat; does nothing without a device.
@@ -248,9 +249,9 @@ class Heartbeat:
         started = start_ticks(pid)
         if started is None:
             raise GuardError("The stall guard needs Linux: there is no /proc here. Disable the stall guard.")
-        partial = self._directory / f".{self._name}.{pid}{PARTIAL_SUFFIX}"
+        unfinished = self._directory / f".{self._name}.{pid}{PARTIAL_SUFFIX}"
         # The whole file is allocated now: a memory-mapped page that finds the disk full later would kill the process.
-        with create_file(partial) as file:
+        with create_file(unfinished) as file:
             os.posix_fallocate(file.fileno(), 0, FILE_SIZE)
             self._file = HeartbeatFile.from_buffer(mmap.mmap(file.fileno(), FILE_SIZE))
         error_file = os.environ.get("TORCHELASTIC_ERROR_FILE")
@@ -259,7 +260,7 @@ class Heartbeat:
         self._file.pid, self._file.start_ticks = pid, started
         self._file.description = json.dumps(description).encode()
         self._write()
-        partial.rename(self._directory / f"{self._name}{BEAT_SUFFIX}")
+        unfinished.rename(self._directory / f"{self._name}{BEAT_SUFFIX}")
         return self._file
 
     def _note(self, cuts: str) -> None:

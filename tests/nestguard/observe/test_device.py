@@ -1,11 +1,12 @@
 import threading
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 import nestguard.observe.device
 from nestguard import Heartbeat, Identity, Phase, read_heartbeat
-from nestguard.observe.device import TraceWriter
+from nestguard.observe.device import write_trace_if_requested
 from nestguard.observe.directory import TRACES_REQUEST, lock_directory
 from nestguard.observe.view import DevicePosition
 from nestguard.observe.watch import NodeWatch
@@ -155,11 +156,11 @@ def test_a_position_that_is_no_longer_observed_is_not_used(tmp_path: Path, monke
 
 def test_the_trace_of_the_flight_recorder_is_written_once_when_the_monitor_requests_it(tmp_path: Path) -> None:
     traces = iter(['{"entries": []}', "another one"])
-    writer = TraceWriter(tmp_path, "rank-1", lambda: next(traces))
-    writer.write_if_requested()
+    write = partial(write_trace_if_requested, tmp_path, "rank-1", lambda: next(traces))
+    write()
     assert list(tmp_path.iterdir()) == []
     (tmp_path / TRACES_REQUEST).touch()
-    writer.write_if_requested()
-    writer.write_if_requested()
+    write()
+    write()
     assert (tmp_path / "rank-1.flight-recorder.json").read_text() == '{"entries": []}'
     assert len(list(tmp_path.iterdir())) == 2
