@@ -29,17 +29,17 @@ from nestmodel.plain_values import build, read_yaml
 from nestmodel.run_config import LAST, RunConfig, parse_duration
 from nestmodel.training.callbacks.curves import Curves
 from nestmodel.training.callbacks.live_panel import renderer
-from nestmodel.training.callbacks.preemption import Preempted, PreemptionHandler
+from nestmodel.training.callbacks.preemption import PreemptionHandler
 from nestmodel.training.callbacks.progress import Progress
 from nestmodel.training.callbacks.stall_guard import StallGuard
 from nestmodel.training.callbacks.throughput import Throughput
 from nestmodel.training.data import NestDataModule
-from nestmodel.training.launcher import check_main_address, prepare_deterministic
+from nestmodel.training.launcher import AgreedExit, check_main_address, prepare_deterministic
 from nestmodel.training.lightning_private import attach_model, finds_launcher, forks_ranks, launched_processes
 from nestmodel.training.metrics_file import MetricsFile
 from nestmodel.training.module import NestModel, check_precision
 from nestmodel.training.ranks import Launch, check_start, find_launch, take_ranks
-from nestmodel.training.saving.checkpoints import Checkpoints, NotSaved
+from nestmodel.training.saving.checkpoints import Checkpoints
 from nestmodel.training.saving.resume import find_resumed, read_run
 from nestmodel.training.saving.run_folders import only_start
 from nestmodel.training.starting.run_checks import check_outputs, check_run
@@ -338,8 +338,8 @@ def _ends_its_ranks(trainer: pl.Trainer) -> Iterator[None]:
     """Ends the ranks that Lightning has started from this process if this one fails: they would wait for it."""
     try:
         yield
-    except (Preempted, NotSaved):
-        raise  # all ranks have agreed to end
+    except AgreedExit:
+        raise
     except BaseException:
         for process in launched_processes(trainer):
             process.terminate()

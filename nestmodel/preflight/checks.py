@@ -37,7 +37,7 @@ from nestmodel.run_config import CheckpointConfig
 from nestmodel.training.data import NestDataModule
 from nestmodel.training.lightning_private import launched_processes, set_process_group_timeout
 from nestmodel.training.module import NestModel, check_sampling_rate
-from nestmodel.training.saving.checkpoints import Checkpoints
+from nestmodel.training.saving.checkpoints import savers_of
 
 _BYTES_PER_PARAMETER = 12  # a weight and the two moments of AdamW in float32
 _MAX_SHOWN = 5
@@ -255,9 +255,8 @@ def check_disk(model: NestModel, trainer: pl.Trainer) -> CheckResult:
     """Checks that the checkpoints fit on their disk. Only rank 0 checks, because it writes them."""
     if not trainer.is_global_zero:
         return CheckResult(status="skipped", value="rank 0 writes")
-    callbacks = cast(list[pl.Callback], getattr(trainer, "callbacks", []))
-    callback = next((callback for callback in callbacks if isinstance(callback, Checkpoints)), None)
-    config = callback.config if callback else CheckpointConfig(keep=1)
+    savers = savers_of(trainer)
+    config = savers[0].config if savers else CheckpointConfig(keep=1)
     keep = config.keep + (config.monitor is not None)  # the best one may not be among the newest
     directory = (config.directory or Path(trainer.default_root_dir)).absolute()
     setting = "checkpoints.directory" if config.directory else "--output"

@@ -21,7 +21,7 @@ from lightning_fabric.plugins.environments.torchelastic import TorchElasticEnvir
 
 from nestmodel.errors import ConfigError, TrainingError
 from nestmodel.training.lightning_private import finds_launcher
-from nestmodel.training.ranks import check_ranks, find_launch, local_run_id
+from nestmodel.training.ranks import check_ranks, find_launch, is_started_by_lightning, launch_id, local_run_id
 
 _RESOLVE_S = 10.0
 """Time for which the name of node 0 may be unknown, in seconds.
@@ -31,6 +31,15 @@ a new node. A misspelled name should not take longer than a misspelled path.
 """
 
 _RETRY_S = 1.0
+
+
+class AgreedExit(SystemExit):
+    """The run exits on all ranks after the same step, as they have agreed."""
+
+    def __init__(self, code: int) -> None:
+        destroy_process_group_at_exit()
+        # Lightning kills the rank that started the others as soon as one of them exits with another code than 0.
+        super().__init__(0 if is_started_by_lightning() else code)
 
 
 @cache
@@ -54,12 +63,8 @@ def node_run_id(cluster_environment: Any) -> str:
     Args:
         cluster_environment: Lightning's cluster environment; None if the strategy has none.
     """
-    if isinstance(cluster_environment, TorchElasticEnvironment):
-        return "-".join(
-            os.environ.get(name, "") for name in ("TORCHELASTIC_RUN_ID", "MASTER_PORT", "TORCHELASTIC_RESTART_COUNT")
-        )
-    if isinstance(cluster_environment, SLURMEnvironment):
-        return "-".join(os.environ.get(f"SLURM_{name}", "") for name in ("JOB_ID", "STEP_ID", "RESTART_COUNT"))
+    if isinstance(cluster_environment, TorchElasticEnvironment | SLURMEnvironment):
+        return launch_id()
     # A container that shares /dev/shm may have the same process id in its own namespace.
     namespace = Path("/proc/self/ns/pid")
     return f"{local_run_id()}-{namespace.stat().st_ino if namespace.exists() else ''}"

@@ -69,6 +69,18 @@ def local_run_id() -> str:
     return f"{os.getppid()}-{os.environ.get('MASTER_PORT', '')}"
 
 
+def launch_id() -> str:
+    """Returns what the ranks of one start have in common, by the variables of torchrun and SLURM."""
+    names = (
+        "TORCHELASTIC_RUN_ID",
+        "TORCHELASTIC_RESTART_COUNT",
+        "SLURM_JOB_ID",
+        "SLURM_STEP_ID",
+        "SLURM_RESTART_COUNT",
+    )
+    return "/".join(os.environ.get(name, "") for name in (*names, "MASTER_PORT"))
+
+
 def is_first_rank() -> bool:
     """Returns whether this process is rank 0, as far as the environment tells before the ranks connect.
 

@@ -21,7 +21,7 @@ import pytorch_lightning as pl
 from pytorch_lightning.utilities import rank_zero_info, rank_zero_warn
 
 import nestguard
-from nestmodel.training.launcher import destroy_process_group_at_exit
+from nestmodel.training.launcher import AgreedExit
 from nestmodel.training.lightning_private import disable_signal_handling, launched_processes, update_logged_metrics
 from nestmodel.training.module import NestModel
 from nestmodel.training.ranks import (
@@ -29,11 +29,10 @@ from nestmodel.training.ranks import (
     EXIT_PREEMPTED,
     PREEMPTING_SIGNALS,
     is_first_rank,
-    is_started_by_lightning,
     leave_before_training,
     record_launcher,
 )
-from nestmodel.training.saving.checkpoints import Checkpoints, NotSaved
+from nestmodel.training.saving.checkpoints import Checkpoints, savers_of
 from nestmodel.training.step_limits import ends_step
 
 _LEAVE_S = 1.0
@@ -124,7 +123,7 @@ def _do_nothing(signum: int, frame: FrameType | None) -> None:
     """Handles SIGINT. Without a handler in Python, the interpreter would not write the signal to the pipe."""
 
 
-class Preempted(SystemExit):
+class Preempted(AgreedExit):
     """The run exits because it was preempted or interrupted; its checkpoint is written."""
 
 
@@ -194,19 +193,15 @@ class PreemptionHandler(pl.Callback):
         if not model.stop_requests.must_exit:
             return
         update_logged_metrics(trainer)
-        callbacks = [callback for callback in cast(Any, trainer).callbacks if isinstance(callback, Checkpoints)]
-        for callback in callbacks or [Checkpoints()]:
-            callback.save_last(trainer)
+        for saver in savers_of(trainer) or [Checkpoints()]:
+            saver.save_last(trainer)
         # The ranks agree on the exit code only here, so that the vector of every step need not carry it.
         is_interrupted = trainer.strategy.reduce_boolean_decision(model.stop_requests.interrupted_here, all=False)
-        destroy_process_group_at_exit()
         what, remedy = "preempted", "start the run again with --resume"
         if is_interrupted:
             what, remedy = "interrupted", "continue with the same command and --resume"
         self._farewell = f"{what} after step {trainer.global_step}; {remedy}."
-        # Lightning kills the rank that started the others as soon as one of them exits with another code than 0.
-        code = EXIT_INTERRUPTED if is_interrupted else EXIT_PREEMPTED
-        raise Preempted(0 if is_started_by_lightning() else code)
+        raise Preempted(EXIT_INTERRUPTED if is_interrupted else EXIT_PREEMPTED)
 
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:  # noqa: ARG002
         """Restores the previous signal handlers."""
@@ -219,7 +214,7 @@ class PreemptionHandler(pl.Callback):
 
     def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, error: BaseException) -> None:
         """Restores the previous signal handlers, or ignores the signals when the run is exiting anyway."""
-        if isinstance(error, Preempted | NotSaved):
+        if isinstance(error, AgreedExit):
             # Some launchers signal the other ranks as soon as one has exited, which would change their exit codes.
             self._previous_handlers = dict.fromkeys(self._previous_handlers, signal.SIG_IGN)
         if isinstance(error, Preempted):

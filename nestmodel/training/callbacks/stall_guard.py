@@ -5,7 +5,6 @@ This module decides when a heartbeat is written. Observation, diagnosis and repo
 
 import itertools
 import math
-import os
 import socket
 import time
 import traceback
@@ -27,12 +26,10 @@ from nestdata import Microbatch, last_error_line
 from nestguard import Phase
 from nestmodel.errors import ConfigError
 from nestmodel.run_config import GuardConfig
-from nestmodel.training.callbacks.preemption import Preempted
-from nestmodel.training.launcher import node_run_id
+from nestmodel.training.launcher import AgreedExit, node_run_id
 from nestmodel.training.lightning_private import process_group_timeout_s, set_process_group_timeout
 from nestmodel.training.pace import mark_end_of_backward
-from nestmodel.training.ranks import end_with_parent, record_launcher
-from nestmodel.training.saving.checkpoints import NotSaved
+from nestmodel.training.ranks import end_with_parent, launch_id, record_launcher
 
 
 class CudaEvent:
@@ -160,9 +157,9 @@ class StallGuard(pl.Callback):
 
     def _peers(self, environment: ClusterEnvironment) -> nestguard.PeerConfig:
         port = environment.main_port
-        variables = ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "SLURM_JOB_ID", "SLURM_RESTART_COUNT")
-        run_id = "/".join([str(port), *(os.environ.get(name, "") for name in variables)])
-        return nestguard.PeerConfig(host=environment.main_address, port=self.config.port or port + 1, run_id=run_id)
+        return nestguard.PeerConfig(
+            host=environment.main_address, port=self.config.port or port + 1, run_id=f"{port}/{launch_id()}"
+        )
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:  # noqa: ARG002
         """Starts the stall guard before training, and gives the monitors of several nodes their run token."""
@@ -236,9 +233,9 @@ class StallGuard(pl.Callback):
         if self._is_only_rank:
             self.teardown(trainer, pl_module, "fit")  # no other rank waits for it
             return
-        if isinstance(exception, Preempted | NotSaved | KeyboardInterrupt):
+        if isinstance(exception, AgreedExit | KeyboardInterrupt):
             self._heartbeat.finish(Phase.LEAVING)
-            if isinstance(exception, Preempted) and self._monitor is not None:
+            if isinstance(exception, AgreedExit) and self._monitor is not None:
                 self._monitor.wait(_MONITOR_EXIT_S)  # SLURM kills it when the last rank has exited
             return
         name, line = type(exception).__name__, last_error_line(exception)

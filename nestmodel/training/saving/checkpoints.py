@@ -20,10 +20,10 @@ import nestguard
 from nestdata import OutputError, last_error_line
 from nestdata.output import replace_file, unfinished_files
 from nestmodel.run_config import CheckpointConfig
-from nestmodel.training.launcher import destroy_process_group_at_exit
+from nestmodel.training.launcher import AgreedExit
 from nestmodel.training.lightning_private import dump_checkpoint
 from nestmodel.training.module import NestModel
-from nestmodel.training.ranks import EXIT_NOT_SAVED, is_started_by_lightning
+from nestmodel.training.ranks import EXIT_NOT_SAVED
 from nestmodel.training.saving.best_checkpoint import BestCheckpoint
 from nestmodel.training.saving.checkpoint_files import (
     LAST,
@@ -40,7 +40,7 @@ _ABANDONED_S = 600.0
 """Age in seconds. An older file that is not complete was left by a process that was killed."""
 
 
-class NotSaved(SystemExit):
+class NotSaved(AgreedExit):
     """The run exits because its last checkpoint is not on disk."""
 
 
@@ -146,12 +146,10 @@ class Checkpoints(Checkpoint):
         if error is not None:
             raise error
         if is_lost:
-            destroy_process_group_at_exit()
             if self._problem:
                 found = f"The newest checkpoint is {self._resumable}" if self._resumable else "No step can be resumed"
                 rank_zero_info(f"error: {self._problem} {found}. Make space, and start the run again with --resume.")
-            # Lightning kills the rank that started the others as soon as one of them exits with another code than 0.
-            raise NotSaved(0 if is_started_by_lightning() else EXIT_NOT_SAVED)
+            raise NotSaved(EXIT_NOT_SAVED)
 
     def _write(self, checkpoint: dict[str, Any], path: Path, step: int) -> None:
         try:
@@ -198,6 +196,11 @@ class Checkpoints(Checkpoint):
         for found in (*sound[self.config.keep :], *unsound[self.config.keep :]):
             if self.config.keep_every_n_steps is None or found.step % self.config.keep_every_n_steps:
                 found.path.unlink(missing_ok=True)
+
+
+def savers_of(trainer: pl.Trainer) -> list[Checkpoints]:
+    """Returns the callbacks of a trainer that write checkpoints."""
+    return [callback for callback in trainer.checkpoint_callbacks if isinstance(callback, Checkpoints)]
 
 
 def _is_sound(trainer: pl.Trainer) -> bool:

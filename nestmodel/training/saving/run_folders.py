@@ -4,7 +4,6 @@
 (`checkpoints.directory`) is used by one of them at a time, and by no other run.
 """
 
-import os
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -17,7 +16,7 @@ from nestdata import OutputError
 from nestdata.output import check_writable, locked_file
 from nestmodel.errors import ConfigError
 from nestmodel.plain_values import read_yaml
-from nestmodel.training.ranks import is_first_rank, is_started_by_lightning
+from nestmodel.training.ranks import is_first_rank, is_started_by_lightning, launch_id
 from nestmodel.training.saving.checkpoint_files import NAMES, checkpoint_folders, list_checkpoints, step_in_name
 
 LOCK = ".lock"
@@ -78,7 +77,7 @@ def only_start(directory: Path | None) -> Iterator[None]:
                     rank_zero_info(f"another run is writing to {directory}: waiting for up to {_WAIT_S:.0f} s")
                     has_said = True
                 time.sleep(_POLL_S)
-            (directory / LOCK).write_text(_launch_id(), encoding="utf-8")
+            (directory / LOCK).write_text(launch_id(), encoding="utf-8")
         yield
 
 
@@ -86,15 +85,9 @@ def _wait_for_first_rank(lock: Path) -> None:
     end = time.monotonic() + _WAIT_S + 2 * _POLL_S
     while time.monotonic() < end:
         with suppress(OSError, UnicodeError):
-            if lock.read_text(encoding="utf-8") == _launch_id():
+            if lock.read_text(encoding="utf-8") == launch_id():
                 return
         time.sleep(_POLL_S)
-
-
-def _launch_id() -> str:
-    """Returns what the ranks of one start have in common, by the variables of their launcher."""
-    names = ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "SLURM_JOB_ID", "SLURM_RESTART_COUNT", "MASTER_PORT")
-    return "/".join(os.environ.get(name, "") for name in names)
 
 
 def unfinished_run(root: Path) -> str | None:

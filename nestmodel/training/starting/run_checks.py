@@ -10,7 +10,6 @@ from typing import Any, cast
 import pytorch_lightning as pl
 from pytorch_lightning.utilities import rank_zero_warn
 
-from nestdata import BatchPlan
 from nestdata.output import check_writable
 from nestmodel.attention_context import format_context
 from nestmodel.class_config import ClassConfig
@@ -20,7 +19,7 @@ from nestmodel.training.data import NestDataModule
 from nestmodel.training.module import NestModel, check_sampling_rate
 from nestmodel.training.resume_checks import run_settings
 from nestmodel.training.saving.checkpoint_files import checkpoint_folders
-from nestmodel.training.saving.checkpoints import Checkpoints
+from nestmodel.training.saving.checkpoints import savers_of
 from nestmodel.training.saving.resume import check_resumes
 from nestmodel.training.saving.run_folders import check_checkpoint_folder
 from nestmodel.training.schedule import check_schedule
@@ -59,24 +58,21 @@ def check_run(
     check_schedule(model.config.optimizer, trainer.max_steps)
     check_look_ahead(model.config)
     plan = data.plan
-    _warn_of_late_stages(plan, num_steps_of_run(trainer, plan.steps_per_epoch))
-    validates = data.val_dataset is not None
-    check_best(trainer, steps_per_epoch=plan.steps_per_epoch, validates=validates)
-    savers = [callback for callback in trainer.checkpoint_callbacks if isinstance(callback, Checkpoints)]
-    directory = savers[0].config.directory if savers else None
-    check_checkpoint_folder(directory, ckpt_path)
-    if ckpt_path is not None:
-        folders = checkpoint_folders(Path(trainer.default_root_dir), directory)
-        check_resumes(ckpt_path, run_settings(model.config, model.backend_name, trainer, data.settings), folders)
-
-
-def _warn_of_late_stages(plan: BatchPlan, num_steps: int | None) -> None:
+    num_steps = num_steps_of_run(trainer, plan.steps_per_epoch)
     for from_step in plan.stage_repeats:
         if num_steps is not None and from_step >= num_steps:
             rank_zero_warn(
                 f"data.plan.stages: the stage from step {from_step} on has no effect, because the run ends after "
                 f"{num_steps} steps."
             )
+    validates = data.val_dataset is not None
+    check_best(trainer, steps_per_epoch=plan.steps_per_epoch, validates=validates)
+    savers = savers_of(trainer)
+    directory = savers[0].config.directory if savers else None
+    check_checkpoint_folder(directory, ckpt_path)
+    if ckpt_path is not None:
+        folders = checkpoint_folders(Path(trainer.default_root_dir), directory)
+        check_resumes(ckpt_path, run_settings(model.config, model.backend_name, trainer, data.settings), folders)
 
 
 def check_outputs(trainer: pl.Trainer) -> None:
@@ -89,9 +85,8 @@ def check_outputs(trainer: pl.Trainer) -> None:
     """
     if cast(Any, trainer).fast_dev_run:
         return
-    checkpoints = [callback for callback in trainer.checkpoint_callbacks if isinstance(callback, Checkpoints)]
     folders = [trainer.default_root_dir, *(logger.save_dir for logger in trainer.loggers)]
-    for folder in dict.fromkeys([*folders, *(callback.config.directory for callback in checkpoints)]):
+    for folder in dict.fromkeys([*folders, *(saver.config.directory for saver in savers_of(trainer))]):
         if folder is not None and "://" not in str(folder):
             check_writable(Path(folder))
 
@@ -125,8 +120,8 @@ def check_best(trainer: pl.Trainer, *, steps_per_epoch: int, validates: bool) ->
     Raises:
         ConfigError: There is no validation, or some validations come after steps without a checkpoint.
     """
-    for saver in trainer.checkpoint_callbacks:
-        if not isinstance(saver, Checkpoints) or saver.config.monitor is None:
+    for saver in savers_of(trainer):
+        if saver.config.monitor is None:
             continue
         if not validates or trainer.limit_val_batches == 0:
             raise ConfigError(
