@@ -88,9 +88,9 @@ class MetricsFile(CSVLogger):
         try:
             path = self.claim() / METRICS
             if columns == self._columns:
-                _append(path, _lines(columns, self._rows))
+                _append(path, csv_lines(columns, self._rows))
             else:
-                replace_file(path, _lines(columns, [*_rows_of(path), *self._rows], header=True))
+                replace_file(path, csv_lines(columns, [*_rows_of(path), *self._rows], header=True))
         except OSError as error:
             if not self._has_warned:
                 rank_zero_warn(
@@ -107,7 +107,8 @@ class MetricsFile(CSVLogger):
         self.save()
 
 
-def _lines(columns: Sequence[str], rows: Sequence[Mapping[str, Any]], *, header: bool = False) -> bytes:
+def csv_lines(columns: Sequence[str], rows: Sequence[Mapping[str, Any]], *, header: bool = False) -> bytes:
+    """Returns rows as lines of CSV."""
     text = io.StringIO(newline="")
     writer = csv.DictWriter(text, columns)
     if header:

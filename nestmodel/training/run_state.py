@@ -9,7 +9,7 @@ import resource
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, field
 from statistics import fmean
 from typing import Any, Literal, cast
 
@@ -61,20 +61,8 @@ class RunState:
     validated_step: int | None = None
     """Optimizer steps made at that validation."""
 
-    audio_s_per_s: float | None = None
-    """Seconds of audio per second, over all ranks."""
-
-    mfu: float | None = None
-    """Model FLOPs utilisation, as a share; None if the peak of the device is not known."""
-
-    data_wait: float | None = None
-    """Share of time spent waiting for data."""
-
-    memory_gb: float | None = None
-    """See `peak_memory_bytes`, in GB."""
-
-    steps_skipped: int = 0
-    """Number of non-finite steps."""
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    """The latest metrics by name, such as `audio_s_per_s` and `steps_skipped`."""
 
     microbatch: tuple[int, int] | None = None
     """Within a long step: number of microbatches of this rank that are done, and of all."""
@@ -137,11 +125,7 @@ def read_state(
         training=training,
         validation=None if validated_step is None else scores_of(metrics, "val"),
         validated_step=validated_step,
-        audio_s_per_s=metrics.get("audio_s_per_s"),
-        mfu=metrics.get("mfu"),
-        data_wait=metrics.get("data_wait"),
-        memory_gb=metrics.get("memory_gb"),
-        steps_skipped=int(metrics.get("steps_skipped", 0)),
+        metrics=metrics,
         microbatch=microbatch,
     )
 

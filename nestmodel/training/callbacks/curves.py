@@ -5,7 +5,6 @@ that checkpoint to `earlier_metrics.csv`, so that it does not depend on earlier 
 """
 
 import csv
-import io
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import suppress
@@ -19,7 +18,7 @@ from pytorch_lightning.loggers import CSVLogger
 from pytorch_lightning.utilities import rank_zero_warn
 
 from nestdata.output import replace_file
-from nestmodel.training.metrics_file import METRICS
+from nestmodel.training.metrics_file import METRICS, csv_lines
 
 BLUE = "#2f6f9f"
 ORANGE = "#b5532a"
@@ -99,11 +98,8 @@ def copy_earlier_metrics(earlier: Path, directory: Path, step: int) -> None:
     rows = [row for row in _complete_rows(earlier) if int(row["step"]) < step]
     if rows:
         directory.mkdir(parents=True, exist_ok=True)
-        text = io.StringIO(newline="")
-        writer = csv.DictWriter(text, dict.fromkeys(name for row in rows for name in row))
-        writer.writeheader()
-        writer.writerows(rows)
-        replace_file(directory / EARLIER, text.getvalue().encode())
+        columns = list(dict.fromkeys(name for row in rows for name in row))
+        replace_file(directory / EARLIER, csv_lines(columns, rows, header=True))
 
 
 def read_metrics(directory: Path) -> Series:

@@ -198,15 +198,15 @@ def time_left(state: RunState) -> list[str]:
 
 def training_facts(state: RunState) -> list[str]:
     """Returns what is known about the steps."""
-    facts = [] if state.training is None else score_facts(state.training)
-    if state.audio_s_per_s is not None and state.data_wait is not None:
-        facts += [f"{state.audio_s_per_s:,.0f} s of audio/s", f"{100 * state.data_wait:.0f} % waiting"]
-    if state.mfu is not None:
-        facts.append(f"{100 * state.mfu:.1f} % MFU")
-    if state.memory_gb:
-        facts.append(f"{state.memory_gb:.1f} GB")
-    if state.steps_skipped:
-        facts.append(f"{state.steps_skipped:,} steps skipped")
+    facts, metrics = [] if state.training is None else score_facts(state.training), state.metrics
+    if {"audio_s_per_s", "data_wait"} <= metrics.keys():
+        facts += [f"{metrics['audio_s_per_s']:,.0f} s of audio/s", f"{100 * metrics['data_wait']:.0f} % waiting"]
+    if "mfu" in metrics:
+        facts.append(f"{100 * metrics['mfu']:.1f} % MFU")
+    if metrics.get("memory_gb"):
+        facts.append(f"{metrics['memory_gb']:.1f} GB")
+    if metrics.get("steps_skipped"):
+        facts.append(f"{metrics['steps_skipped']:,.0f} steps skipped")
     return facts
 
 

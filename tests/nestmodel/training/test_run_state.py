@@ -68,8 +68,7 @@ def test_a_state_has_what_is_known() -> None:
     training = mean_scores([Scores(1.0, 3.0, 0.25), Scores(3.0, 3.0, 0.25)])
     state = read_state(trainer, clock, "training", validated_step=2, training=training)
     assert (state.training, state.validation) == (Scores(2.0, 3.0, 0.25), Scores(2.5, 3.5, 0.5))
-    assert (state.memory_gb, state.steps_skipped, state.validated_step) == (2.0, 1, 2)
-    assert state.audio_s_per_s == 20.0
+    assert (state.metrics, state.validated_step) == ({**metrics, **rates}, 2)
     assert read_state(trainer, clock, "training").validation is None
 
 

@@ -19,10 +19,7 @@ STATE = RunState(
     training=Scores(5.1, 5.2, 0.123),
     validation=Scores(5.3, 5.2, 0.1),
     validated_step=30_000,
-    audio_s_per_s=12_345.0,
-    data_wait=0.03,
-    memory_gb=71.2,
-    steps_skipped=2,
+    metrics={"audio_s_per_s": 12_345.0, "data_wait": 0.03, "memory_gb": 71.2, "steps_skipped": 2.0},
 )
 
 

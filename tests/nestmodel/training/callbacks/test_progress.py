@@ -47,10 +47,7 @@ def test_a_line_has_what_is_known() -> None:
         STATE,
         seconds_left=130.0,
         training=Scores(2.0, 3.0, 0.25),
-        audio_s_per_s=1812.4,
-        data_wait=0.03,
-        memory_gb=2.14,
-        steps_skipped=2,
+        metrics={"audio_s_per_s": 1812.4, "data_wait": 0.03, "memory_gb": 2.14, "steps_skipped": 2.0},
     )
     assert progress_line(full) == (
         "step 1,300 of 80,000, ETA 0:02:10, loss 2.000 (entropy 3.000), masked accuracy 25.0 %, 1,812 s of audio/s, "
