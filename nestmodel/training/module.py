@@ -48,7 +48,7 @@ from nestmodel.training.lightning_private import (
 from nestmodel.training.pace import MIN_FACTOR, PHASES, WINDOW, Pace, SlowRanks, by_time
 from nestmodel.training.resume_checks import Settings, check_same_step, check_unchanged, run_settings
 from nestmodel.training.schedule import build_optimizer, divide_and_clip
-from nestmodel.training.step_stats import DecayedCounts, GradientSums, SkippedSteps, StepStats, StopRequests, fetch
+from nestmodel.training.step_stats import GradientSums, SkippedSteps, StepStats, StopRequests, add_decayed, fetch
 
 _PROGRESS_KEY = "nest_progress"
 
@@ -104,7 +104,7 @@ class NestModel(NestNetwork, pl.LightningModule):
         self._step: StepStats | None = None
         self._skipped = SkippedSteps()
         self._val_stats: Tensor | None = None
-        self._train_counts = DecayedCounts()
+        self._train_counts: Tensor | None = None
         self._record = {} if init_from is None else {"started with the weights of": init_from.name}
 
     def load_all(self, path: Path, parts: WeightParts = "all") -> WeightReport:
@@ -200,7 +200,7 @@ class NestModel(NestNetwork, pl.LightningModule):
         leave_finished_epoch(checkpoint)
         scale_loop_progress(checkpoint, self.trainer.accumulate_grad_batches)
         if progress := dict(checkpoint.get(_PROGRESS_KEY, {})):
-            self._train_counts.counts = progress.pop("faded_counts")
+            self._train_counts = progress.pop("faded_counts")
             self._skipped = SkippedSteps(**progress)
 
     def on_fit_start(self) -> None:
@@ -263,7 +263,9 @@ class NestModel(NestNetwork, pl.LightningModule):
 
     def on_before_backward(self, loss: Tensor) -> None:
         """Sets the gradients of earlier microbatches aside, unless DDP is about to add to them."""
-        if not self._sums_over_ranks():
+        assert self._step is not None
+        is_last = self._step.num_microbatches == self.trainer.accumulate_grad_batches
+        if self.trainer.world_size == 1 or not is_last:
             self._gradient_sums.set_aside()
         self._pace.begin_backward(loss)
 
@@ -286,12 +288,12 @@ class NestModel(NestNetwork, pl.LightningModule):
         step, self._step = self._step, None
         self._check_gradients()
         step.check_complete(self.trainer.accumulate_grad_batches, self.global_rank)
-        totals = step.unflatten(self._sum_over_ranks(step.flatten(self.stop_requests)))
-        class_counts = self._train_counts.plus(totals.stats)
-        norm = self._divide_and_clip(optimizer, totals.stats.num_tokens.clamp(min=1))
+        stats, totals, norm_statistics = step.unflatten(self._sum_over_ranks(step.flatten(self.stop_requests)))
+        class_counts = add_decayed(self._train_counts, stats)
+        norm = self._divide_and_clip(optimizer, stats.num_tokens.clamp(min=1))
         # The only point of a step at which the CPU waits for the GPU, except where ranks are compared.
-        on_device = {**totals.numbers, "grad_norm": norm}
-        metrics = fetch({**on_device, **totals.stats.metrics(class_counts)})
+        on_device = {**totals, "grad_norm": norm}
+        metrics = fetch({**on_device, **stats.metrics(class_counts)})
         numbers = {name: float(metrics.pop(name)) for name in on_device}
         self._pace.end_step()
         if self.trainer.world_size > 1 and (self.trainer.global_step + 1) % WINDOW == 0:
@@ -302,8 +304,8 @@ class NestModel(NestNetwork, pl.LightningModule):
             self._skip(step, optimizer)
         else:
             self._skipped.in_a_row = 0
-            update_running_stats(self._norms, totals.norm_statistics)
-            self._train_counts.counts = class_counts
+            update_running_stats(self._norms, norm_statistics)
+            self._train_counts = class_counts
             self._record["last training step"] = _metrics_text(metrics)
             self._log_metrics("train", metrics)
             seconds = numbers["num_samples"] / self.config.features.sampling_rate
@@ -375,7 +377,7 @@ class NestModel(NestNetwork, pl.LightningModule):
         checkpoint[CONFIG_KEY] = asdict(self.config)
         checkpoint[RECORD_KEY] = {**({} if self.data is None else self.data.record), **self._record}
         checkpoint[SETTINGS_KEY] = self._run_settings()
-        checkpoint[_PROGRESS_KEY] = {**vars(self._skipped), "faded_counts": self._train_counts.counts}
+        checkpoint[_PROGRESS_KEY] = {**vars(self._skipped), "faded_counts": self._train_counts}
 
     def _run_settings(self) -> Settings:
         data = {} if self.data is None else self.data.settings
@@ -399,13 +401,6 @@ class NestModel(NestNetwork, pl.LightningModule):
         """Logs numbers from the CPU, on which they stay: `log` would copy each to the GPU and wait for it twice."""
         values = {name: torch.tensor(number, dtype=torch.float32) for name, number in numbers.items()}
         self.log_dict(values, batch_size=1)
-
-    def _sums_over_ranks(self) -> bool:
-        """Returns whether DDP sums gradients over ranks in the backward pass of the present microbatch."""
-        if self.trainer.world_size == 1:
-            return False
-        assert self._step is not None
-        return self._step.num_microbatches == self.trainer.accumulate_grad_batches
 
     def _check_gradients(self) -> None:
         """Raises TrainingError if no gradient reaches the encoder."""

@@ -152,20 +152,6 @@ class StepNumbers(NamedTuple):
     num_microbatches: float
 
 
-@dataclass(frozen=True, slots=True)
-class StepTotals:
-    """Sums of one optimizer step over all microbatches of all ranks."""
-
-    stats: LossStats
-    """Loss, accuracy and class counts over the scored tokens."""
-
-    numbers: dict[str, Float[Tensor, ""]]
-    """The sums of `StepNumbers`, by name."""
-
-    norm_statistics: list[Float[Tensor, "2 features"]]
-    """Mean and variance for every batch norm, averaged over the microbatches."""
-
-
 class StepStats:
     """Accumulates the loss statistics of the microbatches of one optimizer step on this rank.
 
@@ -228,17 +214,21 @@ class StepStats:
         collected = [norm.pop_collected(self.num_microbatches).flatten() for norm in self._norms]
         return torch.cat([torch.stack(scalars), *collected, self._values])
 
-    def unflatten(self, values: Float[Tensor, " values"]) -> StepTotals:
-        """Unpacks a vector of `flatten` that was summed over all ranks."""
+    def unflatten(
+        self, values: Float[Tensor, " values"]
+    ) -> tuple[LossStats, dict[str, Float[Tensor, ""]], list[Float[Tensor, "2 features"]]]:
+        """Unpacks a vector of `flatten` that was summed over all ranks.
+
+        Returns:
+            The sums over the scored tokens; the sums of `StepNumbers`, by name; mean and variance for every batch norm,
+            averaged over the microbatches.
+        """
         first, rest = values.tensor_split([len(StepNumbers._fields)])
         numbers = dict(zip(StepNumbers._fields, first, strict=True))
         sizes = [2 * norm.num_features for norm in self._norms]
         *collected, stats = rest.split([*sizes, len(rest) - sum(sizes)])
-        return StepTotals(
-            LossStats.unflatten(stats, self._num_codebooks),
-            numbers,
-            [sums.view(2, -1) / numbers["num_microbatches"] for sums in collected],
-        )
+        norm_statistics = [sums.view(2, -1) / numbers["num_microbatches"] for sums in collected]
+        return LossStats.unflatten(stats, self._num_codebooks), numbers, norm_statistics
 
     def nonfinite_sources(self) -> str:
         """Describes why the step is not finite, with the cut ids of the microbatches on this rank.
@@ -253,21 +243,17 @@ class StepStats:
         return f"{what} ({listed})"
 
 
-class DecayedCounts:
-    """Class counts of tokens and predictions, decayed exponentially over optimizer steps.
+def add_decayed(counts: Tensor | None, stats: LossStats) -> Tensor:
+    """Returns class counts, tokens first and predictions second, decayed by one step, plus the counts of a step.
 
     The training metrics of entropy, perplexity and codebook use are computed from them.
+
+    Args:
+        counts: Decayed counts; None before the first step.
+        stats: Sums of the step.
     """
-
-    def __init__(self) -> None:
-        self.counts: Tensor | None = None
-        """Decayed counts, tokens first and predictions second; None before the first step."""
-
-    def plus(self, stats: LossStats) -> Tensor:
-        """Returns the decayed counts plus the counts of a step; `counts` is not changed."""
-        new = torch.stack([stats.token_counts, stats.predicted_counts])
-        decayed = 0.0 if self.counts is None else self.counts.to(new.device)
-        return _COUNT_DECAY * decayed + new
+    new = torch.stack([stats.token_counts, stats.predicted_counts])
+    return new if counts is None else _COUNT_DECAY * counts.to(new.device) + new
 
 
 def fetch(scalars: Mapping[str, Float[Tensor, ""]]) -> dict[str, Float[Tensor, ""]]:

@@ -4,7 +4,7 @@ from nestdata import MicrobatchKey
 from nestmodel.nn.batch_norm import StepBatchNorm
 from nestmodel.nn.loss import LossStats
 from nestmodel.nn.network_input import NetworkInput
-from nestmodel.training.step_stats import DecayedCounts, StepStats, StopRequests
+from nestmodel.training.step_stats import StepStats, StopRequests, add_decayed
 
 
 def stats_of(tokens: list[float], predicted: list[float]) -> LossStats:
@@ -40,23 +40,20 @@ def test_the_numbers_of_a_step_are_summed_over_microbatches_and_ranks() -> None:
             norm(torch.full((1, 2, 3), 1.0 + rank))
             step.add(stats_of([1.0, 0.0], [0.0, 1.0]), input_of(number))
         vectors.append(step.flatten(StopRequests(preempted_here=rank == 1)))
-    totals = StepStats([norm], num_codebooks=1).unflatten(torch.stack(vectors).sum(0))
-    assert {name: value.item() for name, value in totals.numbers.items()} == {
+    stats, numbers, norm_statistics = StepStats([norm], num_codebooks=1).unflatten(torch.stack(vectors).sum(0))
+    assert {name: value.item() for name, value in numbers.items()} == {
         "num_nonfinite": 0,
         "num_preempted": 1,
         "num_out_of_time": 0,
         "num_samples": 277,
         "num_microbatches": 5,
     }
-    assert totals.stats.num_tokens.item() == 5
-    torch.testing.assert_close(totals.norm_statistics[0][0], torch.full((2,), (2 * 1.0 + 3 * 2.0) / 5))
+    assert stats.num_tokens.item() == 5
+    torch.testing.assert_close(norm_statistics[0][0], torch.full((2,), (2 * 1.0 + 3 * 2.0) / 5))
 
 
 def test_class_counts_decay_by_a_two_hundredth_per_step() -> None:
-    counts = DecayedCounts()
-    first = counts.plus(stats_of([200.0, 0.0], [0.0, 400.0]))
-    assert counts.counts is None
-    counts.counts = first
+    first = add_decayed(None, stats_of([200.0, 0.0], [0.0, 400.0]))
     assert first.tolist() == [[[200.0, 0.0]], [[0.0, 400.0]]]
-    second = counts.plus(stats_of([1.0, 2.0], [3.0, 0.0]))
+    second = add_decayed(first, stats_of([1.0, 2.0], [3.0, 0.0]))
     torch.testing.assert_close(second, torch.tensor([[[200.0, 2.0]], [[3.0, 398.0]]]))
