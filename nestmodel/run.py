@@ -45,9 +45,10 @@ from nestmodel.training.saving.run_folders import only_start
 from nestmodel.training.starting.run_checks import check_outputs, check_run
 from nestmodel.training.starting.run_summary import (
     Run,
-    print_left_out,
+    left_out_rows,
     print_nothing_to_train,
     print_results,
+    print_rows,
     print_summary,
 )
 from nestmodel.training.step_limits import steps_to_microbatches
@@ -135,7 +136,7 @@ def validate(config: RunConfig, *, encoder: Encoder | None = None) -> pl.Trainer
         )
     run = build_run(config, "validate", encoder=encoder)
     check_outputs(run.trainer)
-    print_left_out(run)
+    print_rows(run, left_out_rows(run.data))
     with _ends_its_ranks(run.trainer):
         run.trainer.validate(run.model, run.data, ckpt_path=run.ckpt_path, verbose=False, weights_only=True)
     return run.trainer

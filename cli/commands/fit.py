@@ -53,7 +53,8 @@ def preflight_command(
     from .preflight import run_budget, run_checks
 
     if find_budget:
-        return run_budget(run, budget, as_json=as_json)
+        run_budget(run, budget, as_json=as_json)
+        return 0
     if budget.memory_limit is not None:
         raise UsageError("--memory-limit has no effect without --find-budget: add it, or leave both out.")
     return run_checks(run, checks, as_json=as_json)

@@ -17,7 +17,7 @@ from nestmodel import (
     run_preflight,
 )
 from nestmodel.run import build_run
-from nestmodel.training.starting.run_summary import print_plan_notes
+from nestmodel.training.starting.run_summary import few_steps_rows, left_out_rows, print_rows
 
 from ..output import print_json
 
@@ -29,13 +29,13 @@ _MIN_WIDTH = 100
 def run_checks(config: RunConfig, checks: PreflightConfig, *, as_json: bool) -> int:
     """Checks the ranks, data and hardware of a run; returns the exit code."""
     run = build_run(config, "fit")
-    print_plan_notes(run)
+    print_rows(run, [*left_out_rows(run.data), *few_steps_rows(run.data)])
     show = _print_table if not as_json else lambda report: print_json(report.as_dict())
     return int(run_preflight(run.model, run.data, run.trainer, checks, show).has_failed)
 
 
-def run_budget(config: RunConfig, limits: BudgetConfig, *, as_json: bool) -> int:
-    """Finds the largest batches that fit, and prints them; returns the exit code."""
+def run_budget(config: RunConfig, limits: BudgetConfig, *, as_json: bool) -> None:
+    """Finds the largest batches that fit, and prints them."""
     run = build_run(config, "fit")
     say = partial(print, file=sys.stderr, flush=True)
     report = find_budget(run.model, run.data, run.trainer, limits, say)
@@ -43,7 +43,6 @@ def run_budget(config: RunConfig, limits: BudgetConfig, *, as_json: bool) -> int
         print_json({**report.as_dict(), "yaml": report.yaml()})
     else:
         _print_budget(report)
-    return 0
 
 
 def _print_budget(report: BudgetReport) -> None:

@@ -176,7 +176,7 @@ def _allowed_bytes(model: NestModel, data: NestDataModule, trainer: pl.Trainer, 
     check_sampling_rate(model.config, data.sampling_rate)
     device, available = trainer.strategy.root_device, available_bytes()
     usable = usable_bytes(device)
-    limit = usable if config.memory_limit is None else parse_bytes(config.memory_limit, "memory_limit")
+    limit = usable if config.memory_limit is None else parse_bytes(config.memory_limit)
     if device.type == "cpu" and (config.memory_limit is None or limit > available):
         raise ConfigError(
             f"on a CPU, give the memory that one rank may use, at most the {gigabytes(available)} that are available "

@@ -3,6 +3,7 @@
 import re
 from dataclasses import dataclass
 
+from nestdata.config_checks import require
 from nestdata.field_docs import with_field_docs
 from nestmodel.errors import ConfigError
 
@@ -24,10 +25,8 @@ class PreflightConfig:
     """How long ranks wait for each other, at the start and in each check, in seconds."""
 
     def __post_init__(self) -> None:
-        if self.num_batches < 1:
-            raise ConfigError(f"num_batches is {self.num_batches}: give at least 1.")
-        if self.timeout_s <= 0:
-            raise ConfigError(f"timeout_s is {self.timeout_s:g}: give a positive number of seconds.")
+        require(self.num_batches >= 1, "num_batches", self.num_batches, "at least 1")
+        require(self.timeout_s > 0, "timeout_s", self.timeout_s, "a positive number of seconds")
 
 
 @with_field_docs
@@ -45,17 +44,12 @@ class BudgetConfig:
 
     def __post_init__(self) -> None:
         if self.memory_limit is not None:
-            parse_bytes(self.memory_limit, "memory_limit")
-        if not 0.0 <= self.memory_margin < 1.0:
-            raise ConfigError(f"memory_margin is {self.memory_margin:g}: expected a share in [0, 1).")
+            parse_bytes(self.memory_limit)
+        require(0.0 <= self.memory_margin < 1.0, "memory_margin", self.memory_margin, "a share in [0, 1)")
 
 
-def parse_bytes(text: str, name: str) -> int:
-    """Returns the number of bytes of a size such as `8GiB` or `750 MB`.
-
-    Args:
-        text: The size, with a unit.
-        name: The setting, for the message.
+def parse_bytes(text: str) -> int:
+    """Returns the number of bytes of `memory_limit`, such as `8GiB` or `750 MB`.
 
     Raises:
         ConfigError: The text is not a positive number with a known unit.
@@ -63,5 +57,7 @@ def parse_bytes(text: str, name: str) -> int:
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]i?B)\s*", text)
     number = round(float(match[1]) * _UNITS[match[2]]) if match else 0
     if number <= 0:
-        raise ConfigError(f"{name} is {text!r}: give a size with one of the units {', '.join(_UNITS)}, such as 8GiB.")
+        raise ConfigError(
+            f"memory_limit is {text!r}: give a size with one of the units {', '.join(_UNITS)}, such as 8GiB."
+        )
     return number

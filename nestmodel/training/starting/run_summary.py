@@ -69,17 +69,8 @@ def print_summary(run: Run) -> None:
     print(format_summary(summarise_run(run), shutil.get_terminal_size().columns), file=sys.stderr, flush=True)
 
 
-def print_left_out(run: Run) -> None:
-    """Prints the cuts that are too long or too short for the plan to stderr, on rank 0."""
-    _print_rows(run, left_out_rows(run.data))
-
-
-def print_plan_notes(run: Run) -> None:
-    """Prints what a person may not expect of the plan of training to stderr, on rank 0: cuts left out, few steps."""
-    _print_rows(run, [*left_out_rows(run.data), *few_steps_rows(run.data)])
-
-
-def _print_rows(run: Run, rows: Rows) -> None:
+def print_rows(run: Run, rows: Rows) -> None:
+    """Prints rows of a summary to stderr, on rank 0."""
     if run.trainer.is_global_zero:
         for name, text in rows:
             print(f"{name}: {text}", file=sys.stderr)

@@ -70,10 +70,10 @@ def test_the_first_shape_above_the_limit_is_named(monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.parametrize(("text", "number"), [("8GiB", 8 * 2**30), ("750 MB", 750_000_000), ("1.5TB", 1.5e12)])
 def test_sizes_are_read_with_their_unit(text: str, number: int) -> None:
-    assert parse_bytes(text, "memory_limit") == number
+    assert parse_bytes(text) == number
 
 
 @pytest.mark.parametrize("text", ["8", "8G", "-1GB"])
 def test_a_size_without_unit_or_number_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match=f"memory_limit is '{text}': give a size with one of the units KB, MB"):
-        parse_bytes(text, "memory_limit")
+        parse_bytes(text)
