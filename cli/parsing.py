@@ -158,7 +158,8 @@ def parse(
         explanation = box.getvalue()
         if defaults:
             explanation = explanation.replace(f"{prog} --help", f"{prog} {HELP_ALL}")
-        raise UsageError(f"{_taken_as_value(arguments)} {help_of_all}", explanation) from None
+        mistake = _taken_as_value(arguments, explanation) or "the command line is invalid."
+        raise UsageError(f"{mistake} {help_of_all}", explanation) from None
     for name, parameter in inspect.signature(kept).parameters.items():
         if values[name] == () and parameter.default is inspect.Parameter.empty:
             raise UsageError(f"{_options(function)[name]} is missing: give one or more.")
@@ -341,14 +342,15 @@ def _name_here(arguments: Sequence[str], options: Mapping[str, str]) -> str:
     return ""
 
 
-def _taken_as_value(arguments: Sequence[str]) -> str:
-    """Returns what is wrong with a command line: an option that takes several values has taken a path, or anything."""
+def _taken_as_value(arguments: Sequence[str], explanation: str) -> str:
+    """Returns what to do if an option with several values has taken a path that follows them; empty if none has."""
     option, num_values = "", 0
     for word in arguments:
         if word.startswith("-"):
             option, num_values = word, 0
-        else:
-            num_values += 1
-            if option and num_values > 1 and Path(word).exists():
-                return f"{word} is taken as a value of {option}: give it before the options."
-    return "the command line is invalid."
+            continue
+        num_values += 1
+        is_refused = re.search(rf"Error parsing [^:]*{re.escape(option)}[/:]", explanation)
+        if option and num_values > 1 and is_refused and Path(word).exists():
+            return f"{word} is taken as a value of {option}: give it before the options."
+    return ""

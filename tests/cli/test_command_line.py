@@ -159,6 +159,7 @@ def test_the_printed_settings_are_read_as_they_were_given(tmp_path: Path, capsys
         ("{speech} -c demo --max-steps 0", "trainer.max_steps is 0"),
         ("{speech} -c demo --weights 0.7,0.3", "Error parsing --weights"),
         ("-c demo --weights 1 {speech}", "speech.corpus is taken as a value of --weights: give it before the options"),
+        ("-c demo {speech} --lrr 3", "error: the command line is invalid"),
         ("{speech} -c demo max_stepss=4", "max_stepss=4 is neither a path nor a setting of this command"),
         ("{speech} -c demo --lrr 3", "--lr, --model.config.optimizer.lr FLOAT"),
         ("{speech} -c demo --trainer.callbacks 3", "--trainer.callbacks"),
