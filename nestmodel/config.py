@@ -351,42 +351,24 @@ class NestConfig:
     """Seed of all random numbers of the model: initial weights, masks, dropout."""
 
     def __post_init__(self) -> None:
-        require(
-            isinstance(self.encoder, EncoderConfig | ClassConfig),
-            "encoder",
-            self.encoder,
-            "sizes, or a class_path; an object is the argument `encoder` of `fit` and of NestNetwork",
-        )
-        require(
-            self.quantizer.source == "log_mels" or self.quantizer.normalize == "as_features",
-            "quantizer.normalize",
-            self.quantizer.normalize,
-            "as_features with quantizer.source encoder",
-        )
-        if isinstance(self.encoder, ClassConfig):
-            is_pre_conv = self.masking.position == "pre_conv"
+        encoder, block_size, normalize = self.encoder, self.masking.block_size, self.quantizer.normalize
+        is_pre_conv, is_as_features = self.masking.position == "pre_conv", normalize == "as_features"
+        expected = "sizes, or a class_path; an object is the argument `encoder` of `fit` and of NestNetwork"
+        require(isinstance(encoder, EncoderConfig | ClassConfig), "encoder", encoder, expected)
+        fits = self.quantizer.source == "log_mels" or is_as_features
+        require(fits, "quantizer.normalize", normalize, "as_features with quantizer.source encoder")
+        if isinstance(encoder, ClassConfig):
             require(is_pre_conv, "masking.position", "post_conv", "pre_conv, unless the encoder is FastConformer")
-            object.__setattr__(self, "encoder", self.encoder.plain("model.config.encoder"))
+            object.__setattr__(self, "encoder", encoder.plain("model.config.encoder"))
             return
         # A token stacks the feature frames of one encoder frame, so an incomplete stack would have no target.
-        require(
-            self.features.pad_to % self.encoder.subsampling_factor == 0,
-            "features.pad_to",
-            self.features.pad_to,
-            f"a multiple of encoder.subsampling_factor ({self.encoder.subsampling_factor})",
-        )
-        require(
-            self.masking.position == "pre_conv" or self.masking.block_size >= self.encoder.subsampling_factor,
-            "masking.block_size",
-            self.masking.block_size,
-            f"at least one encoder frame ({self.encoder.subsampling_factor}) with masking.position post_conv",
-        )
-        require(
-            self.masking.position == "pre_conv" or self.quantizer.normalize == "as_features",
-            "quantizer.normalize",
-            self.quantizer.normalize,
-            "as_features with masking.position post_conv, whose tokens are computed after the subsampling",
-        )
+        factor, pad_to = encoder.subsampling_factor, self.features.pad_to
+        expected = f"a multiple of encoder.subsampling_factor ({factor})"
+        require(pad_to % factor == 0, "features.pad_to", pad_to, expected)
+        expected = f"at least one encoder frame ({factor}) with masking.position post_conv"
+        require(is_pre_conv or block_size >= factor, "masking.block_size", block_size, expected)
+        expected = "as_features with masking.position post_conv, whose tokens are computed after the subsampling"
+        require(is_pre_conv or is_as_features, "quantizer.normalize", normalize, expected)
 
     @property
     def conformer(self) -> EncoderConfig:
