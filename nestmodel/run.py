@@ -258,22 +258,16 @@ def _own_callbacks(config: RunConfig, stage: str) -> list[pl.Callback]:
     if early_stop and config.data.val_corpus is None:
         raise ConfigError("trainer.early_stop needs validations: give --val-corpus, or leave it out.")
     limit_s = None if max_time is None else parse_duration("trainer.max_time", max_time)
-    stopping = []
+    own: list[pl.Callback] = [StallGuard(config.guard), Throughput(), Curves()]
+    if not config.quiet:
+        own.append(Progress(renderer()))
+    own.append(PreemptionHandler(limit_s))  # after the progress, so that what it says at the end is below the panel
+    if stage != "fit":
+        return own
     if early_stop:
         # A validation without scored tokens has no loss: it counts as one that is not better.
-        stopping.append(
-            EarlyStopping("val_loss", patience=early_stop, check_on_train_epoch_end=False, check_finite=False)
-        )
-    saving = [ConfigFile(config), Checkpoints(config.checkpoints)]
-    return [
-        StallGuard(config.guard),
-        Throughput(),
-        Curves(),
-        *([] if config.quiet else [Progress(renderer())]),
-        PreemptionHandler(limit_s),  # after the progress, so that what it says at the end is below the panel
-        *(stopping if stage == "fit" else []),
-        *(saving if stage == "fit" else []),
-    ]
+        own.append(EarlyStopping("val_loss", patience=early_stop, check_on_train_epoch_end=False, check_finite=False))
+    return [*own, ConfigFile(config), Checkpoints(config.checkpoints)]
 
 
 def _built(value: Any) -> Any:

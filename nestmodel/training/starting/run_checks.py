@@ -65,8 +65,7 @@ def check_run(
                 f"data.plan.stages: the stage from step {from_step} on has no effect, because the run ends after "
                 f"{num_steps} steps."
             )
-    validates = data.val_dataset is not None
-    check_best(trainer, steps_per_epoch=plan.steps_per_epoch, validates=validates)
+    check_best(trainer, steps_per_epoch=plan.steps_per_epoch, validates=data.val_dataset is not None)
     savers = savers_of(trainer)
     directory = savers[0].config.directory if savers else None
     check_checkpoint_folder(directory, ckpt_path)
