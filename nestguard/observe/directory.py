@@ -134,10 +134,6 @@ def check_private(path: Path) -> None:
     os.close(_open_private(path, path.name))
 
 
-def _name_of_user() -> str:
-    return f"nestguard-{os.geteuid()}"
-
-
 def _enter_first(name: str, *, warns: bool) -> DirectoryLock:
     """Enters the directory of a run in the first place that is safe."""
     reasons: list[str] = []
@@ -158,7 +154,7 @@ def _enter_in(place: Path, name: str) -> DirectoryLock:
     status = place.stat()
     if status.st_mode & stat.S_IWOTH and not status.st_mode & stat.S_ISVTX:
         raise GuardError(f"{place} has no sticky bit: other users could replace what is in it. Give it mode 1777.")
-    home = place / _name_of_user()
+    home = place / f"nestguard-{os.geteuid()}"
     with contextlib.suppress(FileExistsError):
         home.mkdir(mode=0o700)
     home_fd = _open_private(home, home.name)

@@ -112,11 +112,7 @@ def _leave(started_ranks: Sequence[Any]) -> NoReturn:
 @cache
 def _close_wakeup_fd_in_forks() -> None:
     """Keeps forked loader workers from writing the signals that they receive into the pipe of their rank."""
-
-    def close() -> None:
-        signal.set_wakeup_fd(-1)
-
-    os.register_at_fork(after_in_child=close)
+    os.register_at_fork(after_in_child=lambda: signal.set_wakeup_fd(-1))
 
 
 def _do_nothing(signum: int, frame: FrameType | None) -> None:
