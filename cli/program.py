@@ -20,13 +20,14 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
 
+from nestmodel.training.ranks import EXIT_INTERRUPTED, is_first_rank, leave_on_signals
+
 from .parsing import UsageError, parse, print_completion
 
 DISTRIBUTION = "nest-pretrain"
 
 EXIT_ERROR = 1
 EXIT_USAGE = 2
-EXIT_INTERRUPTED = 130
 
 _COMPLETION = "--print-completion"
 _KILLED_WORKER = re.compile(r"DataLoader worker .* is killed by signal: Killed")
@@ -115,8 +116,6 @@ class Program:
             raise UsageError(self._unknown_command(" ".join(words[:2])))
         command, arguments = self.commands[name], words[name.count(" ") + 1 :]
         if command.starts_ranks:
-            from nestmodel.training.ranks import leave_on_signals
-
             leave_on_signals()
         defaults = command.defaults(arguments)
         return parse(command.load(), defaults, arguments, prog=f"{self.name} {name}", about=command.about)
@@ -208,8 +207,6 @@ def _fail_as_rank(error: Exception) -> int:
     Usually, all ranks find the same mistake and rank 0 prints it: launchers end all ranks when one has failed. If
     another rank still runs after a while, rank 0 has not found the mistake, and that rank prints it.
     """
-    from nestmodel.training.ranks import is_first_rank
-
     message = _message(error)
     if not is_first_rank():
         time.sleep(_WAIT_FOR_RANK_0_S)

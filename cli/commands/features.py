@@ -9,9 +9,11 @@ from dataclasses import asdict, replace
 from functools import partial
 from multiprocessing.connection import wait
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
+from nestguard import describe_exit
 from nestmodel import ConfigError, ExtractConfig, ExtractError
+from nestmodel.training.ranks import OwnRank, end_with_parent, find_own_rank
 
 from ..options import (
     AsJson,
@@ -25,9 +27,6 @@ from ..output import console, print_json, rejected_text
 from ..parsing import Unprefixed, option
 from ..program import exit_code_of
 from ..progress import progress
-
-if TYPE_CHECKING:
-    from nestmodel.training.ranks import OwnRank
 
 
 def features_command(
@@ -48,8 +47,6 @@ def features_command(
     as_json: AsJson = False,
 ) -> int:
     """Extract encoder features, one file per utterance."""
-    from nestmodel.training.ranks import find_own_rank
-
     own = find_own_rank(os.environ)
     if devices < 1:
         raise ConfigError(f"devices is {devices}: give at least 1.")
@@ -70,7 +67,7 @@ def _extract(
     output: Path,
     config: ExtractConfig,
     context: str | None,
-    own: "OwnRank",
+    own: OwnRank,
     *,
     overwrite: bool,
     as_json: bool,
@@ -109,15 +106,12 @@ def _extract(
     out.print(f"  index: {report.path / 'index.jsonl'}")
 
 
-def _run_local_ranks(extract: Callable[["OwnRank"], None], number: int) -> int:
+def _run_local_ranks(extract: Callable[[OwnRank], None], number: int) -> int:
     """Starts ranks on this machine and waits for them; returns the exit code of rank 0 if it has printed an error.
 
     Raises:
         ExtractError: Another rank has ended early, or rank 0 was killed.
     """
-    from nestguard import describe_exit
-    from nestmodel.training.ranks import OwnRank
-
     context = multiprocessing.get_context("spawn")
     ranks = [context.Process(target=_run_rank, args=(extract, OwnRank(rank, number, rank))) for rank in range(number)]
     running = {}
@@ -147,10 +141,8 @@ def _run_local_ranks(extract: Callable[["OwnRank"], None], number: int) -> int:
     return 0
 
 
-def _run_rank(extract: Callable[["OwnRank"], None], own: "OwnRank") -> None:
+def _run_rank(extract: Callable[[OwnRank], None], own: OwnRank) -> None:
     """Runs one of the ranks that `_run_local_ranks` starts."""
-    from nestmodel.training.ranks import end_with_parent
-
     end_with_parent(is_on=True)
     os.environ["RANK"] = str(own.rank)  # a mistake that all ranks find is printed by rank 0 only
     num_threads = max(1, len(os.sched_getaffinity(0)) // own.num_ranks)
