@@ -18,7 +18,7 @@ from typing import Any, cast
 import pytorch_lightning as pl
 import torch
 
-from nestdata import BadCut, last_error_line, microbatches, share_of_speech
+from nestdata import BadCut, PlanConfig, last_error_line, microbatches, share_of_speech
 from nestmodel.errors import TrainingError
 from nestmodel.preflight.preflight_config import MEMORY_MARGIN, PreflightConfig
 from nestmodel.preflight.preflight_report import CheckReport, CheckResult, PreflightReport, Status
@@ -186,7 +186,24 @@ def check_step(model: NestModel, data: NestDataModule, trainer: pl.Trainer) -> C
     if total and found.peak_bytes > (1 - MEMORY_MARGIN) * total:
         advice = f"the step uses {100 * found.peak_bytes / total:.0f} % of the memory. {remedy}"
         return CheckResult(status="warning", value=value, advice=advice, figures=figures)
-    return CheckResult(status="ok", value=value, figures=figures)
+    notes = budget_note(plan.config, found.peak_bytes, total, trainer.world_size) if device.type == "cuda" else ()
+    return CheckResult(status="ok", value=value, figures=figures, notes=notes)
+
+
+def budget_note(plan: PlanConfig, peak_bytes: int, total_bytes: int, num_ranks: int) -> tuple[str, ...]:
+    """Returns the options for microbatches of twice the size in steps of the same size, if the memory allows them.
+
+    Args:
+        plan: Settings of the batches.
+        peak_bytes: Peak memory of a step. Twice the audio takes less than twice of it.
+        total_bytes: Memory of the device.
+        num_ranks: Ranks, which have to divide the microbatches.
+    """
+    half, is_odd = divmod(plan.microbatches_per_step, 2)
+    if is_odd or half % num_ranks or 2 * peak_bytes > (1 - MEMORY_MARGIN) * total_bytes:
+        return ()
+    options = f"--max-batch-seconds {2 * plan.max_batch_seconds:g} --microbatches-per-step {half}"
+    return (f"the memory allows half as many microbatches of twice the size: for a new run, {options}",)
 
 
 def check_audio(

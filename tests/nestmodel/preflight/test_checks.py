@@ -25,7 +25,7 @@ from nestmodel import (
     run_preflight,
 )
 from nestmodel.preflight import checks
-from nestmodel.preflight.checks import loader_note
+from nestmodel.preflight.checks import budget_note, loader_note
 from nestmodel.preflight.ranks import compare_ranks
 from nestmodel.preflight.trial import largest_shapes
 from tests.conftest import MessyCorpora
@@ -257,3 +257,21 @@ def test_a_rank_that_does_not_answer_is_named_and_does_not_block_the_others(
     (problem,) = json.loads((tmp_path / "0.json").read_text())
     assert problem.startswith("failed: audio, rank 1: did not answer within 200 s")
     assert json.loads((tmp_path / "1.json").read_text()) == [problem]
+
+
+@pytest.mark.parametrize(
+    ("microbatches", "peak", "num_ranks", "options"),
+    [
+        (16, 36, 8, "--max-batch-seconds 4000 --microbatches-per-step 8"),
+        (16, 37, 8, None),  # twice of it leaves less than a tenth of 81
+        (16, 36, 16, None),
+        (15, 36, 1, None),
+        (1, 36, 1, None),
+    ],
+)
+def test_twice_the_budget_is_named_if_memory_and_ranks_allow_it(
+    microbatches: int, peak: int, num_ranks: int, options: str | None
+) -> None:
+    plan = PlanConfig(max_batch_seconds=2000.0, microbatches_per_step=microbatches)
+    notes = budget_note(plan, peak, 81, num_ranks)
+    assert [note.rpartition(", ")[2] for note in notes] == ([] if options is None else [options])
