@@ -40,6 +40,7 @@ from nestmodel.training.metrics_file import MetricsFile
 from nestmodel.training.module import NestModel, check_precision
 from nestmodel.training.ranks import Launch, check_start, find_launch, take_ranks
 from nestmodel.training.saving.checkpoints import Checkpoints
+from nestmodel.training.saving.compiled_code import CompiledCode
 from nestmodel.training.saving.resume import find_resumed, read_run
 from nestmodel.training.saving.run_folders import only_start
 from nestmodel.training.starting.run_checks import check_outputs, check_run
@@ -267,7 +268,7 @@ def _own_callbacks(config: RunConfig, stage: str) -> list[pl.Callback]:
     if early_stop:
         # A validation without scored tokens has no loss: it counts as one that is not better.
         own.append(EarlyStopping("val_loss", patience=early_stop, check_on_train_epoch_end=False, check_finite=False))
-    return [*own, ConfigFile(config), Checkpoints(config.checkpoints)]
+    return [*own, ConfigFile(config), Checkpoints(config.checkpoints), CompiledCode(config.output / "compiled")]
 
 
 def _built(value: Any) -> Any:
