@@ -63,9 +63,9 @@ from .plan.summary import StageSummary as StageSummary
 from .plan.summary import draw_plan as draw_plan
 from .plan.summary import summarise_plan as summarise_plan
 from .prepare.finish import PrepareReport as PrepareReport
-from .prepare.inputs.given import AudioInput as AudioInput
-from .prepare.inputs.given import AudioInputs as AudioInputs
-from .prepare.inputs.given import audio_inputs as audio_inputs
+from .prepare.inputs.format import AudioInput as AudioInput
+from .prepare.inputs.format import AudioInputs as AudioInputs
+from .prepare.inputs.format import audio_inputs as audio_inputs
 from .prepare.inputs.patterns import default_output as default_output
 from .prepare.load_audio import load_audio as load_audio
 from .prepare.prepare_config import PrepareConfig as PrepareConfig

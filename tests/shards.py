@@ -10,8 +10,7 @@ from unittest.mock import patch
 import nestdata.prepare.run
 from nestdata import Corpus, PrepareConfig, prepare_corpus
 from nestdata.input_format import InputFormat
-from nestdata.prepare.inputs.audio import Member
-from nestdata.prepare.inputs.entry import Entry
+from nestdata.prepare.inputs.entry import Entry, Member
 from nestdata.storage import ObjectInfo
 
 

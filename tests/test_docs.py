@@ -10,7 +10,7 @@ import pytest
 import nestguard
 from nestcli.nestdata import main as nestdata
 from nestcli.nestmodel import main as nestmodel
-from nestdata.prepare.inputs.audio import ADVICE
+from nestdata.prepare.inputs.entry import ADVICE
 from tests.scripts import REPOSITORY
 
 PAGES = [

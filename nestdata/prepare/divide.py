@@ -7,7 +7,7 @@ from typing import Any
 from nestdata.audio.decode import samples_in
 from nestdata.errors import AudioError
 from nestdata.prepare.found import Reject, Searched
-from nestdata.prepare.inputs.audio import RejectReason
+from nestdata.prepare.inputs.entry import RejectReason
 from nestdata.prepare.prepare_config import PrepareConfig
 from nestdata.prepare.read import WholeEntry
 from nestdata.prepare.speech import RATE, Speech, find_speech, join_speech

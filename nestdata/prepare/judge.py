@@ -6,7 +6,7 @@ A part is converted to the rate of the corpus, and decoded if the settings ask f
 import hashlib
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -17,8 +17,7 @@ from nestdata.audio.lhotse_audio import file_rate, needs_whole_cut
 from nestdata.corpus.file_version import path_of
 from nestdata.prepare.divide import Part
 from nestdata.prepare.found import Cut, Note, Outcome
-from nestdata.prepare.inputs.audio import File, LhotseCut, RejectReason
-from nestdata.prepare.inputs.entry import Entry, span_suffix
+from nestdata.prepare.inputs.entry import LhotseCut, RejectReason, span_suffix
 from nestdata.prepare.prepare_config import PrepareConfig
 from nestdata.prepare.read import ROUNDING_S, WholeEntry, has_text
 from nestdata.prepare.speech import load_up_to_damage
@@ -56,7 +55,7 @@ def _judged(whole: WholeEntry, row: dict[str, Any], config: PrepareConfig, conte
         config: The settings.
         content: The `_content_digest` of the entry.
     """
-    audio, recording = whole.audio, row["recording"]
+    recording = row["recording"]
     num_samples, rate = samples_in(row["duration"], config.sampling_rate), file_rate(recording)
     if recording["sampling_rate"] != config.sampling_rate:
         recording = at_rate(recording, config.sampling_rate)
@@ -76,26 +75,20 @@ def _judged(whole: WholeEntry, row: dict[str, Any], config: PrepareConfig, conte
                 label["duration"] = min(label["duration"], row["duration"] - label["start"])
             row["supervisions"] = labels
             notes = [_note("damaged", whole, f", used up to {row['start'] + row['duration']:.1f} s: {problem[1]}")]
-    if isinstance(audio, File) and audio.stored_path:
-        # A copy of audio in the corpus directory is moved and copied with it, which may change its time.
-        sources = [{**recording["sources"][0], "source": audio.stored_path}]
-        row["recording"] = {**recording, "sources": sources}
-        return [Cut(row, num_samples, rate, entry_id=whole.row["id"]), *notes]
-    return [Cut(row, num_samples, rate, audio.member, whole.version, content, whole.row["id"]), *notes]
+    return [Cut(row, num_samples, rate, whole.audio.member, whole.version, content, whole.row["id"]), *notes]
 
 
 def _content_digest(whole: WholeEntry, config: PrepareConfig) -> int:
     """Returns a digest of the bytes of the audio file of an entry, by which equal files are found.
 
-    It is 0 if the audio is not decoded anyway, and for copies of audio in the corpus directory.
+    It is 0 if the audio is not decoded anyway.
     """
     if config.probe != "decode":
         return 0
     content = whole.audio.read()
     if content is not None:
         return int.from_bytes(hashlib.blake2b(content, digest_size=_DIGEST_BYTES).digest(), "little")
-    is_copy = isinstance(whole.audio, File) and whole.audio.stored_path
-    return _digest_of_file(path_of(whole.row), whole.version) if whole.version and not is_copy else 0
+    return _digest_of_file(path_of(whole.row), whole.version) if whole.version else 0
 
 
 def _decoded(whole: WholeEntry, row: dict[str, Any], num_samples: int) -> tuple[int, tuple[RejectReason, str] | None]:
@@ -146,8 +139,10 @@ def _notes_of(whole: WholeEntry, config: PrepareConfig) -> list[Note]:
             notes.append(_note("first_channel", whole, f", which has {num_channels}"))
         if (entry.offset or entry.first_frame) and row["start"] == 0:
             notes.append(_note("clip", whole))
-        if row["duration"] < seconds - ROUNDING_S and _is_whole_utterance(entry, row):
-            notes.append(_note("shortened", whole, f", {row['duration']:.3f} of {seconds:.3f} s"))
+        if row["duration"] < seconds - ROUNDING_S and has_text(row) and entry.offset == 0:
+            # The first of several spans of a file says so in its id.
+            if not entry.cut_id.endswith(span_suffix(0.0, entry.duration)):
+                notes.append(_note("shortened", whole, f", {row['duration']:.3f} of {seconds:.3f} s"))
     if whole.ends_early:
         notes.append(_note("ends_early", whole, f", used up to {row['start'] + row['duration']:.1f} s"))
     if config.probe == "decode" and _lacks_end_mark(whole):
@@ -157,11 +152,6 @@ def _notes_of(whole: WholeEntry, config: PrepareConfig) -> list[Note]:
 
 def _note(kind: str, whole: WholeEntry, text: str = "") -> Note:
     return Note(kind, whole.entry.where, f"{whole.audio.member or path_of(whole.row)}{text}")
-
-
-def _is_whole_utterance(entry: Entry, row: Mapping[str, Any]) -> bool:
-    """Returns whether an entry has text, and is not one of several spans of a file."""
-    return has_text(row) and entry.offset == 0 and not entry.cut_id.endswith(span_suffix(0.0, entry.duration))
 
 
 def _lacks_end_mark(whole: WholeEntry) -> bool:

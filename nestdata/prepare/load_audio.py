@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 from nestdata.audio.decode import load_samples
 from nestdata.errors import AudioError, ConfigError
 from nestdata.prepare.found import Cut, Reject
-from nestdata.prepare.inputs.audio import File, Member
-from nestdata.prepare.inputs.entry import Entry
+from nestdata.prepare.inputs.entry import Entry, File, Member
 from nestdata.prepare.inputs.remote import with_members
 from nestdata.prepare.prepare_config import PrepareConfig
 from nestdata.prepare.run import probe

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from nestdata.errors import AudioError, StorageError, in_one_line, shortened
 from nestdata.output import is_full_disk
 from nestdata.pages import write_page
-from nestdata.prepare.inputs.audio import ADVICE
+from nestdata.prepare.inputs.entry import ADVICE
 from nestdata.prepare.inputs.remote import in_parallel
 from nestdata.prepare.written_cuts import WrittenCuts
 from nestdata.stateless_rng import StatelessRng

@@ -25,14 +25,11 @@ from nestdata.output import output_directory, path_before_move
 from nestdata.prepare.corpus_writer import CorpusStats, CorpusWriter
 from nestdata.prepare.divide import divide
 from nestdata.prepare.finish import PrepareReport, finish_corpus
-from nestdata.prepare.found import Collector, Found, Outcome, Reject
-from nestdata.prepare.inputs.audio import ADVICE
-from nestdata.prepare.inputs.entry import Entry, Source
-from nestdata.prepare.inputs.format import InputOptions, open_sources
-from nestdata.prepare.inputs.given import AudioInputs, audio_inputs, is_corpus
+from nestdata.prepare.found import KEPT_RESULTS, Collector, Found, KeptResult, Outcome, Reject, Task
+from nestdata.prepare.inputs.entry import ADVICE, Entry, Source
+from nestdata.prepare.inputs.format import AudioInputs, InputOptions, audio_inputs, is_corpus, open_sources
 from nestdata.prepare.inputs.remote import with_members
 from nestdata.prepare.judge import judge
-from nestdata.prepare.keep import KEPT_RESULTS, KeptResult, Task
 from nestdata.prepare.pool import open_pool
 from nestdata.prepare.prepare_config import PrepareConfig, ProbeMode
 from nestdata.prepare.read import read_entry, reads_audio

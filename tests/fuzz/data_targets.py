@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 
 from nestdata import BatchPlan, Corpus, NestError, PlanConfig, PrepareConfig, prepare_corpus
 from nestdata.audio import mpeg
-from nestdata.prepare.header import AudioInfo, read_header
-from nestdata.prepare.inputs.audio import File
+from nestdata.prepare.inputs.entry import File
 from nestdata.prepare.inputs.tar import TarError, walk
+from nestdata.prepare.read import AudioInfo, read_header
 from tests.fuzz.inputs import NUMBERS, TEXTS, VALUES, altered, mutated
 from tests.fuzz.target import Target
 from tests.nestdata.audio.ogg_pages import flac_in_ogg

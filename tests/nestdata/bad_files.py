@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from nestdata import PrepareConfig
-from nestdata.prepare.inputs.audio import RejectReason
+from nestdata.prepare.inputs.entry import RejectReason
 from tests.synthesis import Samples, chirp, hiss, write_audio, write_jsonl
 
 BAD_FILES_CONFIG = PrepareConfig(probe="decode", channel=1, min_rate=8000, max_seconds=5.0)

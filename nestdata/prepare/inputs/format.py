@@ -1,11 +1,14 @@
-"""Finds the format of each input of a corpus, and opens the inputs as sources.
+"""Takes the inputs of a corpus as callers give them, finds the format of each, and opens them as sources.
 
-The readers are in `formats`, one module each; `nestdata.input_format` lists them. Each is imported when it is asked.
+All functions and commands that read audio accept the same inputs; here, local ones are `Path`, and those at URLs are
+`str`. The readers are in `formats`; `nestdata.input_format` lists them. Each is imported when it is asked.
 """
 
 import codecs
 import os
-from collections.abc import Callable, Iterable, Sequence
+import re
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, reduce
 from importlib import import_module
@@ -17,7 +20,6 @@ from nestdata.columns import Column
 from nestdata.errors import ConfigError, ManifestError, StorageError
 from nestdata.input_format import FORMATS, InputFormat
 from nestdata.prepare.inputs.entry import AUDIO_SUFFIXES, Source
-from nestdata.prepare.inputs.given import is_corpus, is_lhotse
 from nestdata.prepare.inputs.lines import FirstLines, Manifest, parse_object
 from nestdata.prepare.inputs.patterns import (
     TAR,
@@ -27,7 +29,9 @@ from nestdata.prepare.inputs.patterns import (
     is_pattern,
     objects_below,
 )
-from nestdata.storage import common_folder, is_url, join, parent, storage
+from nestdata.redaction import redacted_url
+from nestdata.storage import common_folder, has_scheme, is_url, join, parent, storage
+from nestdata.storage.location import parse_url
 from nestdata.wrong_path import kind_of, wrong_path
 
 # First bytes of a file that are looked at.
@@ -35,6 +39,78 @@ _HEAD_BYTES = 1024
 _UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 # Manifests that stay open until they are read, each with some megabytes if it is at a URL; others are opened again.
 _MAX_OPEN = 4
+# Commas between inputs, without those in braces of a pattern.
+_SEVERAL = re.compile(r",(?![^{}]*\})")
+
+AudioInput = str | os.PathLike[str] | Any
+"""Audio: the path or URL of whatever `nestdata prepare` reads, such as `talk.wav`, `speech.csv`, a folder or a corpus
+directory; a `Corpus`; or Lhotse's `CutSet` or `RecordingSet`."""
+
+AudioInputs = AudioInput | Sequence[AudioInput]
+"""One `AudioInput`, or a sequence of them, in any combination."""
+
+
+def audio_inputs(given: AudioInputs) -> list[Any]:
+    """Returns inputs as a list, with local paths as `Path` and URLs as `str`.
+
+    Raises:
+        ManifestError: There is no input, one has a wrong type, or a URL is given as a `Path`.
+        StorageError: A URL holds credentials.
+    """
+    is_one = _is_input(given) or isinstance(given, (bytes, Mapping)) or hasattr(given, "__array__")
+    inputs: list[Any] = [given] if is_one or not isinstance(given, Iterable) else [*given]
+    inputs = [part for value in inputs for part in (_listed(value) if isinstance(value, str) else [value])]
+    if not inputs:
+        raise ManifestError("no input was given: name a file, a folder or a manifest.")
+    return [_checked(value) for value in inputs]
+
+
+def _listed(text: str) -> list[str]:
+    """Returns the inputs in a text: itself, or several as NeMo's configurations list them: `[[a.json],[b.json]]`.
+
+    Source: NVIDIA NeMo 3.0, `manifest_filepath` of its data loaders.
+    """
+    if os.path.exists(text) or not (text.startswith("[") or _SEVERAL.search(text)):
+        return [text]
+    parts = [part.strip(" []'\"") for part in _SEVERAL.split(text)]
+    is_listed = text.startswith("[") and text.endswith("]") and len(parts) > 1
+    is_there = is_listed or all(has_scheme(part) or os.path.exists(part) for part in parts)
+    return parts if all(parts) and is_there else [text]
+
+
+def is_lhotse(given: object) -> bool:
+    """Returns whether an object is a set of cuts or recordings of Lhotse, without importing Lhotse."""
+    lhotse = sys.modules.get("lhotse")
+    return lhotse is not None and isinstance(given, (lhotse.CutSet, lhotse.RecordingSet))
+
+
+def is_corpus(given: object) -> bool:
+    """Returns whether an object is a `Corpus`, without importing numpy."""
+    module = sys.modules.get("nestdata.corpus.corpus")
+    return module is not None and isinstance(given, module.Corpus)
+
+
+def _is_input(given: object) -> bool:
+    return isinstance(given, (str, os.PathLike)) or is_lhotse(given) or is_corpus(given)
+
+
+def _checked(given: Any) -> Any:
+    if not _is_input(given):
+        raise ManifestError(
+            f"{type(given).__name__} where audio was expected ({given!r:.80}). Give a path or URL, a Corpus, a CutSet "
+            "or RecordingSet of Lhotse, or a list of these."
+        )
+    if not str(given):
+        raise ManifestError("an empty path was given as input. Check the variable that holds it.")
+    if isinstance(given, str) and has_scheme(given):
+        parse_url(given)  # refuses credentials before anything is named after the URL
+        return given
+    if not isinstance(given, (str, os.PathLike)):
+        return given
+    path = Path(given)
+    if has_scheme(str(path).replace(":/", "://", 1)) and not isinstance(given, str) and not path.exists():
+        raise ManifestError(f"{redacted_url(str(path))}: give URLs as str; a Path loses one of the two slashes.")
+    return path
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,18 +142,10 @@ Opened = tuple[str, Callable[[str], Source | Sequence[Source]]]
 
 The folder holds the audio or, if the format does not name such a folder, the manifest. The function takes the folder
 that ids are relative to: the deepest one that holds the folders of all inputs. It returns a sequence of sources for a
-folder of audio, tars and Parquet files."""
+folder of audio, tars and Parquet files.
 
-
-@dataclass(frozen=True, slots=True)
-class Format:
-    """A format of inputs."""
-
-    detect: Callable[["GivenInput"], bool]
-    """Returns whether an input is of this format; only asked if the caller does not know it."""
-
-    open: Callable[["GivenInput"], Opened]
-    """Opens an input of this format; raises ManifestError if it cannot be of this format."""
+The reader of a format is a function of a `GivenInput` that returns this. Unless the caller knows the format, it returns
+None for an input of another one. It raises ManifestError if the input cannot be of this format."""
 
 
 @dataclass(frozen=True)
@@ -102,11 +170,6 @@ class GivenInput:
         """Absolute path, or URL without a slash at its end."""
         return self.path.rstrip("/") if isinstance(self.path, str) else os.path.abspath(self.path)
 
-    def folders(self, name: str) -> tuple[str, str]:
-        """Returns a folder in the corpus directory for files of the input: now, and once the corpus is in place."""
-        below = f"{name}/{self.number}"
-        return str(self.options.write_to / below), str(self.options.stored_in / below)
-
     @property
     def folder(self) -> Path | str:
         """The path of a folder as the caller gave it; a URL without a slash at its end."""
@@ -115,7 +178,7 @@ class GivenInput:
     @property
     def parent(self) -> str:
         """Absolute path or URL of the folder that holds the input."""
-        return parent(self.path) if isinstance(self.path, str) else os.path.abspath(self.path.parent)
+        return parent(self.location)
 
     @cached_property
     def is_pattern(self) -> bool:
@@ -219,18 +282,17 @@ class GivenInput:
         except ManifestError as error:
             if self.format is not None:
                 raise
-            raise ManifestError(
-                f"{error} Other kinds of input: an audio file, a folder of audio, a CSV with a column audio_filepath, "
-                "a list of paths, a fairseq manifest, a Kaldi directory, a Hugging Face data set; see docs/formats.md."
-            ) from error
+            kinds = ", ".join(form.title for form in FORMATS.values())
+            raise ManifestError(f"{error} Inputs may be: {kinds}; see docs/formats.md.") from error
 
 
-def detect_format(given: GivenInput) -> InputFormat:
-    """Returns the format of an input.
+def open_input(given: GivenInput) -> tuple[InputFormat, Opened]:
+    """Returns the format of an input, and opens it.
 
     Raises:
         ManifestError: The input does not exist, is not a file or folder, is empty, is of an unknown format, or cannot
             be of the given one.
+        ConfigError: It needs a package that is not installed.
         StorageError: A URL cannot be read or listed.
     """
     if given.format not in (None, "parquet"):
@@ -248,23 +310,14 @@ def detect_format(given: GivenInput) -> InputFormat:
         )
     if given.format is None and isinstance(given.path, Path) and kind_of(given.path) == "a model file":
         raise ManifestError(f"{given.path}: {wrong_path(given.path, 'audio')}")
-    for name in FORMATS:
-        if name == given.format or (given.format is None and _format(name).detect(given)):
-            return name
+    for name in FORMATS if given.format is None else [given.format]:
+        if opened := _reader(FORMATS[name].reader)(given):
+            return name, opened
     raise ManifestError(
         f"{given.path}:{given.lines.number}: neither a NeMo line (no audio_filepath) nor a Lhotse cut or recording; "
         f"its keys are: {', '.join(list(given.row)[:6])}. Say which one names the audio file, by --columns audio=KEY, "
         f"or force a format with --format: {', '.join(FORMATS)}."
     )
-
-
-def common_root(folders: Iterable[str]) -> str:
-    """Returns the folder that ids are relative to: the deepest one that holds the folders of all inputs.
-
-    It is empty if there is none, as for a local input and one at a URL.
-    """
-    found = dict.fromkeys(folders)
-    return reduce(common_folder, found) if found else ""
 
 
 def open_sources(inputs: Sequence[Any], options: InputOptions) -> list[Source]:
@@ -296,22 +349,18 @@ def open_sources(inputs: Sequence[Any], options: InputOptions) -> list[Source]:
             openers.append(_reader("lhotse.open_object")(path, options.channel))
             continue
         given = GivenInput(path, options, number, pattern)
-        folder, opener = _format(detect_format(given)).open(given)
+        _, (folder, opener) = open_input(given)
         if number >= _MAX_OPEN:
             given.manifest.close()
         folders.append(folder)
         openers.append(opener)
-    root = common_root(folders)
+    # Empty if there is no such folder, as for a local input and one at a URL.
+    root = reduce(common_folder, dict.fromkeys(folders)) if folders else ""
     opened = [opener(root) for opener in openers]
     joined: list[Source] = _reader("folder.joined")(
         each for found in opened for each in (found if isinstance(found, Sequence) else [found])
     )
     return joined
-
-
-def _format(name: InputFormat) -> Format:
-    form: Format = _reader(FORMATS[name].reader)
-    return form
 
 
 def _reader(name: str) -> Any:

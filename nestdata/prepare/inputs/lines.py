@@ -22,6 +22,7 @@ import orjson
 
 from nestdata.audio.file_kind import special_file_kind
 from nestdata.errors import ManifestError, StorageError
+from nestdata.prepare.inputs.entry import Entry
 from nestdata.storage import is_url, storage
 from nestdata.wrong_path import wrong_path
 
@@ -192,7 +193,7 @@ class Manifest:
 
 
 class LineSource:
-    """The methods of `Source` for a manifest in which each line or JSON object is an item.
+    """The methods of `Source` for a manifest in which each line is an item.
 
     A format whose records may take several lines (see `table.py`) overrides `items` to yield records with their line
     numbers, and gives these numbers to its entries as `Entry.number`.
@@ -200,13 +201,6 @@ class LineSource:
 
     items_per_task: ClassVar[None] = None
     num_header_lines: ClassVar[int] = 0
-    has_line_numbers: ClassVar[bool] = False
-    """Whether the numbers of items are numbers of lines already, as for records of several lines; otherwise, the
-    number of header lines is added to them."""
-
-    holds_objects: ClassVar[bool] = False
-    """Whether items are JSON objects, which are one per line or not."""
-
     manifest: Manifest
 
     @property
@@ -215,23 +209,49 @@ class LineSource:
         return self.manifest.path
 
     def items(self) -> Iterator[Any]:
-        """Yields the lines after the header, or the objects as JSON texts, and closes the manifest."""
-        manifest = self.manifest
-        is_spread = self.holds_objects and manifest.is_spread
-        yield from manifest.objects() if is_spread else islice(manifest.lines(), self.num_header_lines, None)
-        manifest.close()
+        """Yields the lines after the header, and closes the manifest."""
+        yield from islice(self.manifest.lines(), self.num_header_lines, None)
+        self.manifest.close()
 
     def where(self, number: int) -> str:
-        """Returns the path with the number of the line (counted from 1, header included) or of the object."""
-        manifest = self.manifest
-        if self.holds_objects and manifest.is_spread:
-            return f"{manifest.path!s}, object {number}"
-        return f"{manifest.path!s}:{number if self.has_line_numbers else number + self.num_header_lines}"
+        """Returns the path with the number of the line, counted from 1, header included."""
+        return f"{self.manifest.path!s}:{number + self.num_header_lines}"
 
     def count(self) -> int | None:
-        """Returns the number of lines after the header; None if items are not lines."""
-        lines = None if self.holds_objects and self.manifest.is_spread else self.manifest.count()
+        """Returns the number of lines after the header; None if counting takes a download."""
+        lines = self.manifest.count()
         return None if lines is None else lines - self.num_header_lines
+
+
+class ObjectSource(LineSource):
+    """The methods of `Source` for a manifest of JSON objects, which are one per line or not.
+
+    A format overrides `entry`, which returns the entry of one object.
+    """
+
+    def items(self) -> Iterator[bytes]:
+        """Yields the lines, or the objects as JSON texts, and closes the manifest."""
+        yield from self.manifest.objects() if self.manifest.is_spread else self.manifest.lines()
+        self.manifest.close()
+
+    def entries(self, number: int, item: bytes) -> Iterator[Entry]:
+        """Yields the entry of an object; none for a blank line."""
+        where = self.where(number)
+        row = parse_object(item, where)
+        if row is not None:
+            yield self.entry(where, row)
+
+    def entry(self, where: str, row: dict[str, Any]) -> Entry:
+        """Returns the entry of an object; `where` is its position, for messages. May modify the object."""
+        raise NotImplementedError
+
+    def where(self, number: int) -> str:
+        """Returns the path with the number of the line or of the object, counted from 1."""
+        return f"{self.manifest.path!s}{', object ' if self.manifest.is_spread else ':'}{number}"
+
+    def count(self) -> int | None:
+        """Returns the number of lines; None if items are not lines."""
+        return None if self.manifest.is_spread else self.manifest.count()
 
 
 def numbered_lines(location: str) -> Iterator[tuple[int, bytes]]:
@@ -247,9 +267,17 @@ def check_manifest(path: Path | str) -> None:
         StorageError: The store cannot be asked.
     """
     if isinstance(path, Path):
-        if not path.is_file():
-            raise ManifestError(_why_no_manifest(path))
-        return
+        if path.is_file():
+            return
+        problem = wrong_path(path, "audio") + (" Separate inputs by spaces." if "," in path.name else "")
+        if path.is_dir():
+            problem = "a folder where a file was expected. Give a file in it, or leave out --format."
+        elif kind := special_file_kind(path):
+            problem = (
+                f"{kind}, not a file. Manifests are read more than once, so process substitution and devices do not "
+                "work. Write the manifest to a file, and give that."
+            )
+        raise ManifestError(f"{path}: {problem}")
     try:
         storage().info(path)
     except StorageError as error:
@@ -284,14 +312,3 @@ def parse_object(line: bytes, where: str) -> dict[str, Any] | None:
         kind = "a JSON array" if isinstance(row, list) else type(row).__name__
         raise ManifestError(f"{where}: {kind} where a JSON object was expected. {ONE_PER_LINE}")
     return row
-
-
-def _why_no_manifest(path: Path) -> str:
-    if path.is_dir():
-        return f"{path}: a folder where a file was expected. Give a file in it, or leave out --format."
-    if kind := special_file_kind(path):
-        return (
-            f"{path}: {kind}, not a file. Manifests are read more than once, so process substitution and devices "
-            "do not work. Write the manifest to a file, and give that."
-        )
-    return f"{path}: {wrong_path(path, 'audio')}{' Separate inputs by spaces.' if ',' in path.name else ''}"

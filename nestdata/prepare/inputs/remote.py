@@ -9,8 +9,7 @@ from itertools import chain
 from typing import TypeVar
 
 from nestdata.errors import ManifestError, StorageError
-from nestdata.prepare.inputs.audio import Audio, File, LhotseCut, Member, Unusable, at_member
-from nestdata.prepare.inputs.entry import Entry
+from nestdata.prepare.inputs.entry import Audio, Entry, File, LhotseCut, Member, Unusable, at_member
 from nestdata.redaction import redacted_url
 from nestdata.storage import DaemonPool, has_scheme, is_url, storage
 from nestdata.storage.location import parse_url
@@ -130,7 +129,5 @@ def _with_member(entry: Entry, is_read: Callable[[Entry], bool]) -> Entry:
     except StorageError as error:
         if error.kind == "invalid":
             raise ManifestError(f"{entry.where}: {error}") from None
-        if error.kind not in ("missing", "changed"):
-            raise
-        return entry._replace(audio=Unusable(error.kind, str(error), audio))
+        return entry._replace(audio=Unusable.of(error, audio))
     return entry._replace(audio=at_member(audio, member))

@@ -1,33 +1,231 @@
-"""Reads a row of any format: the file that it names, the id of its cut, its span and its channel.
+"""Reads a row of any format: what its names mean, the file, the span and the channel that it gives, and its labels.
 
-A number that looks like a time or a channel, and is not read as one, is an error: if it were taken for a label, cuts
-could be wrong without a warning.
+One list of names serves the columns of tables and the keys of JSON lines, and `--columns` serves all other names. Times
+are in seconds unless the name ends with another unit, as `start_ms` does. `offset` is a start, as NeMo has it, or the
+end beside an `onset`, as in tables of sound events. A value that looks like a time or a channel, and is not read as
+one, is an error: if it were taken for a label, cuts could be wrong without a warning.
 
 Source for file names: NVIDIA NeMo 3.0, `get_full_path`: a relative name is looked up in the folder of the manifest,
 then in the current directory and with `~` expanded. Differs: NeMo skips the first place for names of 255 characters and
 more.
 """
 
+import math
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import quote
 
 from nestdata.audio.channels import NAMED_CHANNELS
-from nestdata.columns import Column
-from nestdata.errors import ManifestError, shortened
-from nestdata.prepare.inputs.audio import Audio, File
-from nestdata.prepare.inputs.entry import AUDIO_KEYS, AUDIO_SUFFIXES, MAX_SECONDS, Entry, span_suffix
-from nestdata.prepare.inputs.meaning import Meaning, Time, meaning_in
+from nestdata.columns import TIMES, Column, given_name, key_of, stem_and_unit
+from nestdata.errors import ConfigError, ManifestError, shortened
+from nestdata.prepare.inputs.entry import AUDIO_KEYS, AUDIO_SUFFIXES, MAX_SECONDS, Audio, Entry, File, span_suffix
 from nestdata.storage import has_scheme, is_url
 
+AUDIO_NAMES = (
+    *AUDIO_KEYS, "audio_path", "audio_file", "path", "file_path", "filepath", "file", "file_name", "filename",
+    "wav_filename", "wav_path", "wav", "audio", "location",
+)  # fmt: skip
+"""Names of the audio file; the first one that is present is read. They are used by NeMo, Common Voice,
+Hugging Face's `metadata.csv`, DeepSpeech and WeNet, or are common in tables."""
+
+_STARTS = (
+    "offset", "start", "begin", "onset", "start_time", "begin_time", "starttime", "segment_start", "segment_start_time",
+    "segment_begin", "segment_begin_time",
+)  # fmt: skip
+_ENDS = ("end", "stop", "end_time", "stop_time", "endtime", "segment_end", "segment_end_time")
+_TIMES: Mapping[str, str] = {
+    **dict.fromkeys(_STARTS, "start"),
+    **dict.fromkeys(_ENDS, "end"),
+    **dict.fromkeys(("duration", "dur", "segment_duration"), "duration"),
+}
+_CHANNELS = ("channel", "channel_id", "channel_selector")
+
+# Words of names that look like the start or the end of a span, like a channel, and like the number of channels.
+_START_WORDS = frozenset("start starts begin begins beginning onset offset from xmin tmin t0".split())
+_END_WORDS = frozenset("end ends stop stops to xmax tmax t1".split())
+_CHANNEL_WORDS, _COUNT_WORDS = frozenset({"channel", "chan"}), frozenset({"num", "n", "nb", "count", "of"})
+_AUDIO_WORDS = frozenset({"audio", "wav", "path", "file", "filepath", "filename"})
+
+# Labels of a text that are used only if there is no other, because data sets have them beside it.
+_SECOND_TEXTS = ("raw_text", "normalized_text", "txt")
+LABELS: Mapping[str, str] = {
+    **dict.fromkeys(("text", "sentence", "transcription", "transcript", *_SECOND_TEXTS), "text"),
+    **dict.fromkeys(("lang", "language", "locale"), "language"),
+    **dict.fromkeys(("speaker", "speaker_id", "client_id"), "speaker"),
+}
+"""Label names in the inputs, and the supervision fields that they become."""
+
+# Whole numbers above this are not exact as floats.
+_MAX_WHOLE = 1 << 53
 _MAX_CHANNEL = 65_536.0
 # Largest difference, in seconds, between an end and the one that start and duration give.
 _ROUNDING_S = 0.02
 # Number of names, and of relative ones among them, that are looked up to find the folder that ids are relative to.
 _MAX_NAMES, _MAX_LOOKUPS = 10_000, 100
+
+
+class Meaning(NamedTuple):
+    """What the names of a row mean."""
+
+    audio: str
+    """Empty if the row holds its audio itself."""
+
+    times: tuple[Column, ...]
+    channel: str | None
+    labels: tuple[tuple[str, str], ...]
+    """All other names, and the labels that they are."""
+
+    suspects: tuple[tuple[str, str], ...]
+    """Names among the labels that look like a `start`, an `end`, a `channel` or `audio`, with the role."""
+
+    unread: tuple[str, ...] = ()
+    """Names whose values are not used."""
+
+    def labels_of(self, row: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns the labels of a row."""
+        return {label: row[name] for name, label in self.labels}
+
+    def read_as(self) -> dict[str, list[str]]:
+        """Returns the names by what they are read as: the roles, `labels` and `unread`."""
+        found: dict[str, list[str]] = {"audio": [self.audio]} if self.audio else {}
+        for time in self.times:
+            unit = "samples" if time.unit is None else "s" if time.unit == 1.0 else "ms"
+            found.setdefault(time.role, []).append(f"{time.name} in {unit}")
+        if self.channel is not None:
+            found["channel"] = [self.channel]
+        for name, label in self.labels:
+            found.setdefault(LABELS.get(label, "labels"), []).append(name)
+        return found | ({"unread": [*self.unread]} if self.unread else {})
+
+
+def names_audio(names: Iterable[str], columns: tuple[Column, ...], known: Collection[str] = AUDIO_NAMES) -> bool:
+    """Returns whether a column or key has a known name of an audio file, or the name that the caller gives."""
+    given = given_name("audio", columns)
+    return any(name == given or key_of(name) in known for name in names)
+
+
+def meaning_in(names: Iterable[str], where: str, columns: tuple[Column, ...], *, is_embedded: bool = False) -> Meaning:
+    """Returns what the names of a row mean.
+
+    Args:
+        names: The names.
+        where: Position of the row in the input, for messages.
+        columns: What the caller says of them.
+        is_embedded: Whether the row holds its audio itself. A duration alone is then a label.
+
+    Raises:
+        ManifestError: None of them names an audio file, or the times do not give a span.
+    """
+    names = tuple(names)
+    try:
+        meaning = _meaning_of(names, columns, is_embedded)
+    except ManifestError as error:
+        raise ManifestError(f"{where}: {error}") from None
+    if meaning is None:
+        given = given_name("audio", columns) or AUDIO_KEYS[0]
+        found = ", ".join(name[:40] for name in names[:8])
+        raise ManifestError(
+            f"{where}: no {given} among {found}. Add it, or say which of them names the audio file: "
+            "--columns audio=NAME."
+        )
+    return meaning
+
+
+@lru_cache(maxsize=4096)
+def _meaning_of(names: tuple[str, ...], columns: tuple[Column, ...], is_embedded: bool) -> Meaning | None:
+    """Returns what `meaning_in` does, but None without audio; its errors have no position."""
+    given = {column.role: column for column in columns}
+    taken = {column.name for column in columns}
+    named: dict[str, str] = {}
+    for name in sorted(names, key=lambda name: name != key_of(name)):  # a name in small letters comes first
+        if name not in taken:
+            named.setdefault(key_of(name), name)
+
+    def chosen(role: str, known: Iterable[str]) -> str | None:
+        if role in given:
+            return given[role].name if given[role].name in names else None
+        return next((named[key] for key in known if key in named), None)
+
+    audio = "" if is_embedded else chosen("audio", AUDIO_NAMES)
+    if audio is None:
+        return None
+    if given.keys().isdisjoint(TIMES):
+        times = _times_by_name(named)
+    else:
+        times = tuple(given[role] for role in TIMES if role in given and given[role].name in names)
+    if is_embedded and {time.role for time in times} == {"duration"}:
+        times = ()
+    _check_span(times)
+    channel = chosen("channel", _CHANNELS)
+    read = {audio, channel, *(time.name for time in times)}
+    labels = _labels(tuple(name for name in names if name not in read), given)
+    read_times = {time.role for time in times}
+    is_audio_sure = not audio or audio in AUDIO_KEYS or "audio" in given
+    is_channel_sure = channel is not None or "channel" in given
+    is_span_sure = not given.keys().isdisjoint(TIMES) or "end" in read_times or {"start", "duration"} <= read_times
+    suspects: dict[str, str] = {}
+    for name, _ in labels:
+        words = set(key_of(name).split("_"))
+        if not is_audio_sure and _AUDIO_WORDS & words:
+            suspects[name] = "audio"
+        if not is_channel_sure and _CHANNEL_WORDS & words and not _COUNT_WORDS & words:
+            suspects[name] = "channel"
+        if not is_span_sure and (_START_WORDS | _END_WORDS) & words:
+            suspects[name] = "end" if _END_WORDS & words else "start"
+    unread = tuple(name for name in names if name not in read and name not in dict(labels))
+    return Meaning(audio, times, channel, labels, tuple(suspects.items()), unread)
+
+
+def check_columns(names: Iterable[str], columns: tuple[Column, ...], where: str) -> None:
+    """Raises ConfigError if the first row lacks a column that the caller names."""
+    names = tuple(names)
+    missing = next((column for column in columns if column.name and column.name not in names), None)
+    if missing:
+        found = ", ".join(name[:40] for name in names[:20])
+        raise ConfigError(
+            f"{where}: no {missing.name[:80]!r}, which --columns names as {missing.role}. There are: {found}."
+        )
+
+
+def _times_by_name(named: Mapping[str, str]) -> tuple[Column, ...]:
+    """Returns the times among names, given by the form in which they are compared."""
+    parts = ((name, *stem_and_unit(key)) for key, name in named.items())
+    times = tuple(Column(_TIMES[stem], name, unit) for name, stem, unit in parts if stem in _TIMES)
+    if any(key_of(time.name).startswith("onset") for time in times):
+        times = tuple(time._replace(role="end") if key_of(time.name).startswith("offset") else time for time in times)
+    # Times in samples give way to those in seconds.
+    in_seconds = {time.role for time in times if time.unit is not None}
+    return tuple(time for time in times if time.unit is not None or time.role not in in_seconds)
+
+
+def _check_span(times: tuple[Column, ...]) -> None:
+    """Raises ManifestError if there is an end alone, or if seconds and samples are needed for one span."""
+    if {time.role for time in times} != {"end"} and len({time.unit is None for time in times}) < 2:
+        return
+    found = ", ".join(time.name for time in times)
+    raise ManifestError(
+        f"{found} do not give a start and an end in one unit. Give a start with a duration or an end, or a duration; "
+        "say which by --columns, such as --columns start=NAME:ms,duration=NAME:ms, or --columns end= if none is an end."
+    )
+
+
+def _labels(names: tuple[str, ...], given: Mapping[str, Column]) -> tuple[tuple[str, str], ...]:
+    """Returns the labels that names are: `text` for `Text`, and other names as they are.
+
+    A label that the caller names is the only one for its field.
+    """
+    fields = {column.name: role for role, column in given.items() if role in LABELS and column.name in names}
+    labels: dict[str, str] = {}
+    for name in names:
+        key = key_of(name)
+        label = fields.get(name) or (key if key in LABELS and key not in {*names, *labels.values()} else name)
+        if name and (name in fields or LABELS.get(label) not in fields.values()):
+            labels[name] = label
+    return tuple(labels.items())
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +247,9 @@ class FileNames:
     hint: str = ""
     """What to add to the message for a file that does not exist."""
 
+    root: str = ""
+    """The folder that ids are relative to."""
+
     @classmethod
     def of(cls, names: Iterable[str], folders: Sequence[str], default: str) -> "FileNames":
         """Returns the names of a local manifest.
@@ -65,14 +266,14 @@ class FileNames:
         return cls(tuple(dict.fromkeys(folders)), base, os.path.expanduser("~"))
 
     @classmethod
-    def beside(cls, folder: str, names: Callable[[], Iterable[str]]) -> "FileNames":
+    def beside(cls, folder: str, names: Iterable[str]) -> "FileNames":
         """Returns the names of a manifest in a folder; local ones may start from the current directory instead.
 
         Args:
             folder: Absolute path or URL.
-            names: Returns the names in the manifest; not called for a URL.
+            names: The names in the manifest; not read for a URL.
         """
-        return cls((folder,), folder) if is_url(folder) else cls.of(names(), (folder, os.getcwd()), folder)
+        return cls((folder,), folder) if is_url(folder) else cls.of(names, (folder, os.getcwd()), folder)
 
     def file(self, name: str) -> File:
         """Returns the file with a name: an absolute or relative path, or a URL of any scheme."""
@@ -83,15 +284,29 @@ class FileNames:
             path = resolve(folder, name)
             if os.path.isfile(path):
                 return File(path)
-        path = self._from_home(name) if is_home else resolve(self.base, name)
-        if is_home and os.path.isfile(path):
-            return File(path)
+        path = resolve(self.base, name)
+        if is_home:
+            is_own = name[1:2] in ("", "/")
+            path = resolve(self.home, "." + name[1:]) if is_own else os.path.expanduser(name)
+            if os.path.isfile(path):
+                return File(path)
         others = "".join(f", nor below {folder}" for folder in self.folders if is_home or folder != self.base)
         return File(path, hint=others + self.hint)
 
-    def _from_home(self, name: str) -> str:
-        """Returns the path that a name with `~` stands for."""
-        return resolve(self.home, "." + name[1:]) if name[1:2] in ("", "/") else os.path.expanduser(name)
+    def cut_id(self, file: File, name: str) -> str:
+        """Returns the id of the cut of a file that has a name in the manifest; see `cut_id_of`.
+
+        If the name is relative, the id does not depend on the location of the manifest.
+        """
+        cut_id = cut_id_of(file.location, self.root)
+        is_inside = not cut_id.startswith("/") and "://" not in cut_id
+        if is_inside or not self.root or name.startswith(("/", "~")) or is_url(name):
+            return cut_id
+        scheme, _, path = cut_id.rpartition("://")
+        root_scheme, _, root = self.root.rpartition("://")
+        if scheme != root_scheme or (scheme and path.split("/")[0] != root.split("/")[0]):
+            return cut_id
+        return os.path.relpath("/" + path.lstrip("/"), "/" + root.lstrip("/"))
 
 
 def audio_name(row: Mapping[str, Any], meaning: Meaning, where: str) -> str:
@@ -111,53 +326,22 @@ def audio_name(row: Mapping[str, Any], meaning: Meaning, where: str) -> str:
     )
 
 
-def entry_in(row: Mapping[str, Any], where: str, columns: tuple[Column, ...], names: FileNames, root: str) -> Entry:
-    """Returns the entry of a row that names a file; all values that are not read otherwise become labels.
-
-    Args:
-        row: Values by name.
-        where: Position in the input.
-        columns: What the caller says of the names.
-        names: Finds the file.
-        root: The folder that ids are relative to.
-
-    Raises:
-        ManifestError: No name or value is an audio file, or a time or the channel cannot be one.
-    """
-    meaning = meaning_in(row, where, columns)
-    name = audio_name(row, meaning, where)
-    file = names.file(name)
-    return placed(where, id_of_name(file.location, name, root), file, row, meaning, meaning.labels_of(row), None)
-
-
 def entry_of_row(
     where: str,
-    name: str,
     row: Mapping[str, Any],
     meaning: Meaning,
     names: FileNames,
-    root: str,
-    *,
     labels: dict[str, Any],
     number: int | None = None,
 ) -> Entry:
-    """Returns the entry of a row that names a file.
-
-    Args:
-        where: Position in the input.
-        name: The name of the file; see `audio_name`.
-        row: Values by name.
-        meaning: What the names mean.
-        names: Finds the file.
-        root: The folder that ids are relative to.
-        labels: See `Entry`.
-        number: See `Entry`.
+    """Returns the entry of a row that names a file; see `placed`.
 
     Raises:
-        ManifestError: A time or the channel cannot be one.
+        ManifestError: The name cannot be one of a file, or a time or the channel cannot be one.
     """
+    name = audio_name(row, meaning, where)
     file = names.file(name)
-    return placed(where, id_of_name(file.location, name, root), file, row, meaning, labels, number)
+    return placed(where, names.cut_id(file, name), file, row, meaning, labels, number)
 
 
 def placed(
@@ -196,21 +380,10 @@ def placed(
         start = duration = None
     elif start is not None and meaning.audio:
         cut_id += span_suffix(start, duration)
-    entry = Entry(where, cut_id, audio, start or 0.0, duration, count, labels, number, first, meaning=meaning)
-    return entry if meaning.channel is None else with_channel(entry, row, meaning.channel)
-
-
-def with_channel(entry: Entry, row: Mapping[str, Any], name: str) -> Entry:
-    """Returns an entry with the channel that a row names, if it does.
-
-    Raises:
-        ManifestError: It is not a number that can be one.
-    """
-    channel = _channel(row, name, entry.where)
-    if channel is None:
-        return entry
-    is_only_row = entry.meaning is not None and not entry.meaning.audio
-    return entry._replace(cut_id=entry.cut_id if is_only_row else f"{entry.cut_id}@ch{channel}", channel=channel)
+    channel = None if meaning.channel is None else _channel(row, meaning.channel, where)
+    if channel is not None and meaning.audio:
+        cut_id += f"@ch{channel}"
+    return Entry(where, cut_id, audio, start or 0.0, duration, count, labels, number, first, channel, meaning)
 
 
 def is_number(value: Any, limit: float) -> bool:
@@ -218,7 +391,7 @@ def is_number(value: Any, limit: float) -> bool:
     return type(value) in (int, float) and 0 <= value < limit
 
 
-def _span(row: Mapping[str, Any], times: tuple[Time, ...], where: str) -> tuple[float | None, float | None]:
+def _span(row: Mapping[str, Any], times: tuple[Column, ...], where: str) -> tuple[float | None, float | None]:
     """Returns start and duration, in seconds or samples.
 
     An empty start in a table means 0 if there is a duration.
@@ -230,11 +403,11 @@ def _span(row: Mapping[str, Any], times: tuple[Time, ...], where: str) -> tuple[
     is_empty = False
     for time in times:
         value = _value(row, time, where)
-        is_empty = is_empty or (value is None and time.what == "start" and row.get(time.name) is not None)
+        is_empty = is_empty or (value is None and time.role == "start" and row.get(time.name) is not None)
         if value is None:
             continue
-        if abs(values.setdefault(time.what, value) - value) > (_ROUNDING_S if time.unit is not None else 0):
-            names = " and ".join(other.name for other in times if other.what == time.what)
+        if abs(values.setdefault(time.role, value) - value) > (_ROUNDING_S if time.unit is not None else 0):
+            names = " and ".join(other.name for other in times if other.role == time.role)
             raise ManifestError(f"{where}: {names} differ. Fix or drop this line, or one of them.")
     start, end, duration = values.get("start"), values.get("end"), values.get("duration")
     if end is not None:
@@ -255,24 +428,24 @@ def _span(row: Mapping[str, Any], times: tuple[Time, ...], where: str) -> tuple[
     return start, duration
 
 
-def _value(row: Mapping[str, Any], time: Time, where: str) -> float | None:
+def _value(row: Mapping[str, Any], time: Column, where: str) -> float | None:
     """Returns a time in seconds, or in samples; None if the row has none."""
     value = _given(row[time.name])
-    if value is None or value != value:  # pandas marks a missing number by NaN
+    if value is None:
         return None
     most = MAX_SECONDS / (time.unit or 1e-6)
     if not is_number(value, most) or (time.unit is None and value != int(value)):
         unit = "samples" if time.unit is None else "seconds" if time.unit == 1.0 else "milliseconds"
         raise ManifestError(
             f"{where}: {time.name} is {repr(value)[:80]}. Give {unit} as a number from 0 to {most:g}, or say that it "
-            f"is no {time.what} by --columns {time.what}=."
+            f"is no {time.role} by --columns {time.role}=."
         )
     return float(value) if time.unit is None else value * time.unit
 
 
 def _channel(row: Mapping[str, Any], name: str, where: str) -> int | None:
     value = _given(row[name])
-    if value is None or value != value:
+    if value is None:
         return None
     if isinstance(value, str):
         value = NAMED_CHANNELS.get(value.lower(), value)
@@ -285,9 +458,12 @@ def _channel(row: Mapping[str, Any], name: str, where: str) -> int | None:
 
 
 def _given(value: Any) -> Any:
-    """Returns the number that a field of a table is, None for an empty field, and any other value as it is."""
+    """Returns the number that a field of a table is, and any other value as it is; None if it is missing.
+
+    pandas marks a missing number by NaN.
+    """
     if not isinstance(value, str):
-        return value
+        return None if value != value else value
     text = value.strip()
     try:
         return float(text) if text else None
@@ -321,19 +497,6 @@ def _is_other_audio(value: Any, read: Any) -> bool:
     return len(stems) > 1
 
 
-def id_of_name(path: str, name: str, root: str) -> str:
-    """Returns the id of the cut of a file in a manifest; see `cut_id_of`.
-
-    Args:
-        path: The absolute path or URL of the file.
-        name: The name in the manifest. If it is relative, the id does not depend on the location of the manifest.
-        root: The folder that ids are relative to.
-    """
-    cut_id = cut_id_of(path, root)
-    is_outside = cut_id.startswith("/") or "://" in cut_id
-    return relative_id(cut_id, root) if is_outside and not (name.startswith(("/", "~")) or is_url(name)) else cut_id
-
-
 def _is_absolute(name: str) -> bool:
     return name[:1] == "/" or ("://" in name and has_scheme(name))
 
@@ -349,15 +512,6 @@ def cut_id_of(file: str, root: str) -> str:
         stem = os.path.splitext(file)[0]  # a name without suffix, or one that begins with dots
     inside = root if root.endswith("/") else root + "/"
     return stem[len(inside) :] if root and stem.startswith(inside) else stem
-
-
-def relative_id(cut_id: str, root: str) -> str:
-    """Returns an id that is an absolute path or URL as a path relative to the root, if both are in one place."""
-    scheme, _, path = cut_id.rpartition("://")
-    root_scheme, _, root_path = root.rpartition("://")
-    if not root or scheme != root_scheme or (scheme and path.split("/")[0] != root_path.split("/")[0]):
-        return cut_id
-    return os.path.relpath("/" + path.lstrip("/"), "/" + root_path.lstrip("/"))
 
 
 def resolve(directory: str, name: str) -> str:
@@ -383,3 +537,32 @@ def _resolve_url(url: str) -> str:
     key = os.path.normpath("/" + key).lstrip("/") if "/." in rest or "//" in rest else key
     # Names in manifests are plain, and the path of a web address is percent-encoded.
     return f"{scheme}://{bucket}/{quote(key, safe='/%') if scheme.startswith('http') else key}"
+
+
+def label_text(value: Any) -> str | None:
+    """Returns a label as text; None if it is missing. pandas marks missing values of any type by NaN.
+
+    A float that is a whole number is written without `.0`: pandas stores a column of integers with gaps as floats.
+    """
+    if isinstance(value, str) or value is None:
+        return value
+    if isinstance(value, float):
+        if not math.isfinite(value):
+            return None
+        if value.is_integer() and abs(value) < _MAX_WHOLE:
+            return str(int(value))
+    return str(value)
+
+
+def divide_labels(labels: Mapping[str, Any]) -> tuple[dict[str, str], dict[str, Any]]:
+    """Returns the supervision fields among the labels of an entry, and its custom fields.
+
+    Of several labels for one field, the one with the name of the field is taken, or else the last one; the others are
+    custom fields. Missing values of supervision fields are left out.
+    """
+    texts = {key: text for key, value in labels.items() if key in LABELS and (text := label_text(value)) is not None}
+    key_of = {LABELS[key]: key for key in sorted(texts, key=lambda key: key not in _SECOND_TEXTS)}
+    key_of |= {field: field for field in key_of if field in texts}
+    others = texts.keys() - key_of.values()
+    custom = {key: value for key, value in labels.items() if key not in LABELS or key in others}
+    return {field: texts[key] for field, key in key_of.items()}, custom

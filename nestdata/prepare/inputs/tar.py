@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Literal, NamedTuple
 
 from nestdata.audio.byte_ranges import SplicedStream
 from nestdata.errors import ManifestError, StorageError, in_one_line
-from nestdata.prepare.inputs.audio import HEAD_BYTES, Member, Unusable
+from nestdata.prepare.inputs.entry import HEAD_BYTES, Member, Unusable
 from nestdata.storage import ObjectInfo, is_url, storage
 
 MAX_HELD = 256 << 20

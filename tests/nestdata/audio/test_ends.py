@@ -10,8 +10,8 @@ import soundfile
 from lhotse import Recording, SupervisionSegment
 
 from nestdata import Corpus, PrepareConfig, prepare_corpus
-from nestdata.prepare.header import AudioInfo, read_header
-from nestdata.prepare.inputs.audio import File, Unusable
+from nestdata.prepare.inputs.entry import File, Unusable
+from nestdata.prepare.read import AudioInfo, read_header
 from tests.nestdata.bad_files import without_length
 from tests.synthesis import Samples, hiss, read_audio, write_audio, write_jsonl
 

@@ -15,8 +15,8 @@ from nestdata.audio import mpeg, ogg, wav
 from nestdata.audio.byte_ranges import ByteRanges
 from nestdata.audio.encoded import EncodedAudio
 from nestdata.audio.parts import JoinedAudio, SoundFileAudio
-from nestdata.prepare.header import AudioInfo, read_header
-from nestdata.prepare.inputs.audio import File, Member, Unusable
+from nestdata.prepare.inputs.entry import File, Member, Unusable
+from nestdata.prepare.read import AudioInfo, read_header
 from nestdata.storage import ObjectInfo
 from tests.nestdata.audio.ogg_pages import flac_in_ogg
 from tests.nestdata.bad_files import without_length

@@ -11,8 +11,8 @@ from nestdata import PrepareConfig, prepare_corpus
 from nestdata.audio.encoded import EncodedAudio
 from nestdata.audio.not_audio import HEAD_BYTES, kind_of, may_name_files
 from nestdata.errors import ManifestError
-from nestdata.prepare.header import read_header
-from nestdata.prepare.inputs.audio import File, Unusable
+from nestdata.prepare.inputs.entry import File, Unusable
+from nestdata.prepare.read import read_header
 from tests.synthesis import hiss, write_audio
 
 POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:" + b"0" * 63 + b"7\nsize 72862\n"

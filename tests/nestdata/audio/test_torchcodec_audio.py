@@ -11,8 +11,8 @@ from nestdata import Corpus, PrepareConfig, load_audio, prepare_corpus
 from nestdata.audio import torchcodec_audio
 from nestdata.audio.decode import load_samples
 from nestdata.audio.encoded import EncodedAudio
-from nestdata.prepare.header import AudioInfo, read_header
-from nestdata.prepare.inputs.audio import File, Member
+from nestdata.prepare.inputs.entry import File, Member
+from nestdata.prepare.read import AudioInfo, read_header
 from nestdata.storage import ObjectInfo
 from tests.synthesis import Samples, chirp, hiss, write_audio
 

@@ -18,7 +18,7 @@ import nestdata.corpus.members
 from nestdata import Address, AudioError, Corpus, CorpusError, PrepareConfig, prepare_corpus
 from nestdata.audio.decode import load_samples
 from nestdata.errors import ManifestError, StorageError
-from nestdata.prepare.inputs.audio import File, Member
+from nestdata.prepare.inputs.entry import File, Member
 from nestdata.storage import ObjectInfo, Storage
 from tests.nestdata.bad_files import bad_files
 from tests.shards import corpus_of, entries_of, tar_corpus, write_tar

@@ -15,10 +15,9 @@ from nestdata import Address
 from nestdata.corpus.addresses import NO_SHARD, AddressTable
 from nestdata.prepare.corpus_writer import CorpusStats, CorpusWriter
 from nestdata.prepare.found import Collector, Cut, Found, Note, Reject, Searched
-from nestdata.prepare.inputs.audio import Member, Unusable
-from nestdata.prepare.inputs.entry import Entry
+from nestdata.prepare.inputs.entry import Entry, Member, Unusable
 from nestdata.prepare.inputs.lines import LineSource, Manifest
-from nestdata.prepare.inputs.meaning import Meaning
+from nestdata.prepare.inputs.rows import Meaning
 from nestdata.storage import ObjectInfo
 
 

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from nestdata.audio import encoded as encoded_audio
 from nestdata.audio.parts import SoundFileAudio
-from nestdata.prepare import header
-from nestdata.prepare.header import AudioInfo, read_header
-from nestdata.prepare.inputs.audio import HEAD_BYTES, File, Member, Unusable
+from nestdata.prepare import read
+from nestdata.prepare.inputs.entry import HEAD_BYTES, File, Member, Unusable
+from nestdata.prepare.read import AudioInfo, read_header
 from nestdata.storage import FileVersion, ObjectInfo
 from tests.synthesis import hiss
 
@@ -41,7 +41,7 @@ def with_block(content: bytes, kind: int, size: int) -> bytes:
 def by_libsndfile(content: bytes) -> AudioInfo | None:
     try:
         with SoundFileAudio(io.BytesIO(content)) as file:
-            return header._info_of(file)
+            return read._info_of(file)
     except soundfile.LibsndfileError:
         return None
 
@@ -59,7 +59,7 @@ def test_a_damaged_header_that_is_parsed_here_is_read_by_libsndfile_to_the_same_
     damaged = bytearray(content[: rng.randrange(len(content))] if is_cut else content)
     for _ in range(num_changes if damaged else 0):
         damaged[rng.randrange(min(len(damaged), 120))] = rng.randrange(256)
-    found = header._plain_header(bytes(damaged), len(damaged))
+    found = read._plain_header(bytes(damaged), len(damaged))
     assert found is None or found == by_libsndfile(bytes(damaged))
 
 
@@ -81,7 +81,7 @@ def test_plain_members_are_read_without_libsndfile_and_others_with_it(monkeypatc
 def test_the_header_of_a_file_whose_metadata_is_long_is_read_by_libsndfile(tmp_path: Path) -> None:
     content = with_block(encoded("FLAC", "PCM_16"), 1, HEAD_BYTES)
     (tmp_path / "a.flac").write_bytes(content)
-    assert header._plain_header(content[:HEAD_BYTES], len(content)) is None
+    assert read._plain_header(content[:HEAD_BYTES], len(content)) is None
     assert read_header(File(str(tmp_path / "a.flac")))[:4] == (22050, 3000, 1, False)
     shard = ObjectInfo(str(tmp_path / "a.flac"), len(content), None)
     assert read_header(Member(shard, 0, len(content))) == AudioInfo(22050, 3000, 1)
@@ -148,7 +148,7 @@ def with_flac_length(content: bytes, num_samples: int) -> bytes:
 def test_a_flac_header_that_gives_more_samples_than_there_are_does_not_decide(tmp_path: Path, is_plain: bool) -> None:
     content = encoded("FLAC", "PCM_16")
     content = content if is_plain else with_block(content, 2, 100)  # a block that libsndfile has to interpret
-    assert (header._plain_header(content, len(content)) is not None) == is_plain
+    assert (read._plain_header(content, len(content)) is not None) == is_plain
     for length in (3001, 10**6, 2**36 - 1):
         (tmp_path / "a.flac").write_bytes(with_flac_length(content, length))
         for audio in (member_of(with_flac_length(content, length)), File(str(tmp_path / "a.flac"))):

@@ -17,9 +17,8 @@ import nestdata.prepare.speech
 from nestdata import PrepareConfig
 from nestdata.audio.decode import load_samples
 from nestdata.prepare.found import Cut, Note, Reject
-from nestdata.prepare.header import AudioInfo
-from nestdata.prepare.inputs.audio import File, LhotseCut
-from nestdata.prepare.inputs.entry import Entry
+from nestdata.prepare.inputs.entry import Entry, File, LhotseCut
+from nestdata.prepare.read import AudioInfo
 from nestdata.prepare.run import probe
 from tests.nestdata.bad_files import without_length
 from tests.synthesis import hiss, read_audio, tone, write_audio

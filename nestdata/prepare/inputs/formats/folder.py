@@ -11,10 +11,9 @@ from typing import ClassVar
 from nestdata.errors import ManifestError
 from nestdata.input_format import InputFormat
 from nestdata.output import MARK
-from nestdata.prepare.inputs.audio import File, Member
-from nestdata.prepare.inputs.entry import AUDIO_SUFFIXES, MAIN_SUFFIXES, Entry, Source
-from nestdata.prepare.inputs.format import Format, GivenInput, Opened
-from nestdata.prepare.inputs.formats.huggingface import PARQUET_SUFFIX, may_hold_audio, parquet_in_folder
+from nestdata.prepare.inputs.entry import AUDIO_SUFFIXES, MAIN_SUFFIXES, Entry, File, Member, Source
+from nestdata.prepare.inputs.format import GivenInput, Opened
+from nestdata.prepare.inputs.formats.huggingface import PARQUET_SUFFIX, check_splits, data_set, may_hold_audio
 from nestdata.prepare.inputs.formats.webdataset import WebDataset, check_not_nemo
 from nestdata.prepare.inputs.lines import check_manifest
 from nestdata.prepare.inputs.patterns import TAR, cannot_be_listed, folder_of, objects_below
@@ -153,15 +152,9 @@ def outputs_in(sources: Iterable[Source]) -> list[str]:
     return [output for source in sources if isinstance(source, AudioFolder) for output in source.outputs]
 
 
-def _suffix(name: str) -> str:
-    """Returns the lower-case suffix of a file name, with its dot; empty if there is none."""
-    begin = name.rfind(".")
-    return name[begin:].lower() if begin >= 0 else ""
-
-
 def _kind(name: str) -> str:
     """Returns `audio`, `tar` or `parquet`, or what a file that is not read is counted by."""
-    suffix = _suffix(name)
+    suffix = os.path.splitext(name)[1].lower()
     if suffix in _AUDIO:
         return "audio"
     if suffix == PARQUET_SUFFIX:
@@ -177,7 +170,7 @@ def _is_hidden(name: str) -> bool:
 
 
 def _order(name: str) -> tuple[int, str]:
-    suffix = _suffix(name)
+    suffix = os.path.splitext(name)[1].lower()
     return 0 if suffix in _LOSSLESS else 1 if suffix in _MAIN else 2, name
 
 
@@ -234,12 +227,18 @@ def _is_folder(entry: "os.DirEntry[str]") -> bool:
         return False
 
 
-def _open_file(given: GivenInput) -> Opened:
+def open_file(given: GivenInput) -> Opened | None:
+    """Opens an audio file."""
+    if given.format is None and given.kind != "audio":
+        return None
     check_manifest(given.path)
     return given.parent, lambda root: AudioFiles(given.path, root, [given.path])
 
 
-def _open_folder(given: GivenInput) -> Opened:
+def open_folder(given: GivenInput) -> Opened | None:
+    """Opens a folder of audio files, tars and Parquet files."""
+    if given.format is None and given.kind != "folder":
+        return None
     given.check_folder()
     others: Counter[str] = Counter()
     shards: dict[str, list[str]] = {"tar": [], "parquet": []}
@@ -279,12 +278,9 @@ def _open_folder(given: GivenInput) -> Opened:
         if tars:
             opened.append(WebDataset.of(given.folder, tars, root, given.options.columns))
         if parquet:
-            opened.append(parquet_in_folder(given, parquet, root))
+            check_splits(given.location, parquet)
+            opened.append(data_set(given, given.location, root, parquet))
         return opened
 
     has_tars_only = tars and not num_audio and not parquet
     return folder_of(tars) if has_tars_only else given.location, sources
-
-
-FILE_FORMAT = Format(lambda given: given.kind == "audio", _open_file)
-FORMAT = Format(lambda given: given.kind == "folder", _open_folder)

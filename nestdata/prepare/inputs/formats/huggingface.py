@@ -26,12 +26,20 @@ from nestdata.columns import Column, given_name, key_of
 from nestdata.errors import ConfigError, ManifestError, StorageError, in_one_line
 from nestdata.input_format import InputFormat
 from nestdata.output import flush_to_disk
-from nestdata.prepare.inputs.audio import File, Member, Unusable
-from nestdata.prepare.inputs.entry import AUDIO_SUFFIXES, Entry
-from nestdata.prepare.inputs.format import Format, GivenInput, Opened
-from nestdata.prepare.inputs.meaning import AUDIO_NAMES, Meaning, check_columns, meaning_in
+from nestdata.prepare.inputs.entry import AUDIO_SUFFIXES, Entry, File, Member, Unusable
+from nestdata.prepare.inputs.format import GivenInput, Opened
 from nestdata.prepare.inputs.patterns import objects_below
-from nestdata.prepare.inputs.rows import FileNames, audio_name, cut_id_of, entry_of_row, placed, resolve
+from nestdata.prepare.inputs.rows import (
+    AUDIO_NAMES,
+    FileNames,
+    Meaning,
+    check_columns,
+    cut_id_of,
+    entry_of_row,
+    meaning_in,
+    placed,
+    resolve,
+)
 from nestdata.storage import ObjectInfo, join, name_of, parent, storage
 
 PARQUET_SUFFIX = ".parquet"
@@ -61,18 +69,17 @@ class DataSetFiles:
     path: Path | str
     """A file, a folder, or a pattern of files: a local path, or a URL as a `str`."""
 
-    folder: str
-    """Absolute path or URL of the folder that relative paths in the rows start from."""
+    names: FileNames
+    """Relative paths in the rows start from one folder."""
 
-    root: str
     write_to: str
     """Folder that the tars are written to."""
 
     stored_in: str
     """Path of the same folder once the corpus is in place."""
 
-    names: tuple[str, ...] = field(repr=False)
-    """Locations of the files, sorted. They are not pickled, because items name them."""
+    locations: tuple[str, ...] = field(repr=False)
+    """The files, sorted. They are not pickled, because items name them."""
 
     prefix: str = ""
     """First part of the ids, if rows are numbered over all files; otherwise, it is the path of each file."""
@@ -88,10 +95,10 @@ class DataSetFiles:
             ConfigError: The package `pyarrow` is not installed.
         """
         first = 0
-        for name in self.names:
-            yield name, first
+        for location in self.locations:
+            yield location, first
             if self.prefix:
-                first += _num_rows(name)
+                first += _num_rows(location)
 
     def files(self, item: tuple[str, int]) -> list[str]:
         """Returns the file."""
@@ -106,10 +113,9 @@ class DataSetFiles:
             StorageError: The store cannot be read.
         """
         location, first = item
-        prefix = self.prefix or cut_id_of(location, self.root)
+        prefix = self.prefix or cut_id_of(location, self.names.root)
         # The folder is part of the name, so that names are unique in the corpus.
         tar_path = Path(self.write_to, f"{Path(self.write_to).name}-{number:06d}.tar")
-        names = FileNames((self.folder,), self.folder)
         found: list[tuple[Entry, tuple[int, int, int] | None]] = []
         with ExitStack() as stack:
             tar: tarfile.TarFile | None = None
@@ -120,18 +126,15 @@ class DataSetFiles:
                     continue
                 meaning, labels = row.columns.meaning, row.labels()
                 if row.columns.audio is None:
-                    name = audio_name(row.values, meaning, where)
-                    entry = entry_of_row(
-                        where, name, row.values, meaning, names, self.root, labels=labels, number=position
-                    )
-                    found.append((entry, None))
+                    found.append((entry_of_row(where, row.values, meaning, self.names, labels, position), None))
                     continue
                 content, path = row.audio(where)
-                audio = File(resolve(self.folder, path)) if path else _NO_AUDIO
-                entry = placed(where, f"{prefix}/{index}", audio, row.values, meaning, labels, position)
+                audio = File(resolve(self.names.base, path)) if path else _NO_AUDIO
+                entry, place = placed(where, f"{prefix}/{index}", audio, row.values, meaning, labels, position), None
                 if content is not None:
                     tar = tar or stack.enter_context(_new_tar(tar_path))
-                found.append((entry, _add(tar, content, _suffix_of(path)) if tar and content is not None else None))
+                    place = _add(tar, content, _suffix_of(path))
+                found.append((entry, place))
         shard = ObjectInfo(f"{self.stored_in}/{tar_path.name}", tar_path.stat().st_size if tar else 0, None)
         for entry, place in found:
             yield entry._replace(audio=Member(shard, *place, written_to=str(tar_path))) if place else entry
@@ -142,11 +145,10 @@ class DataSetFiles:
 
     def count(self) -> int | None:
         """Returns the number of files."""
-        return len(self.names)
+        return len(self.locations)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        values = (self.path, self.folder, self.root, self.write_to, self.stored_in, (), self.prefix, self.columns)
-        return DataSetFiles, values
+        return DataSetFiles, (self.path, self.names, self.write_to, self.stored_in, (), self.prefix, self.columns)
 
 
 @contextmanager
@@ -169,30 +171,21 @@ def _add(tar: tarfile.TarFile, content: bytes, suffix: str) -> tuple[int, int, i
     return place
 
 
-def _open_parquet(given: GivenInput) -> Opened:
+def open_parquet(given: GivenInput) -> Opened | None:
+    """Opens Parquet files; a folder of them only if the caller knows the format; otherwise, `folder` reads it."""
+    if given.format is None and not str(given.path).lower().endswith(PARQUET_SUFFIX):
+        return None
     folder, names = parquet_folder(given.path), _parquet_files(given.path)
     if folder == given.location:
-        _check_splits(folder, names)
-    return folder, lambda root: _source(given, folder, root, names)
+        check_splits(folder, names)
+    return folder, lambda root: data_set(given, folder, root, names)
 
 
-# `formats.folder` reads a folder of Parquet files, unless the format is given.
-PARQUET_FORMAT = Format(lambda given: str(given.path).lower().endswith(PARQUET_SUFFIX), _open_parquet)
-
-
-def parquet_in_folder(given: GivenInput, names: list[str], root: str) -> DataSetFiles:
-    """Returns the source of the Parquet files in a folder, given their sorted locations.
-
-    Raises:
-        ManifestError: The files are of several splits of a data set.
-    """
-    _check_splits(given.location, names)
-    return _source(given, given.location, root, names)
-
-
-def _source(given: GivenInput, folder: str, root: str, names: Sequence[str], prefix: str = "") -> DataSetFiles:
-    columns = given.options.columns
-    return DataSetFiles(given.path, folder, root, *given.folders("shards"), tuple(names), prefix, columns)
+def data_set(given: GivenInput, folder: str, root: str, locations: Sequence[str], prefix: str = "") -> DataSetFiles:
+    """Returns the source of the files of a data set, in which relative paths start from a folder."""
+    names, below, options = FileNames((folder,), folder, root=root), f"shards/{given.number}", given.options
+    write_to, stored_in = str(options.write_to / below), str(options.stored_in / below)
+    return DataSetFiles(given.path, names, write_to, stored_in, tuple(locations), prefix, options.columns)
 
 
 def may_hold_audio(name: str) -> bool:
@@ -209,7 +202,7 @@ def may_hold_audio(name: str) -> bool:
         return True
 
 
-def _check_splits(folder: str, names: list[str]) -> None:
+def check_splits(folder: str, names: list[str]) -> None:
     """Raises ManifestError if the files in a folder are for training and for validation or tests.
 
     Training on the test set of a data set must be a decision.
@@ -255,13 +248,16 @@ def _parquet_files(path: Path | str) -> list[str]:
     return sorted(found)
 
 
-def _detect_saved(given: GivenInput) -> bool:
-    if given.kind != "folder":
-        return False
-    return given.has_file("dataset_dict.json") or (given.has_file("state.json") and given.has_file("dataset_info.json"))
-
-
-def _open_saved(given: GivenInput) -> Opened:
+def open_saved(given: GivenInput) -> Opened | None:
+    """Opens one split of a data set that `save_to_disk` wrote."""
+    if given.format is None and not (
+        given.kind == "folder"
+        and (
+            given.has_file("dataset_dict.json")
+            or (given.has_file("state.json") and given.has_file("dataset_info.json"))
+        )
+    ):
+        return None
     path = given.path
     if isinstance(path, str):
         raise ManifestError(
@@ -286,12 +282,9 @@ def _open_saved(given: GivenInput) -> Opened:
 
     def opened(root: str) -> DataSetFiles:
         prefix = os.path.relpath(folder, root) if folder != root else os.path.basename(folder)
-        return _source(given, directory, root, names, prefix)
+        return data_set(given, directory, root, names, prefix)
 
     return folder, opened
-
-
-FORMAT = Format(_detect_saved, _open_saved)
 
 
 def _num_rows(location: str) -> int:

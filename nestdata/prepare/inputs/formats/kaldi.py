@@ -18,9 +18,8 @@ from typing import Any, ClassVar, NamedTuple
 
 from nestdata.errors import ManifestError
 from nestdata.input_format import InputFormat
-from nestdata.prepare.inputs.audio import Unusable, unusable_command
-from nestdata.prepare.inputs.entry import MAX_SECONDS, Entry
-from nestdata.prepare.inputs.format import Format, GivenInput, Opened
+from nestdata.prepare.inputs.entry import MAX_SECONDS, Entry, Unusable, unusable_command
+from nestdata.prepare.inputs.format import GivenInput, Opened
 from nestdata.prepare.inputs.lines import Manifest, numbered_lines
 from nestdata.prepare.inputs.rows import FileNames
 
@@ -125,7 +124,10 @@ class KaldiDirectory:
         return row[0], row[1], start, end if end >= 0 else None, int(row[4]) if len(row) == 5 else None
 
 
-def _open(given: GivenInput) -> Opened:
+def open_kaldi(given: GivenInput) -> Opened | None:
+    """Opens a local folder with wav.scp."""
+    if given.format is None and not (given.kind == "folder" and given.has_file("wav.scp")):
+        return None
     path = given.path
     if isinstance(path, str):
         raise ManifestError(
@@ -141,9 +143,6 @@ def _open(given: GivenInput) -> Opened:
     names = FileNames.of((_file_of(row[1])[0] or "" for row in rows), (os.getcwd(), given.location), given.location)
     list_file = "segments" if _has_table(path, "segments") else "wav.scp"
     return given.location, lambda _: KaldiDirectory(path, names, list_file)
-
-
-FORMAT = Format(lambda given: given.kind == "folder" and given.has_file("wav.scp"), _open)
 
 
 def _file_of(text: str) -> tuple[str | None, int | None]:

@@ -1,11 +1,17 @@
-"""Lhotse's cuts and recordings: manifests of one JSON object per line, corpora, which have such lines, and objects."""
+"""Lhotse's cuts and recordings: manifests of one object per line, corpora, which have such lines, objects, and Shar.
 
+Source of Shar: Lhotse 1.33, `lhotse/shar/writers` and `lhotse/shar/readers`. In the tar of a shard, the audio of a cut
+is `ID.flac` (or another suffix), followed by `ID.json`, a Recording without a source. A cut without audio has
+`ID.nodata` and `ID.nometa`.
+"""
+
+import json
 import os
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 from urllib.parse import unquote
 
 import orjson
@@ -13,29 +19,37 @@ import orjson
 from nestdata.audio.channels import MIX_FIELD, Channel, is_mixed
 from nestdata.errors import ConfigError, ManifestError, StorageError, in_one_line
 from nestdata.input_format import InputFormat
-from nestdata.prepare.inputs.audio import File, LhotseCut, Member, Unusable, unusable_command
-from nestdata.prepare.inputs.entry import MAX_SECONDS, Entry
-from nestdata.prepare.inputs.format import Format, GivenInput, Opened
-from nestdata.prepare.inputs.given import is_corpus
-from nestdata.prepare.inputs.lines import LineSource, Manifest, check_manifest, parse_object
-from nestdata.prepare.inputs.meaning import label_text
+from nestdata.prepare.inputs.entry import MAX_SECONDS, Entry, File, LhotseCut, Member, Unusable, unusable_command
+from nestdata.prepare.inputs.format import GivenInput, Opened, is_corpus
+from nestdata.prepare.inputs.lines import Manifest, ObjectSource, check_manifest, numbered_lines, parse_object
 from nestdata.prepare.inputs.patterns import object_info
-from nestdata.prepare.inputs.rows import FileNames, is_number
-from nestdata.prepare.inputs.tar import member_at
-from nestdata.storage import is_url, storage
+from nestdata.prepare.inputs.rows import FileNames, is_number, label_text
+from nestdata.prepare.inputs.tar import (
+    OpenShard,
+    ShardSource,
+    entry_number,
+    member_at,
+    open_shard,
+    plain_name,
+    stem_and_suffix,
+)
+from nestdata.storage import is_url, join, name_of, parent, storage
 
 _CORPUS_FILES = ("meta.json", "index.npy", "cuts.jsonl")
 # Pointers of Lhotse 2 to members of tars, as `cuts.jsonl` has them as well. END is the header of the next sample, and
 # is not needed beside the header at START. With s=1, Lhotse does not search the tar for a NAME that is elsewhere.
 _POINTER = re.compile(r"(?P<tar>[^?]+)\?o=(?P<start>\d{1,18})&e=\d{1,18}(&n=(?P<name>[^&]*)(&s=1)?)?")
+# The manifests of a Shar directory.
+_CUTS = re.compile(r"cuts\.(.+)\.jsonl(?:\.gz)?")
+# Metadata of a recording is some hundred bytes.
+_MAX_METADATA = 1 << 24
 
 
 @dataclass(frozen=True, slots=True)
-class LhotseManifest(LineSource):
+class LhotseManifest(ObjectSource):
     """Lhotse MonoCuts or recordings; a recording becomes one cut."""
 
     format: ClassVar[InputFormat] = "lhotse"
-    holds_objects: ClassVar[bool] = True
     manifest: Manifest
     names: FileNames
     """Relative paths start from the current directory, as in Lhotse, or from the folder of the manifest."""
@@ -43,14 +57,10 @@ class LhotseManifest(LineSource):
     channel: Channel | None
     """Channel that the caller asks for; None for the channel of a cut, and for the first one of a recording."""
 
-    def entries(self, number: int, item: bytes) -> Iterator[Entry]:
-        """Yields the entry of a line; none for a blank one."""
-        where = self.where(number)
-        row = parse_object(item, where)
-        if row is None:
-            return
+    def entry(self, where: str, row: dict[str, Any]) -> Entry:
+        """Returns the entry of a line; modifies `row`."""
         try:
-            cut = self.parse_cut(row, where)
+            cut = _parse_cut(row, where, self.channel)
         except ManifestError:
             raise
         except Exception as error:  # Lhotse's constructors raise errors of many kinds
@@ -58,8 +68,7 @@ class LhotseManifest(LineSource):
                 f"{where}: not a Lhotse cut or recording ({in_one_line(error)}). Fix this line."
             ) from error
         if isinstance(cut, Unusable):
-            yield Entry(where, row["id"], cut)
-            return
+            return Entry(where, row["id"], cut)
         hint = ""
         for source in cut["recording"]["sources"]:
             kind, location = source.get("type"), source.get("source")
@@ -74,38 +83,7 @@ class LhotseManifest(LineSource):
                 if is_url(file.location):
                     source["type"] = "url"
         found = self._located(cut)
-        yield Entry(where, cut["id"], found if isinstance(found, Unusable) else LhotseCut(cut, found, hint=hint))
-
-    def parse_cut(self, row: dict[str, Any], where: str) -> dict[str, Any] | Unusable:
-        """Returns the dict of a MonoCut, completed and checked by Lhotse, or why its audio is not; modifies `row`."""
-        from lhotse import MonoCut
-
-        kind = row.pop("type", "Recording" if "sources" in row else "MonoCut")
-        if kind not in ("MonoCut", "Cut", "Recording"):
-            raise ManifestError(
-                f"{where}: a {kind} where a MonoCut was expected. Reduce it to cuts of one channel in Lhotse first."
-            )
-        if kind == "Recording":
-            channel = 0 if self.channel in (None, "mix") else self.channel
-            whole = {"start": 0.0, "duration": row.get("duration"), "channel": channel}
-            row = {"id": row.get("id"), **whole, "recording": row}
-            if self.channel == "mix":
-                row["custom"] = {MIX_FIELD: "mix"}
-        _check_cut(row, where)
-        if self.channel is not None:
-            row = _in_channel(row, self.channel)
-        if problem := _problem_of_transforms(row["recording"], where):
-            return Unusable("transform", problem)
-        cut = dict(MonoCut.from_dict(row).to_dict())
-        _check_recording(cut, where)
-        cut["start"] = float(cut["start"])  # Lhotse's writers set the integer 0
-        for label in cut["supervisions"]:
-            label |= {key: label_text(label[key]) for key in ("text", "language", "speaker") if key in label}
-            for key in [key for key, value in label.items() if value is None]:
-                del label[key]
-            if "alignment" in label:  # holds named tuples, which orjson does not write
-                label["alignment"] = {kind: [*map(list, items)] for kind, items in label["alignment"].items()}
-        return cut
+        return Entry(where, cut["id"], found if isinstance(found, Unusable) else LhotseCut(cut, found, hint=hint))
 
     def _located(self, cut: dict[str, Any]) -> Member | Unusable | None:
         """Returns the member that the source of a cut points to; None if it is not a pointer into a tar."""
@@ -122,9 +100,7 @@ class LhotseManifest(LineSource):
         try:
             found = member_at(tar, int(parts["start"]), object_info(tar) if is_url(tar) else storage().info(tar), name)
         except StorageError as error:
-            if error.kind not in ("missing", "changed"):
-                raise
-            found = Unusable(error.kind, str(error))
+            found = Unusable.of(error)
         # With the tar, so that a kept result is not taken once it has been restored.
         return replace(found, audio=File(tar)) if isinstance(found, Unusable) else found
 
@@ -180,41 +156,207 @@ def open_object(given: Any, channel: Channel | None) -> Callable[[str], LhotseMa
     """Opens a `Corpus`, or a set of cuts or recordings of Lhotse, in the channel that is asked for."""
     names = FileNames.of((), (os.getcwd(),), os.getcwd())
     if is_corpus(given):
-        return lambda _: CorpusCuts(_cuts_in(given.path), names, channel, root=given.root)
+        return lambda _: CorpusCuts(Manifest(given.path / "cuts.jsonl", False), names, channel, root=given.root)
     return lambda _: LhotseObjects(Manifest(type(given).__name__, False), names, channel, cuts=given)
 
 
-def _cuts_in(corpus: Path) -> Manifest:
-    return Manifest(corpus / "cuts.jsonl", False)
-
-
-def _is_corpus_folder(given: GivenInput) -> bool:
-    return (
-        given.format is None
-        and isinstance(given.path, Path)
-        and given.kind == "folder"
-        and all(given.has_file(name) for name in _CORPUS_FILES)
-    )
-
-
-def _detect(given: GivenInput) -> bool:
-    if given.kind != "manifest":
-        return _is_corpus_folder(given)
-    return str(given.row.get("type")).endswith("Cut") or "recording" in given.row or "sources" in given.row
-
-
-def _open(given: GivenInput) -> Opened:
-    if isinstance(given.path, str):
+def open_lhotse(given: GivenInput) -> Opened | None:
+    """Opens a manifest of cuts or recordings, or a corpus directory."""
+    channel, path = given.options.channel, given.path
+    if isinstance(path, str):
         names = FileNames((given.parent,), given.parent)
     else:
         names = FileNames.of((), (os.getcwd(), given.parent), os.getcwd())
-    if _is_corpus_folder(given):
-        return given.location, lambda _: CorpusCuts(_cuts_in(Path(given.path)), names, given.options.channel)
-    check_manifest(given.path)
-    return given.parent, lambda _: LhotseManifest(given.manifest, names, given.options.channel)
+    if given.format is None and given.kind != "manifest":
+        if given.kind != "folder" or isinstance(path, str) or not all(map(given.has_file, _CORPUS_FILES)):
+            return None
+        return given.location, lambda _: CorpusCuts(Manifest(path / "cuts.jsonl", False), names, channel)
+    if given.format is None:
+        is_cut = str(given.row.get("type")).endswith("Cut")
+        if not is_cut and given.row.keys().isdisjoint(("recording", "sources")):
+            return None
+    check_manifest(path)
+    return given.parent, lambda _: LhotseManifest(given.manifest, names, channel)
 
 
-FORMAT = Format(_detect, _open)
+class _SharLine(NamedTuple):
+    """A cut of the manifest of a shard."""
+
+    number: int
+    """Number of the entry."""
+
+    cut_id: str
+    row: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class SharDirectory(ShardSource):
+    """The cuts of a Shar directory, with their own ids. Fields other than the recording are not read."""
+
+    format: ClassVar[InputFormat] = "shar"
+    path: Path | str
+    shards: tuple[tuple[str, str], ...] = field(repr=False)  # each item names the shards that it reads
+    """Absolute paths or URLs of the manifest and of the tar of each shard."""
+
+    channel: Channel | None
+    """As for `LhotseManifest`."""
+
+    def entries(self, number: int, item: tuple[int, tuple[str, str]]) -> Iterator[Entry]:  # noqa: ARG002
+        """Yields the cuts of a shard, in the order of its tar.
+
+        Raises:
+            ManifestError: A cut cannot be parsed, or the tar does not exist.
+            StorageError: A file cannot be read.
+        """
+        index, (cuts, tar) = item
+        lines: dict[str, _SharLine] = {}
+        for position, content in numbered_lines(cuts):
+            row = parse_object(content, f"{cuts}:{position}")
+            if row is None:
+                continue
+            cut_id = row.get("id")
+            if not isinstance(cut_id, str) or not cut_id:
+                raise ManifestError(f"{cuts}:{position}: the id is {cut_id!r}. Give a string.")
+            line = _SharLine(entry_number(index, position), cut_id, row)
+            if lines.setdefault(cut_id, line) is not line:
+                detail = f"an earlier line of {cuts} has the same id"
+                yield self._rejected(line, Unusable("duplicate_id", detail))
+        with open_shard(tar) as shard:
+            yield from self._in_tar(lines, shard)
+
+    def _in_tar(self, lines: dict[str, _SharLine], shard: OpenShard) -> Iterator[Entry]:
+        """Yields the entry of each line, with its audio if the next member is its recording."""
+        location = shard.info.location
+        audio: tuple[_SharLine, Member | Unusable] | None = None
+        seen: set[str] = set()
+        for found in shard.members():
+            stem, suffix = stem_and_suffix(plain_name(found.name))
+            line = lines.get(stem) or lines.get(found.name.rpartition(".")[0])
+            if line is None:
+                continue
+            if suffix != ".json":
+                audio = line, shard.member(found)
+                continue
+            if audio is None or audio[0] is not line:
+                continue
+            if isinstance(audio[1], Unusable):
+                yield self._rejected(line, audio[1])
+            elif found.size > _MAX_METADATA or not isinstance(metadata := shard.member(found), Member):
+                detail = f"{location}: {found.name} is not a recording, or has too many bytes"
+                yield self._rejected(line, Unusable("unreadable", detail))
+            else:
+                name = f"{location}: {plain_name(found.name)}"
+                yield self._entry(line, metadata.read(), audio[1], name)
+            seen.add(line.cut_id)
+            audio = None
+        for cut_id, line in lines.items():
+            if cut_id not in seen:
+                detail = f"{location}: no audio for this cut, followed by its recording in {cut_id}.json"
+                yield self._rejected(line, shard.problem or Unusable("no_such_member", detail))
+
+    def _entry(self, line: _SharLine, metadata: bytes, member: Member, name: str) -> Entry:
+        where = self.where(line.number)
+        try:
+            recording = json.loads(metadata)
+            cut = _parse_cut(_without_fields(line.row) | {"recording": recording}, where, self.channel)
+        except ManifestError:
+            raise
+        except Exception as error:  # Lhotse's constructors raise errors of many kinds
+            raise ManifestError(
+                f"{where}: not a cut with the recording {name} ({in_one_line(error)}). Write the shard again."
+            ) from error
+        if isinstance(cut, Unusable):
+            return self._rejected(line, cut)
+        return Entry(where, line.cut_id, LhotseCut(cut, member), number=line.number)
+
+    def _rejected(self, line: _SharLine, problem: Unusable) -> Entry:
+        return Entry(self.where(line.number), line.cut_id, problem, number=line.number)
+
+
+def open_shar(given: GivenInput) -> Opened | None:
+    """Opens a folder of numbered manifests, each beside its tar."""
+    if given.format is None and given.kind != "folder":
+        return None
+    shards = _shards_in(given)
+    if not shards and given.format is None:
+        return None
+    if not shards:
+        raise ManifestError(f"{given.folder}: no cuts.000000.jsonl.gz or the like. Give the folder that holds them.")
+    return given.location, lambda _: SharDirectory(given.folder, shards, given.options.channel)
+
+
+def _shards_in(given: GivenInput) -> tuple[tuple[str, str], ...]:
+    """Returns the shards of a Shar directory, sorted by name; empty for another directory.
+
+    Raises:
+        ManifestError: A manifest has no tar with recordings.
+    """
+    found = set(given.children)
+    shards = []
+    for cuts in sorted(found):
+        if match := _CUTS.fullmatch(name_of(cuts)):
+            recording = join(parent(cuts), f"recording.{match[1]}.tar")
+            if recording not in found:
+                raise ManifestError(
+                    f"{given.folder}: {name_of(cuts)} has no {name_of(recording)} beside it, from which its audio "
+                    "would be read. Restore it, or move the manifest away."
+                )
+            shards.append((cuts, recording))
+    return tuple(shards)
+
+
+def _without_fields(row: dict[str, Any]) -> dict[str, Any]:
+    """Returns a cut without features and without the custom fields that are in tars of their own."""
+    row = {key: value for key, value in row.items() if key != "features"}
+    custom = row.get("custom")
+    if isinstance(custom, dict):
+        row["custom"] = {key: value for key, value in custom.items() if not _is_placeholder(value)}
+    return row
+
+
+def _is_placeholder(value: Any) -> bool:
+    if not isinstance(value, dict):
+        return False
+    array = value.get("array")
+    stored = [value, array if isinstance(array, dict) else {}, *(value.get("sources") or [])]
+    return any(isinstance(part, dict) and "shar" in (part.get("storage_type"), part.get("type")) for part in stored)
+
+
+def _parse_cut(row: dict[str, Any], where: str, channel: Channel | None) -> dict[str, Any] | Unusable:
+    """Returns the dict of a MonoCut, completed and checked by Lhotse, or why its audio cannot be used; modifies `row`.
+
+    Args:
+        row: A cut or a recording.
+        where: Its position, for messages.
+        channel: The channel that the caller asks for; see `LhotseManifest`.
+    """
+    from lhotse import MonoCut
+
+    kind = row.pop("type", "Recording" if "sources" in row else "MonoCut")
+    if kind not in ("MonoCut", "Cut", "Recording"):
+        raise ManifestError(
+            f"{where}: a {kind} where a MonoCut was expected. Reduce it to cuts of one channel in Lhotse first."
+        )
+    if kind == "Recording":
+        whole = {"start": 0.0, "duration": row.get("duration"), "channel": 0 if channel in (None, "mix") else channel}
+        row = {"id": row.get("id"), **whole, "recording": row}
+        if channel == "mix":
+            row["custom"] = {MIX_FIELD: "mix"}
+    _check_cut(row, where)
+    if channel is not None:
+        row = _in_channel(row, channel)
+    if problem := _problem_of_transforms(row["recording"], where):
+        return Unusable("transform", problem)
+    cut = dict(MonoCut.from_dict(row).to_dict())
+    _check_recording(cut, where)
+    cut["start"] = float(cut["start"])  # Lhotse's writers set the integer 0
+    for label in cut["supervisions"]:
+        label |= {key: label_text(label[key]) for key in ("text", "language", "speaker") if key in label}
+        for key in [key for key, value in label.items() if value is None]:
+            del label[key]
+        if "alignment" in label:  # holds named tuples, which orjson does not write
+            label["alignment"] = {kind: [*map(list, items)] for kind, items in label["alignment"].items()}
+    return cut
 
 
 def _check_cut(row: dict[str, Any], where: str) -> None:

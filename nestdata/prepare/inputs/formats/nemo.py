@@ -12,7 +12,7 @@ import unicodedata
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain, groupby
 from pathlib import Path
 from typing import Any, ClassVar
@@ -22,17 +22,15 @@ import orjson
 from nestdata.columns import Column, key_of
 from nestdata.errors import ManifestError
 from nestdata.input_format import InputFormat
-from nestdata.prepare.inputs.audio import Member, Unusable
-from nestdata.prepare.inputs.entry import AUDIO_KEYS, AUDIO_SUFFIXES, Entry
-from nestdata.prepare.inputs.format import Format, GivenInput, Opened
+from nestdata.prepare.inputs.entry import AUDIO_KEYS, AUDIO_SUFFIXES, Entry, Member, Unusable
+from nestdata.prepare.inputs.format import GivenInput, Opened
 from nestdata.prepare.inputs.lines import (
     ONE_PER_LINE,
-    LineSource,
     Manifest,
+    ObjectSource,
     numbered_lines,
     parse_object,
 )
-from nestdata.prepare.inputs.meaning import AUDIO_NAMES, Meaning, check_columns, meaning_in, names_audio
 from nestdata.prepare.inputs.patterns import (
     TAR,
     check_shards,
@@ -42,7 +40,18 @@ from nestdata.prepare.inputs.patterns import (
     objects_below,
     shard_number,
 )
-from nestdata.prepare.inputs.rows import FileNames, audio_name, cut_id_of, entry_in, placed
+from nestdata.prepare.inputs.rows import (
+    AUDIO_NAMES,
+    FileNames,
+    Meaning,
+    audio_name,
+    check_columns,
+    cut_id_of,
+    entry_of_row,
+    meaning_in,
+    names_audio,
+    placed,
+)
 from nestdata.prepare.inputs.tar import (
     OpenShard,
     ShardSource,
@@ -60,29 +69,24 @@ _SHARDED_MANIFESTS = "sharded_manifests"
 
 
 @dataclass(frozen=True, slots=True)
-class NemoManifest(LineSource):
+class NemoManifest(ObjectSource):
     """Lines with the name of a file, and optionally its span, channel and labels; see `rows`."""
 
     format: ClassVar[InputFormat] = "nemo"
-    holds_objects: ClassVar[bool] = True
     manifest: Manifest
-    root: str
     names: FileNames
     columns: tuple[Column, ...] = ()
 
-    def entries(self, number: int, item: bytes) -> Iterator[Entry]:
-        """Yields the entry of a line; none for a blank one."""
-        where = self.where(number)
-        row = parse_object(item, where)
-        if row is None:
-            return
-        entry = entry_in(row, where, self.columns, self.names, self.root)
+    def entry(self, where: str, row: dict[str, Any]) -> Entry:
+        """Returns the entry of a line."""
+        meaning = meaning_in(row, where, self.columns)
+        entry = entry_of_row(where, row, meaning, self.names, meaning.labels_of(row))
         if "shard_id" in row:
             raise ManifestError(
                 f"{where}: a line of a tarred data set (shard_id {row['shard_id']}) in a manifest of files. Begin the "
                 "manifest with a line that has a shard_id, or give the archives with --tars PATTERN."
             )
-        yield entry
+        return entry
 
 
 @dataclass(slots=True)
@@ -235,22 +239,21 @@ class NemoTarred(ShardSource):
         return placed(line.where, cut_id, audio, line.row, line.meaning, labels, line.number)
 
 
-def _detect(given: GivenInput) -> bool:
-    if given.kind == "manifest":
-        keys = {key_of(key) for key in given.row}
-        is_lhotse = not keys.isdisjoint(("recording", "sources", "tracks"))
-        return names_audio(given.row, given.options.columns, AUDIO_KEYS if is_lhotse else AUDIO_NAMES)
-    return given.kind == "manifests"
-
-
-def _open(given: GivenInput) -> Opened:
+def open_nemo(given: GivenInput) -> Opened | None:
+    """Opens a manifest whose first row names audio, a pattern of manifests, or one that the caller knows as NeMo's."""
     columns = given.options.columns
+    if given.format is None and given.kind != "manifests":
+        if given.kind != "manifest":
+            return None
+        is_lhotse = not {"recording", "sources", "tracks"}.isdisjoint(map(key_of, given.row))
+        if not names_audio(given.row, columns, AUDIO_KEYS if is_lhotse else AUDIO_NAMES):
+            return None
     if given.is_pattern:
         check_shards(given.names, str(given.path))
     elif "shard_id" not in given.row and given.tars is None:
         check_columns(given.row, columns, f"{given.path}:{given.lines.number}")
-        names = FileNames.beside(given.parent, lambda: _first_names(given))
-        return names.base, lambda root: NemoManifest(given.manifest, root, names, columns)
+        names = FileNames.beside(given.parent, _first_names(given))
+        return names.base, lambda root: NemoManifest(given.manifest, replace(names, root=root), columns)
     elif given.manifest.is_spread:
         raise ManifestError(f"{given.path}: a manifest of a tarred data set in another form. {ONE_PER_LINE}")
     manifests = numbered(given.names, str(given.path), str(given.path)) if given.is_pattern else {}
@@ -270,9 +273,6 @@ def _open(given: GivenInput) -> Opened:
         root,
         columns,
     )
-
-
-FORMAT = Format(_detect, _open)
 
 
 def _first_names(given: GivenInput) -> Iterator[str]:

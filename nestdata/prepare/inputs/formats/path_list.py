@@ -6,17 +6,17 @@ FILE:OFFSET:FRAMES, a span of a file in samples.
 
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar
 
 from nestdata.errors import ManifestError
 from nestdata.input_format import InputFormat
 from nestdata.prepare.inputs.entry import AUDIO_SUFFIXES, Entry
-from nestdata.prepare.inputs.format import Format, GivenInput, Opened
-from nestdata.prepare.inputs.formats.table import entry_of_slice, is_table
+from nestdata.prepare.inputs.format import GivenInput, Opened
+from nestdata.prepare.inputs.formats.table import is_table, slice_of
 from nestdata.prepare.inputs.lines import LineSource, Manifest
-from nestdata.prepare.inputs.rows import FileNames, cut_id_of, id_of_name, resolve
+from nestdata.prepare.inputs.rows import FileNames, cut_id_of, resolve
 from nestdata.storage import has_scheme, is_url, name_of, parent
 
 _SUFFIXES = (".txt", ".lst", ".list", ".txt.gz", ".lst.gz", ".list.gz")
@@ -31,7 +31,6 @@ class PathList(LineSource):
 
     format: ClassVar[InputFormat] = "list"
     manifest: Manifest
-    root: str
     names: FileNames
 
     def entries(self, number: int, item: bytes) -> Iterator[Entry]:
@@ -41,10 +40,10 @@ class PathList(LineSource):
             raise ManifestError(f"{self.where(number)}: a NUL character in the path {name[:80]!r}. Fix this line.")
         if name.strip():
             file = self.names.file(name)
-            yield Entry(self.where(number), id_of_name(file.location, name, self.root), file)
+            yield Entry(self.where(number), self.names.cut_id(file, name), file)
 
 
-def _detect(given: GivenInput) -> bool:
+def _is_list(given: GivenInput) -> bool:
     """Returns whether a file is a list of audio files, by its first line that is not blank, or by its own name.
 
     A line decides if it is a URL, ends like the name of an audio file, or names an existing file. Other lines decide
@@ -66,12 +65,12 @@ def _detect(given: GivenInput) -> bool:
     return isinstance(given.path, Path) and os.path.isfile(given.path.parent / name)
 
 
-def _open(given: GivenInput) -> Opened:
-    names = FileNames.beside(given.parent, lambda: map(_name_in, given.manifest.lines()))
-    return names.base, lambda root: PathList(given.manifest, root, names)
-
-
-FORMAT = Format(_detect, _open)
+def open_list(given: GivenInput) -> Opened | None:
+    """Opens a list of paths."""
+    if given.format is None and not _is_list(given):
+        return None
+    names = FileNames.beside(given.parent, map(_name_in, given.manifest.lines()))
+    return names.base, lambda root: PathList(given.manifest, replace(names, root=root))
 
 
 def _name_in(line: bytes) -> str:
@@ -89,7 +88,6 @@ class FairseqManifest(LineSource):
     format: ClassVar[InputFormat] = "fairseq"
     num_header_lines: ClassVar[int] = 1
     manifest: Manifest
-    root: str
     names: FileNames
     """Relative paths start from the folder on the first line."""
 
@@ -106,11 +104,12 @@ class FairseqManifest(LineSource):
                 "columns need a header with a column audio_filepath or path."
             )
         text = name.decode(errors="surrogateescape")
-        if entry := entry_of_slice(where, text, self.names, self.root):
-            yield entry
+        if found := slice_of(text, self.names):
+            cut_id, file, first, num_frames = found
+            yield Entry(where, cut_id, file, first_frame=first, num_frames=num_frames)
             return
         file = self.names.file(text)
-        yield Entry(where, cut_id_of(file.location, self.root), file, num_frames=int(count))
+        yield Entry(where, cut_id_of(file.location, self.names.root), file, num_frames=int(count))
 
 
 def _fairseq_folder(path: Path | str, line: bytes) -> str:
@@ -130,7 +129,7 @@ def _text(line: bytes) -> str:
     return line.strip().decode(errors="surrogateescape")
 
 
-def _detect_fairseq(given: GivenInput) -> bool:
+def _is_fairseq(given: GivenInput) -> bool:
     """Returns whether a manifest begins with a folder, or its name ends in `.tsv` and it is not a table."""
     if given.kind != "manifest":
         return False
@@ -144,7 +143,10 @@ def _detect_fairseq(given: GivenInput) -> bool:
     return bool(line.strip()) and b"\0" not in line and os.path.isdir(_fairseq_folder(path, line))
 
 
-def _open_fairseq(given: GivenInput) -> Opened:
+def open_fairseq(given: GivenInput) -> Opened | None:
+    """Opens a fairseq manifest."""
+    if given.format is None and not _is_fairseq(given):
+        return None
     first = given.lines.first
     if not first.strip() or b"\t" in first.strip():
         raise ManifestError(
@@ -156,7 +158,4 @@ def _open_fairseq(given: GivenInput) -> Opened:
     problem = "" if is_there else ", which does not exist; write there where the audio is"
     hint = f"; names start from the folder on line 1, {folder}{problem}"
     names = FileNames((folder,), folder, hint=hint)
-    return folder, lambda root: FairseqManifest(given.manifest, root, names)
-
-
-FAIRSEQ = Format(_detect_fairseq, _open_fairseq)
+    return folder, lambda root: FairseqManifest(given.manifest, replace(names, root=root))

@@ -4,8 +4,8 @@ import csv
 import os
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
@@ -13,12 +13,21 @@ from typing import Any, ClassVar, NamedTuple
 from nestdata.columns import Column, key_of
 from nestdata.errors import ManifestError
 from nestdata.input_format import InputFormat
-from nestdata.prepare.inputs.audio import Unusable
-from nestdata.prepare.inputs.entry import Entry
-from nestdata.prepare.inputs.format import Format, GivenInput, Opened
+from nestdata.prepare.inputs.entry import Entry, File, Unusable
+from nestdata.prepare.inputs.format import GivenInput, Opened
 from nestdata.prepare.inputs.lines import LineSource, Manifest
-from nestdata.prepare.inputs.meaning import Meaning, check_columns, meaning_in, names_audio, table_labels
-from nestdata.prepare.inputs.rows import FileNames, audio_name, cut_id_of, entry_of_row, with_channel
+from nestdata.prepare.inputs.rows import (
+    LABELS,
+    FileNames,
+    Meaning,
+    audio_name,
+    check_columns,
+    cut_id_of,
+    entry_of_row,
+    meaning_in,
+    names_audio,
+    placed,
+)
 from nestdata.storage import join
 
 _DELIMITERS = ("\t", ",", ";", "|")
@@ -26,6 +35,11 @@ _SUFFIXES = (".csv", ".csv.gz")
 # Common Voice, scripted and spontaneous speech: names in a table that begins with these columns are relative to a
 # folder beside it. Source: the folders and columns in https://github.com/common-voice/cv-dataset.
 _COMMON_VOICE = {("client_id", "path"): "clips", ("client_id", "audio_id", "audio_file"): "audios"}
+# How pandas and Python write a missing value into a table, and a whole number of a column with missing values.
+_NOT_A_NUMBER = frozenset({"nan", "NaN"})
+_WHOLE_FLOAT = re.compile(r"-?\d+\.0")
+# The language code of Min Nan Chinese (ISO 639-3).
+_MIN_NAN = "nan"
 # A span of a file in samples, as fairseq names it.
 _SLICE = re.compile(r"(.+):(\d{1,15}):(\d{1,15})")
 
@@ -51,9 +65,7 @@ class Table(LineSource):
 
     format: ClassVar[InputFormat] = "csv"
     num_header_lines: ClassVar[int] = 1
-    has_line_numbers: ClassVar[bool] = True
     manifest: Manifest
-    root: str
     names: FileNames
     header: Header
 
@@ -81,15 +93,18 @@ class Table(LineSource):
             return
         values, meaning = dict(zip(header.names, row, strict=True)), header.meaning
         name = audio_name(values, meaning, where)
-        labels = table_labels(meaning.labels_of(values))
-        of_slice = None
-        if not any(time.what == "start" for time in meaning.times):
-            of_slice = entry_of_slice(where, name, self.names, self.root, labels=labels, number=line)
-        if of_slice is None:
-            yield entry_of_row(where, name, values, meaning, self.names, self.root, labels=labels, number=line)
-            return
-        of_slice = of_slice._replace(meaning=meaning)
-        yield of_slice if meaning.channel is None else with_channel(of_slice, values, meaning.channel)
+        labels = _labels_of(meaning.labels_of(values))
+        has_start = any(time.role == "start" for time in meaning.times)
+        if not has_start and (found := slice_of(name, self.names)):
+            cut_id, file, first, num_frames = found
+            entry = placed(where, cut_id, file, values, meaning._replace(times=()), labels, line)
+            yield entry._replace(first_frame=first, num_frames=num_frames, meaning=meaning)
+        else:
+            yield entry_of_row(where, values, meaning, self.names, labels, line)
+
+    def where(self, number: int) -> str:
+        """Returns the path with the number of the line, which rows have themselves."""
+        return f"{self.manifest.path!s}:{number}"
 
     def _malformed(self, row: list[str], where: str) -> Unusable:
         """Returns why a row has another number of fields than the header.
@@ -108,33 +123,22 @@ class Table(LineSource):
         return Unusable("malformed_row", f"{problem}; {advice}")
 
 
-def entry_of_slice(
-    where: str,
-    name: str,
-    names: FileNames,
-    root: str,
-    *,
-    labels: dict[str, Any] | None = None,
-    number: int | None = None,
-) -> Entry | None:
-    """Returns the entry of a name FILE:OFFSET:FRAMES of fairseq, which counts samples at the rate of the file.
-
-    Returns None for other names, and if there is a file of that name.
+def slice_of(name: str, names: FileNames) -> tuple[str, File, int, int] | None:
+    """Returns what a name FILE:OFFSET:FRAMES of fairseq is, which counts samples at the rate of the file.
 
     Args:
-        where: Position in the input.
         name: The name in the manifest: a path or a URL.
         names: Finds the file.
-        root: The folder that ids are relative to.
-        labels: See `Entry`.
-        number: See `Entry`.
+
+    Returns:
+        The id of the cut, its file, its first sample and its number of samples; None for other names, and if there is a
+        file of that name.
     """
     match = _SLICE.fullmatch(name) if name[-1:].isdigit() else None
     if match is None or os.path.isfile(names.file(name).location):
         return None
     file, start, num_frames = names.file(match[1]), int(match[2]), int(match[3])
-    cut_id = f"{cut_id_of(file.location, root)}:{start}:{num_frames}"
-    return Entry(where, cut_id, file, labels=labels, number=number, first_frame=start, num_frames=num_frames)
+    return f"{cut_id_of(file.location, names.root)}:{start}:{num_frames}", file, start, num_frames
 
 
 def is_table(path: Path | str, first_line: bytes, columns: tuple[Column, ...] = ()) -> bool:
@@ -168,17 +172,15 @@ def _header_of(given: GivenInput) -> Header:
     return Header(delimiter, names, meaning_in(names, f"{path}:1, the header of a table", columns))
 
 
-def _detect(given: GivenInput) -> bool:
-    return given.kind == "manifest" and is_table(given.path, given.lines.text, given.options.columns)
-
-
-def _open(given: GivenInput) -> Opened:
+def open_table(given: GivenInput) -> Opened | None:
+    """Opens a table with a header."""
+    if given.format is None and not (
+        given.kind == "manifest" and is_table(given.path, given.lines.text, given.options.columns)
+    ):
+        return None
     header = _header_of(given)
     names = _names(given, header)
-    return names.base, lambda root: Table(given.manifest, root, names, header)
-
-
-FORMAT = Format(_detect, _open)
+    return names.base, lambda root: Table(given.manifest, replace(names, root=root), header)
 
 
 def _names(given: GivenInput, header: Header) -> FileNames:
@@ -187,12 +189,12 @@ def _names(given: GivenInput, header: Header) -> FileNames:
     clips = [name for first, name in _COMMON_VOICE.items() if header.names[: len(first)] == first]
     folders = [join(given.parent, name) for name in clips]
     if isinstance(path, str):
-        return FileNames.beside([*folders, given.parent][0], lambda: ())
+        return FileNames.beside([*folders, given.parent][0], ())
     if folders and os.path.isdir(folders[0]):
         return FileNames.of((), (*folders, given.parent, os.getcwd()), folders[0])
     rows = (row for _, row in islice(_rows(given.manifest, header.delimiter), 1, None))
     names = (row[header.audio] for row in rows if len(row) > header.audio and "\0" not in row[header.audio])
-    return FileNames.beside(given.parent, lambda: names)
+    return FileNames.beside(given.parent, names)
 
 
 def _rows(manifest: Manifest, delimiter: str) -> Iterator[tuple[int, list[str]]]:
@@ -226,3 +228,18 @@ def _divided(line: bytes) -> tuple[str, tuple[str, ...]]:
 
 def _stripped(row: Sequence[str]) -> tuple[str, ...]:
     return tuple(field.strip() for field in row)
+
+
+def _labels_of(fields: Mapping[str, str]) -> dict[str, str]:
+    """Returns the labels among the fields of a table, which are all text: without empty ones and `nan`.
+
+    Numbers of speakers lose `.0`, as by `label_text`. A text that is a number is kept as it is written, and so is the
+    language `nan`, which is Min Nan.
+    """
+    labels = {}
+    for name, value in fields.items():
+        kind = LABELS.get(name)
+        if not value or (value in _NOT_A_NUMBER and not (kind == "language" and value == _MIN_NAN)):
+            continue
+        labels[name] = value[:-2] if kind == "speaker" and _WHOLE_FLOAT.fullmatch(value) else value
+    return labels

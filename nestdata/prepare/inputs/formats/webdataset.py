@@ -17,12 +17,10 @@ from typing import Any, ClassVar, NamedTuple
 from nestdata.columns import Column
 from nestdata.errors import ManifestError
 from nestdata.input_format import InputFormat
-from nestdata.prepare.inputs.audio import Member, Unusable
-from nestdata.prepare.inputs.entry import AUDIO_KEYS, AUDIO_SUFFIXES, MAIN_SUFFIXES, Entry
-from nestdata.prepare.inputs.format import Format, GivenInput, Opened
-from nestdata.prepare.inputs.meaning import meaning_in
+from nestdata.prepare.inputs.entry import AUDIO_KEYS, AUDIO_SUFFIXES, MAIN_SUFFIXES, Entry, Member, Unusable
+from nestdata.prepare.inputs.format import GivenInput, Opened
 from nestdata.prepare.inputs.patterns import TAR, check_shards, folder_of, objects_below
-from nestdata.prepare.inputs.rows import cut_id_of, placed
+from nestdata.prepare.inputs.rows import cut_id_of, meaning_in, placed
 from nestdata.prepare.inputs.tar import (
     ShardSource,
     TarMember,
@@ -72,7 +70,6 @@ class WebDataset(ShardSource):
         """
         index, (tar,) = item
         samples: dict[str, _Sample] = {}  # by key
-        silent: dict[str, None] = {}  # the keys of those without audio
         with open_shard(tar) as shard:
             for key, run in groupby(shard.members(), _key_of):
                 if not key:
@@ -86,19 +83,18 @@ class WebDataset(ShardSource):
                 sample.members += [found for found, _ in new]
                 sample.is_scattered = comes_again and len(parts) > _MAX_SCATTERED
                 if sample.is_scattered:
-                    silent.pop(key, None)
+                    sample.is_yielded = True
                     names = ", ".join(part.name for part in parts[:8])
                     detail = f"more than {_MAX_SCATTERED} members in several places, since a key ends at the first dot"
                     yield self._entry(sample.number, tar, key, Unusable("ambiguous_member", f"{detail}: {names}, ..."))
                 elif any(part.decides for part in parts):
-                    silent.pop(key, None)
+                    sample.is_yielded = True
                     yield self._entry(sample.number, tar, key, *_joined(parts))
-                else:
-                    silent[key] = None
-        for key in silent:
-            names = ", ".join(plain_name(found.name) for found in samples[key].members)
-            missing = Unusable("no_such_member", f"a sample without audio: {names}")
-            yield self._entry(samples[key].number, tar, key, missing)
+        for key, sample in samples.items():
+            if not sample.is_yielded:
+                names = ", ".join(plain_name(found.name) for found in sample.members)
+                missing = Unusable("no_such_member", f"a sample without audio: {names}")
+                yield self._entry(sample.number, tar, key, missing)
         if shard.problem:
             yield Entry(tar, "", shard.problem, number=entry_number(index, len(samples) + 1))
 
@@ -125,13 +121,13 @@ def check_not_nemo(given: GivenInput) -> None:
         )
 
 
-def _open(given: GivenInput) -> Opened:
+def open_tars(given: GivenInput) -> Opened | None:
+    """Opens a tar or a pattern of tars; a folder of them if the caller knows the format."""
+    if given.format is None and given.kind != "tars":
+        return None
     tars = _tars_of(given)
     check_shards(tars, str(given.folder))
     return folder_of(tars), lambda root: WebDataset.of(given.folder, tars, root, given.options.columns)
-
-
-FORMAT = Format(lambda given: given.kind == "tars", _open)
 
 
 def _tars_of(given: GivenInput) -> list[str]:
@@ -162,6 +158,9 @@ class _Sample:
     """Number of the entry."""
 
     members: list[TarMember] = field(default_factory=list)
+    is_yielded: bool = False
+    """Whether it has audio, or is rejected."""
+
     is_scattered: bool = False
     """Whether it is rejected whatever members follow."""
 

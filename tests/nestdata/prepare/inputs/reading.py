@@ -10,9 +10,8 @@ import soundfile
 from numpy.typing import NDArray
 
 from nestdata import Corpus, InputFormat, PrepareConfig, prepare_corpus
-from nestdata.prepare.inputs.audio import Unusable
-from nestdata.prepare.inputs.entry import Entry, Source
-from nestdata.prepare.inputs.format import GivenInput, InputOptions, detect_format, open_sources
+from nestdata.prepare.inputs.entry import Entry, Source, Unusable
+from nestdata.prepare.inputs.format import GivenInput, InputOptions, open_input, open_sources
 from nestdata.prepare.inputs.formats.folder import AudioFolder
 from tests.synthesis import hiss, write_audio
 
@@ -20,7 +19,7 @@ from tests.synthesis import hiss, write_audio
 def format_of(path: Path | str, form: InputFormat | None = None) -> InputFormat:
     """Returns the format of an input, after opening it."""
     open_sources([path], InputOptions(format=form))
-    return detect_format(GivenInput(path, InputOptions(format=form)))
+    return open_input(GivenInput(path, InputOptions(format=form)))[0]
 
 
 def source_of(path: Path, form: InputFormat | None = None, **options: Any) -> Source:

@@ -9,7 +9,7 @@ import soundfile
 
 from nestdata.audio.byte_ranges import SplicedStream
 from nestdata.audio.parts import SoundFileAudio
-from nestdata.prepare.inputs.audio import Member
+from nestdata.prepare.inputs.entry import Member
 from nestdata.storage import ObjectInfo, Storage
 from tests.synthesis import hiss
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from nestdata.prepare.inputs.meaning import divide_labels, label_text, table_labels
-from tests.nestdata.prepare.inputs.reading import lhotse_cut, prepared, some_audio
+from nestdata.prepare.inputs.rows import divide_labels, label_text
+from tests.nestdata.prepare.inputs.reading import entries_of, lhotse_cut, prepared, some_audio
 
 NAN = math.nan
 
@@ -24,10 +24,13 @@ def test_a_label_is_text_or_missing(value: object, text: str | None) -> None:
     assert label_text(value) == text
 
 
-def test_fields_of_tables_are_missing_if_they_are_not_a_number() -> None:
-    fields = {"text": "nan", "sentence": "1.0", "speaker": "12.0", "lang": "nan", "age": "NaN", "accent": "", "a": "b"}
-    assert table_labels(fields) == {"sentence": "1.0", "speaker": "12", "lang": "nan", "a": "b"}
-    assert table_labels({"lang": "NaN", "speaker": "nan"}) == {}
+def test_fields_of_tables_are_missing_if_they_are_not_a_number(tmp_path: Path) -> None:
+    (tmp_path / "m.csv").write_text(
+        "path,text,sentence,speaker,lang,age,accent,a\na.wav,nan,1.0,12.0,nan,NaN,,b\nb.wav,,,nan,NaN,,,\n"
+    )
+    first, second = entries_of(tmp_path / "m.csv")
+    assert first.labels == {"sentence": "1.0", "speaker": "12", "lang": "nan", "a": "b"}
+    assert second.labels == {}
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from nestdata import Corpus, ManifestError, prepare_corpus
-from nestdata.prepare.inputs.given import audio_inputs
+from nestdata.prepare.inputs.format import audio_inputs
 from tests.nestdata.prepare.inputs.reading import format_of, prepared
 from tests.nestdata.prepare.inputs.shards import write_tar
 from tests.synthesis import hiss, write_audio, write_jsonl

@@ -10,7 +10,7 @@ import pyarrow.parquet
 import pytest
 
 from nestdata import ConfigError, ManifestError, PrepareConfig, prepare_corpus
-from nestdata.prepare.inputs.meaning import AUDIO_NAMES
+from nestdata.prepare.inputs.rows import AUDIO_NAMES
 from tests.nestdata.prepare.inputs.reading import prepared
 from tests.nestdata.prepare.inputs.shards import write_tar
 from tests.synthesis import hiss, write_audio

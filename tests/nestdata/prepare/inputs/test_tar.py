@@ -9,7 +9,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from nestdata.prepare.inputs import tar as tar_module
-from nestdata.prepare.inputs.audio import HEAD_BYTES, Member
+from nestdata.prepare.inputs.entry import HEAD_BYTES, Member
 from nestdata.prepare.inputs.tar import (
     OpenShard,
     TarError,

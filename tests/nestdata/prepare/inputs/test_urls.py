@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from nestdata import ConfigError, OutputError, prepare_corpus
-from nestdata.prepare.inputs.format import common_root
 from nestdata.prepare.inputs.rows import resolve
+from nestdata.storage import common_folder
 from nestdata.storage.clients import import_obstore
 
 
@@ -25,14 +25,11 @@ def test_names_are_relative_to_the_folder_of_the_manifest(directory: str, name: 
     assert resolve(directory, name) == location
 
 
-def test_the_root_of_inputs_in_different_places_is_empty() -> None:
-    def root_of(*folders: str) -> str:
-        return common_root(folders)
-
-    assert root_of("s3://bucket/en/lists", "s3://bucket/en") == "s3://bucket/en"
-    assert root_of("s3://bucket/en", "s3://bucket/fr") == "s3://bucket"
-    assert root_of("s3://bucket/en", "s3://other/en") == root_of("s3://bucket/en", "/data") == ""
-    assert root_of("/data/en", "/data/fr") == "/data"
+def test_the_common_folder_of_different_places_is_empty() -> None:
+    assert common_folder("s3://bucket/en/lists", "s3://bucket/en") == "s3://bucket/en"
+    assert common_folder("s3://bucket/en", "s3://bucket/fr") == "s3://bucket"
+    assert common_folder("s3://bucket/en", "s3://other/en") == common_folder("s3://bucket/en", "/data") == ""
+    assert common_folder("/data/en", "/data/fr") == "/data"
 
 
 @pytest.mark.parametrize("output", ["s3://bucket/a.corpus", Path("s3://bucket/a.corpus")])

@@ -5,8 +5,7 @@ import numpy as np
 import pytest
 
 from nestdata import Corpus, ManifestError
-from nestdata.prepare.inputs.audio import File
-from nestdata.prepare.inputs.entry import Entry
+from nestdata.prepare.inputs.entry import Entry, File
 from tests.nestdata.prepare.inputs.reading import entries_of, prepared, some_audio
 from tests.synthesis import hiss, read_audio, write_audio
 

@@ -103,7 +103,7 @@ def test_files_folders_and_patterns_are_detected(tmp_path: Path) -> None:
     for name, number in (("a", 3), ("a/x-*.parquet", 2), ("a/y.parquet", 1)):
         source = source_of(tmp_path / name)
         assert isinstance(source, huggingface.DataSetFiles)
-        assert (source.count(), source.folder) == (number, str(tmp_path / "a"))
+        assert (source.count(), source.names.base) == (number, str(tmp_path / "a"))
 
 
 @pytest.mark.parametrize(

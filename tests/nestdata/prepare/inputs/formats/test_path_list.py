@@ -3,8 +3,7 @@ from pathlib import Path
 import pytest
 
 from nestdata import ManifestError
-from nestdata.prepare.inputs.audio import File
-from nestdata.prepare.inputs.entry import Entry
+from nestdata.prepare.inputs.entry import Entry, File
 from tests.nestdata.prepare.inputs.reading import entries_of, format_of
 
 

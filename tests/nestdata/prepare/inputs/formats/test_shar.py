@@ -7,8 +7,7 @@ from lhotse import CutSet
 from lhotse.shar import SharWriter
 
 from nestdata import Corpus, ManifestError, prepare_corpus
-from nestdata.prepare.inputs.audio import LhotseCut
-from nestdata.prepare.inputs.entry import Entry
+from nestdata.prepare.inputs.entry import Entry, LhotseCut
 from tests.nestdata.prepare.inputs.reading import content_or_reason, entries_of, lhotse_cut, some_audio
 from tests.nestdata.prepare.inputs.shards import shar_cut, write_shar, write_tar
 

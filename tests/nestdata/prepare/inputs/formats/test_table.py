@@ -5,8 +5,7 @@ import pytest
 
 from nestdata import ManifestError
 from nestdata.input_format import InputFormat
-from nestdata.prepare.inputs.audio import File
-from nestdata.prepare.inputs.entry import Entry
+from nestdata.prepare.inputs.entry import Entry, File
 from tests.nestdata.prepare.inputs.reading import entries_of, format_of, prepared, some_audio
 
 
