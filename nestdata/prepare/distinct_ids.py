@@ -7,7 +7,6 @@ two forms of one recording, such as `a.wav` and `a.mp3` in a folder.
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -40,29 +39,6 @@ class _Audio(NamedTuple):
     duration: float
 
 
-@dataclass(slots=True)
-class _Known:
-    """The entries of one id so far."""
-
-    same: dict[tuple[Any, ...], int] = field(default_factory=dict)
-    """The first cut of each, by what makes another entry the same audio."""
-
-    starts: dict[str, set[float]] = field(default_factory=lambda: defaultdict(set))
-    """Starts by location."""
-
-    channels: dict[str, set[int]] = field(default_factory=lambda: defaultdict(set))
-    """Channels by location."""
-
-    sources: set[int] = field(default_factory=set)
-
-    def add(self, audio: _Audio, index: int) -> None:
-        """Adds an entry."""
-        self.same |= dict.fromkeys(_identities(audio), index)
-        self.starts[audio.location].add(audio.start)
-        self.channels[audio.location].add(audio.channel)
-        self.sources.add(audio.source)
-
-
 def tell_apart(
     records: NDArray[Any],
     repeated: Mapping[int, int],
@@ -87,20 +63,31 @@ def tell_apart(
     entries: dict[tuple[int, ...], list[int]] = defaultdict(list)
     for index in sorted(repeated):
         entries[tuple(int(records[index][name]) for name in ("entry", "source", "number"))].append(index)
-    found, known = ToldApart({}, {}), dict[int, _Known]()
-    taken, added = np.sort(records["entry"]), set[int]()
+    found, taken, added = ToldApart({}, {}), np.sort(records["entry"]), set[int]()
+    # The first cut of each audio of an id, and the starts and channels of each location, and the sources of each id.
+    first_of = dict[tuple[Any, ...], int]()
+    known: dict[tuple[Any, ...], set[Any]] = defaultdict(set)
+
+    def add(entry: int, audio: _Audio, index: int) -> None:
+        first_of.update({(entry, *key): index for key in _identities(audio)})
+        known[entry, "start", audio.location].add(audio.start)
+        known[entry, "channel", audio.location].add(audio.channel)
+        known[entry, "source"].add(audio.source)
+
     for (entry, *_), indices in entries.items():
-        if entry not in known:
-            known[entry] = _Known()
-            known[entry].add(audio_at(repeated[indices[0]])[1], repeated[indices[0]])
+        first = repeated[indices[0]]
+        if (entry, "source") not in known:
+            add(entry, audio_at(first)[1], first)
         cut, audio = audio_at(indices[0])
-        earlier = next((known[entry].same[key] for key in _identities(audio) if key in known[entry].same), None)
+        earlier = next((first_of[entry, *key] for key in _identities(audio) if (entry, *key) in first_of), None)
         if earlier is not None:
             found.same_as.update(dict.fromkeys(indices, earlier))
             continue
-        known[entry].add(audio, indices[0])
+        add(entry, audio, indices[0])
         old = entry_id(cut, records[indices[0]])
-        for new in _other_ids(old, audio, known[entry], str(sources[audio.source].path)):
+        starts, channels = known[entry, "start", audio.location], known[entry, "channel", audio.location]
+        source = str(sources[audio.source].path) if len(known[entry, "source"]) > 1 else ""
+        for new in _other_ids(old, audio, len(starts) > 1, len(channels) > 1, source):
             number = digest(new)
             at = int(np.searchsorted(taken, np.uint64(number)))
             if number not in added and number not in taken[at : at + 1].tolist():
@@ -108,7 +95,7 @@ def tell_apart(
                 found.new_ids.update(dict.fromkeys(indices, (old, new)))
                 break
         else:
-            found.same_as.update(dict.fromkeys(indices, repeated[indices[0]]))
+            found.same_as.update(dict.fromkeys(indices, first))
     return found
 
 
@@ -140,14 +127,20 @@ def _identities(audio: _Audio) -> list[tuple[Any, ...]]:
     return [(audio.location, *span), (audio.form, audio.source, *span)]
 
 
-def _other_ids(old: str, audio: _Audio, known: _Known, source: str) -> Iterator[str]:
-    """Yields ids that say what distinguishes an entry from the known ones."""
-    span = span_suffix(audio.start, audio.duration) if len(known.starts[audio.location]) > 1 else ""
-    channel = ""
-    if len(known.channels[audio.location]) > 1:
-        channel = "@mix" if audio.channel == MIXED_CHANNEL else f"@ch{audio.channel}"
+def _other_ids(old: str, audio: _Audio, has_span: bool, has_channel: bool, source: str) -> Iterator[str]:
+    """Yields ids that say what distinguishes an entry from the known ones.
+
+    Args:
+        old: The repeated id.
+        audio: The audio of the entry.
+        has_span: Whether other entries have another start in its file.
+        has_channel: Whether other entries have another channel of its file.
+        source: The path of its source, if other entries are from other sources.
+    """
+    span = span_suffix(audio.start, audio.duration) if has_span else ""
+    channel = ("@mix" if audio.channel == MIXED_CHANNEL else f"@ch{audio.channel}") if has_channel else ""
     yield from dict.fromkeys(old + suffix for suffix in (channel, span, span + channel) if suffix)
-    places = [_without_suffix(source), audio.form] if len(known.sources) > 1 else [audio.form]
+    places = [_without_suffix(source), audio.form] if source else [audio.form]
     for place in places:
         parts = place.split("/")
         # As much of the path as is needed.
