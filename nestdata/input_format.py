@@ -5,6 +5,9 @@ A format is one entry here, and one reader in `nestdata.prepare.inputs.formats`.
 
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
+InputKind = Literal["tars", "manifests", "folder", "audio", "manifest"]
+"""A tar or a pattern of tars, another pattern, a folder, an audio file, or any other file."""
+
 
 class ListedFormat(NamedTuple):
     """A format of inputs."""
@@ -15,21 +18,24 @@ class ListedFormat(NamedTuple):
     reader: str
     """The function that opens them: its module in `nestdata.prepare.inputs.formats`, and its name."""
 
+    kinds: tuple[InputKind, ...]
+    """What such an input is, unless the caller says that an input has this format; empty for any kind."""
+
 
 # In the order of detection: formats that are known by a suffix or by the first bytes come before those that guess.
 FORMATS: dict[str, ListedFormat] = {
-    "parquet": ListedFormat("Parquet files", "huggingface.open_parquet"),
-    "fairseq": ListedFormat("fairseq manifests", "path_list.open_fairseq"),
-    "csv": ListedFormat("CSV tables", "table.open_table"),
-    "list": ListedFormat("lists of paths", "path_list.open_list"),
-    "nemo": ListedFormat("NeMo manifests", "nemo.open_nemo"),
-    "lhotse": ListedFormat("Lhotse manifests", "lhotse.open_lhotse"),
-    "kaldi": ListedFormat("local Kaldi directories", "kaldi.open_kaldi"),
-    "huggingface": ListedFormat("local Hugging Face data sets", "huggingface.open_saved"),
-    "shar": ListedFormat("Lhotse Shar", "lhotse.open_shar"),
-    "webdataset": ListedFormat("WebDataset tars", "webdataset.open_tars"),
-    "audio": ListedFormat("audio files", "folder.open_file"),
-    "folder": ListedFormat("folders of audio", "folder.open_folder"),
+    "parquet": ListedFormat("Parquet files", "huggingface.open_parquet", ()),
+    "fairseq": ListedFormat("fairseq manifests", "path_list.open_fairseq", ("manifest",)),
+    "csv": ListedFormat("CSV tables", "table.open_table", ("manifest",)),
+    "list": ListedFormat("lists of paths", "path_list.open_list", ("manifest",)),
+    "nemo": ListedFormat("NeMo manifests", "nemo.open_nemo", ("manifest", "manifests")),
+    "lhotse": ListedFormat("Lhotse manifests", "lhotse.open_lhotse", ("manifest", "folder")),
+    "kaldi": ListedFormat("local Kaldi directories", "kaldi.open_kaldi", ("folder",)),
+    "huggingface": ListedFormat("local Hugging Face data sets", "huggingface.open_saved", ("folder",)),
+    "shar": ListedFormat("Lhotse Shar", "lhotse.open_shar", ("folder",)),
+    "webdataset": ListedFormat("WebDataset tars", "webdataset.open_tars", ("tars",)),
+    "audio": ListedFormat("audio files", "folder.open_file", ("audio",)),
+    "folder": ListedFormat("folders of audio", "folder.open_folder", ("folder",)),
 }
 """All formats by name."""
 

@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from functools import cached_property, reduce
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from nestdata.audio.channels import Channel
 from nestdata.columns import Column
 from nestdata.errors import ConfigError, ManifestError, StorageError
-from nestdata.input_format import FORMATS, InputFormat
+from nestdata.input_format import FORMATS, InputFormat, InputKind
 from nestdata.prepare.inputs.entry import AUDIO_SUFFIXES, Source
 from nestdata.prepare.inputs.lines import FirstLines, Manifest, parse_object
 from nestdata.prepare.inputs.patterns import (
@@ -144,8 +144,8 @@ The folder holds the audio or, if the format does not name such a folder, the ma
 that ids are relative to: the deepest one that holds the folders of all inputs. It returns a sequence of sources for a
 folder of audio, tars and Parquet files.
 
-The reader of a format is a function of a `GivenInput` that returns this. Unless the caller knows the format, it returns
-None for an input of another one. It raises ManifestError if the input cannot be of this format."""
+The reader of a format is a function of a `GivenInput` of one of its kinds that returns this. Unless the caller knows
+the format, it returns None for an input of another one. It raises ManifestError if the input cannot be of this one."""
 
 
 @dataclass(frozen=True)
@@ -197,8 +197,8 @@ class GivenInput:
         return is_named and TAR.fullmatch(self.names[0]) is not None
 
     @cached_property
-    def kind(self) -> Literal["tars", "manifests", "folder", "audio", "manifest"]:
-        """A tar or a pattern of tars, another pattern, a folder, an audio file, or any other file."""
+    def kind(self) -> InputKind:
+        """What it is, by its name and its first bytes."""
         if self.is_tars:
             return "tars"
         if self.is_pattern:
@@ -310,8 +310,9 @@ def open_input(given: GivenInput) -> tuple[InputFormat, Opened]:
         )
     if given.format is None and isinstance(given.path, Path) and kind_of(given.path) == "a model file":
         raise ManifestError(f"{given.path}: {wrong_path(given.path, 'audio')}")
-    for name in FORMATS if given.format is None else [given.format]:
-        if opened := _reader(FORMATS[name].reader)(given):
+    for name, form in FORMATS.items():
+        is_asked = given.format == name or (given.format is None and (not form.kinds or given.kind in form.kinds))
+        if is_asked and (opened := _reader(form.reader)(given)):
             return name, opened
     raise ManifestError(
         f"{given.path}:{given.lines.number}: neither a NeMo line (no audio_filepath) nor a Lhotse cut or recording; "

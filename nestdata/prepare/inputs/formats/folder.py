@@ -227,18 +227,14 @@ def _is_folder(entry: "os.DirEntry[str]") -> bool:
         return False
 
 
-def open_file(given: GivenInput) -> Opened | None:
+def open_file(given: GivenInput) -> Opened:
     """Opens an audio file."""
-    if given.format is None and given.kind != "audio":
-        return None
     check_manifest(given.path)
     return given.parent, lambda root: AudioFiles(given.path, root, [given.path])
 
 
-def open_folder(given: GivenInput) -> Opened | None:
+def open_folder(given: GivenInput) -> Opened:
     """Opens a folder of audio files, tars and Parquet files."""
-    if given.format is None and given.kind != "folder":
-        return None
     given.check_folder()
     others: Counter[str] = Counter()
     shards: dict[str, list[str]] = {"tar": [], "parquet": []}

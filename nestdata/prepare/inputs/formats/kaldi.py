@@ -126,7 +126,7 @@ class KaldiDirectory:
 
 def open_kaldi(given: GivenInput) -> Opened | None:
     """Opens a local folder with wav.scp."""
-    if given.format is None and not (given.kind == "folder" and given.has_file("wav.scp")):
+    if given.format is None and not given.has_file("wav.scp"):
         return None
     path = given.path
     if isinstance(path, str):

@@ -167,8 +167,8 @@ def open_lhotse(given: GivenInput) -> Opened | None:
         names = FileNames((given.parent,), given.parent)
     else:
         names = FileNames.of((), (os.getcwd(), given.parent), os.getcwd())
-    if given.format is None and given.kind != "manifest":
-        if given.kind != "folder" or isinstance(path, str) or not all(map(given.has_file, _CORPUS_FILES)):
+    if given.format is None and given.kind == "folder":
+        if isinstance(path, str) or not all(map(given.has_file, _CORPUS_FILES)):
             return None
         return given.location, lambda _: CorpusCuts(Manifest(path / "cuts.jsonl", False), names, channel)
     if given.format is None:
@@ -275,8 +275,6 @@ class SharDirectory(ShardSource):
 
 def open_shar(given: GivenInput) -> Opened | None:
     """Opens a folder of numbered manifests, each beside its tar."""
-    if given.format is None and given.kind != "folder":
-        return None
     shards = _shards_in(given)
     if not shards and given.format is None:
         return None

@@ -242,9 +242,7 @@ class NemoTarred(ShardSource):
 def open_nemo(given: GivenInput) -> Opened | None:
     """Opens a manifest whose first row names audio, a pattern of manifests, or one that the caller knows as NeMo's."""
     columns = given.options.columns
-    if given.format is None and given.kind != "manifests":
-        if given.kind != "manifest":
-            return None
+    if given.format is None and not given.is_pattern:
         is_lhotse = not {"recording", "sources", "tracks"}.isdisjoint(map(key_of, given.row))
         if not names_audio(given.row, columns, AUDIO_KEYS if is_lhotse else AUDIO_NAMES):
             return None

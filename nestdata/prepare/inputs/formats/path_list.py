@@ -49,8 +49,6 @@ def _is_list(given: GivenInput) -> bool:
     A line decides if it is a URL, ends like the name of an audio file, or names an existing file. Other lines decide
     nothing: a list whose own name ends in `.txt`, `.lst` or `.list` is taken as one.
     """
-    if given.kind != "manifest":
-        return False
     name = _name_in(given.lines.text)
     if name_of(str(given.path)) == "wav.scp":
         raise ManifestError(f"{given.path}: a file of a Kaldi directory. Give the folder that holds it.")
@@ -131,8 +129,6 @@ def _text(line: bytes) -> str:
 
 def _is_fairseq(given: GivenInput) -> bool:
     """Returns whether a manifest begins with a folder, or its name ends in `.tsv` and it is not a table."""
-    if given.kind != "manifest":
-        return False
     path, line = given.path, given.lines.first
     if line.lstrip().startswith((b"{", b"[")):
         return False

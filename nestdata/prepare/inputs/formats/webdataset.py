@@ -121,10 +121,8 @@ def check_not_nemo(given: GivenInput) -> None:
         )
 
 
-def open_tars(given: GivenInput) -> Opened | None:
+def open_tars(given: GivenInput) -> Opened:
     """Opens a tar or a pattern of tars; a folder of them if the caller knows the format."""
-    if given.format is None and given.kind != "tars":
-        return None
     tars = _tars_of(given)
     check_shards(tars, str(given.folder))
     return folder_of(tars), lambda root: WebDataset.of(given.folder, tars, root, given.options.columns)
