@@ -124,13 +124,14 @@ class DataSetFiles:
                 if isinstance(row, Unusable):
                     found.append((Entry(location, prefix, row, number=position), None))
                     continue
-                meaning, labels = row.columns.meaning, row.labels()
-                if row.columns.audio is None:
-                    found.append((entry_of_row(where, row.values, meaning, self.names, labels, position), None))
+                values, columns = row
+                meaning, labels = columns.meaning, columns.labels_of(values)
+                if columns.audio is None:
+                    found.append((entry_of_row(where, values, meaning, self.names, labels, position), None))
                     continue
-                content, path = row.audio(where)
+                content, path = columns.audio_in(values, where)
                 audio = File(resolve(self.names.base, path)) if path else _NO_AUDIO
-                entry, place = placed(where, f"{prefix}/{index}", audio, row.values, meaning, labels, position), None
+                entry, place = placed(where, f"{prefix}/{index}", audio, values, meaning, labels, position), None
                 if content is not None:
                     tar = tar or stack.enter_context(_new_tar(tar_path))
                     place = _add(tar, content, _suffix_of(path))
@@ -175,7 +176,10 @@ def open_parquet(given: GivenInput) -> Opened | None:
     """Opens Parquet files; a folder of them only if the caller knows the format; otherwise, `folder` reads it."""
     if given.format is None and not str(given.path).lower().endswith(PARQUET_SUFFIX):
         return None
-    folder, names = parquet_folder(given.path), _parquet_files(given.path)
+    folder = given.location
+    while has_magic(folder) or folder.lower().endswith(PARQUET_SUFFIX) or os.path.isfile(folder):
+        folder = parent(folder)
+    names = _parquet_files(given.path, folder)
     if folder == given.location:
         check_splits(folder, names)
     return folder, lambda root: data_set(given, folder, root, names)
@@ -222,21 +226,13 @@ def check_splits(folder: str, names: list[str]) -> None:
         )
 
 
-def parquet_folder(path: Path | str) -> str:
-    """Returns the absolute path or URL of the folder that an input is, or that its files are in."""
-    folder = path.rstrip("/") if isinstance(path, str) else os.path.abspath(path)
-    while has_magic(folder) or folder.lower().endswith(PARQUET_SUFFIX) or os.path.isfile(folder):
-        folder = parent(folder)
-    return folder
-
-
-def _parquet_files(path: Path | str) -> list[str]:
-    """Returns the sorted locations of the files of an input."""
+def _parquet_files(path: Path | str, folder: str) -> list[str]:
+    """Returns the sorted locations of the files of an input, which are in a folder or its subfolders."""
     if isinstance(path, str):
         if path.lower().endswith(PARQUET_SUFFIX) and not has_magic(path):
             return [path]
         pattern = path if has_magic(path) else f"{path.rstrip('/')}/*{PARQUET_SUFFIX}"
-        names = (info.location for info in objects_below(parquet_folder(path)))
+        names = (info.location for info in objects_below(folder))
         found = [name for name in names if fnmatchcase(name, pattern)]
     elif path.is_dir():
         found = [os.path.abspath(file) for file in path.rglob(f"*{PARQUET_SUFFIX}") if file.is_file()]
@@ -250,14 +246,9 @@ def _parquet_files(path: Path | str) -> list[str]:
 
 def open_saved(given: GivenInput) -> Opened | None:
     """Opens one split of a data set that `save_to_disk` wrote."""
-    if given.format is None and not (
-        given.kind == "folder"
-        and (
-            given.has_file("dataset_dict.json")
-            or (given.has_file("state.json") and given.has_file("dataset_info.json"))
-        )
-    ):
-        return None
+    if given.format is None and not given.has_file("dataset_dict.json"):
+        if not (given.has_file("state.json") and given.has_file("dataset_info.json")):
+            return None
     path = given.path
     if isinstance(path, str):
         raise ManifestError(
@@ -304,29 +295,24 @@ class _Columns(NamedTuple):
     classes: dict[str, list[str]]
     """The names of classes, for columns that store their numbers."""
 
-
-class _Row(NamedTuple):
-    values: dict[str, Any]
-    columns: _Columns
-
-    def audio(self, where: str) -> tuple[bytes | None, str | None]:
-        """Returns the bytes and the name of the audio in the row, which is at `where` for messages."""
-        value = self.values[self.columns.audio or ""] or {}
+    def audio_in(self, row: dict[str, Any], where: str) -> tuple[bytes | None, str | None]:
+        """Returns the bytes and the name of the audio in a row, which is at `where` for messages."""
+        value = row[self.audio or ""] or {}
         content, path = (value, None) if isinstance(value, bytes) else (value.get("bytes"), value.get("path"))
         if not (content is None or isinstance(content, bytes)):
             raise ManifestError(
-                f"{where}: the column {self.columns.audio!r} holds {type(content).__name__} where bytes were expected. "
+                f"{where}: the column {self.audio!r} holds {type(content).__name__} where bytes were expected. "
                 "Cast the column."
             )
         return content, path if isinstance(path, str) else None
 
-    def labels(self) -> dict[str, Any]:
+    def labels_of(self, row: dict[str, Any]) -> dict[str, Any]:
         """Returns the values of the other columns, with names of classes; a negative class is unknown."""
-        values = {**self.values}
-        for name in self.columns.classes.keys() & values.keys():
-            names, number = self.columns.classes[name], values[name]  # a float in a column with gaps
+        values = {**row}
+        for name in self.classes.keys() & values.keys():
+            names, number = self.classes[name], values[name]  # a float in a column with gaps
             values[name] = names[int(number)] if number is not None and 0 <= number < len(names) else None
-        labels = self.columns.meaning.labels_of(values)
+        labels = self.meaning.labels_of(values)
         return {name: _plain(value) for name, value in labels.items() if value is not None}
 
 
@@ -339,8 +325,8 @@ def _plain(value: Any) -> Any:
     return value if isinstance(value, (str, int, float, bool, NoneType)) else str(value)
 
 
-def _rows(location: str, given: tuple[Column, ...]) -> Iterator[_Row | Unusable]:
-    """Yields the rows of a file; last, why the others cannot be read.
+def _rows(location: str, given: tuple[Column, ...]) -> Iterator[tuple[dict[str, Any], _Columns] | Unusable]:
+    """Yields the rows of a file with what its columns are; last, why the others cannot be read.
 
     Raises:
         StorageError: The store cannot be read.
@@ -360,7 +346,7 @@ def _rows(location: str, given: tuple[Column, ...]) -> Iterator[_Row | Unusable]
                 batch.validate(full=True)  # pyarrow does not check what it reads: wrong offsets would end the process
                 for start in range(0, batch.num_rows, _ROWS_PER_BATCH):
                     for values in batch.select(names).slice(start, _ROWS_PER_BATCH).to_pylist():
-                        yield _Row(values, columns)
+                        yield values, columns
     except ManifestError as error:
         yield Unusable("unreadable", str(error))
 

@@ -53,11 +53,6 @@ class Header(NamedTuple):
 
     meaning: Meaning
 
-    @property
-    def audio(self) -> int:
-        """Index of the column with the audio file."""
-        return self.names.index(self.meaning.audio)
-
 
 @dataclass(frozen=True, slots=True)
 class Table(LineSource):
@@ -174,9 +169,7 @@ def _header_of(given: GivenInput) -> Header:
 
 def open_table(given: GivenInput) -> Opened | None:
     """Opens a table with a header."""
-    if given.format is None and not (
-        given.kind == "manifest" and is_table(given.path, given.lines.text, given.options.columns)
-    ):
+    if given.format is None and not is_table(given.path, given.lines.text, given.options.columns):
         return None
     header = _header_of(given)
     names = _names(given, header)
@@ -193,7 +186,8 @@ def _names(given: GivenInput, header: Header) -> FileNames:
     if folders and os.path.isdir(folders[0]):
         return FileNames.of((), (*folders, given.parent, os.getcwd()), folders[0])
     rows = (row for _, row in islice(_rows(given.manifest, header.delimiter), 1, None))
-    names = (row[header.audio] for row in rows if len(row) > header.audio and "\0" not in row[header.audio])
+    index = header.names.index(header.meaning.audio)
+    names = (row[index] for row in rows if len(row) > index and "\0" not in row[index])
     return FileNames.beside(given.parent, names)
 
 
