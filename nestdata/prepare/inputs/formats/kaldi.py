@@ -20,7 +20,7 @@ from nestdata.errors import ManifestError
 from nestdata.input_format import InputFormat
 from nestdata.prepare.inputs.entry import MAX_SECONDS, Entry, Unusable, unusable_command
 from nestdata.prepare.inputs.format import GivenInput, Opened
-from nestdata.prepare.inputs.lines import Manifest, numbered_lines
+from nestdata.prepare.inputs.lines import LineSource, Manifest, numbered_lines
 from nestdata.prepare.inputs.rows import FileNames
 
 # Programs that write a file, or one channel of it, to a pipe without changing its samples, with their options.
@@ -51,28 +51,32 @@ class _Utterance(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class KaldiDirectory:
+class KaldiDirectory(LineSource):
     """The utterances of `segments`, or the recordings of `wav.scp` if there are no segments, with their Kaldi ids."""
 
     format: ClassVar[InputFormat] = "kaldi"
-    items_per_task: ClassVar[None] = None
-    path: Path
+    manifest: Manifest
+    """The file that lists the utterances: `segments` or `wav.scp`."""
+
     names: FileNames
     """Relative paths start from the current directory, as in Kaldi's recipes, or from the directory itself."""
 
-    list_file: str
-    """The file that lists the utterances: `segments` or `wav.scp`."""
+    @property
+    def path(self) -> Path:
+        """The directory."""
+        return Path(self.manifest.path).parent
 
     def items(self) -> Iterator[_Utterance | None]:
         """Yields utterances with their labels and durations; None for a blank line."""
-        has_segments = self.list_file == "segments"
+        list_file = Path(self.manifest.path)
+        has_segments = list_file.name == "segments"
         audio = _table(self.path, "wav.scp") if has_segments else {}
         labels = {name: _table(self.path, file) for file, name in _LABEL_FILES.items()}
         utterances, recordings = (
             {key: _seconds(value, f"{self.path / name}, {key}") for key, value in _table(self.path, name).items()}
             for name in ("utt2dur", "reco2dur")
         )
-        for number, row in enumerate(_rows(self.path / self.list_file, is_split=has_segments), start=1):
+        for number, row in enumerate(_rows(list_file, is_split=has_segments), start=1):
             if row is None:
                 yield None
                 continue
@@ -102,14 +106,6 @@ class KaldiDirectory:
         elif item.channel:
             audio = Unusable("no_such_channel", f"{item.audio!r} writes channel 0 only, not channel {item.channel}")
         yield Entry(where, item.utterance, audio, item.offset, item.duration, labels=item.labels, channel=channel)
-
-    def where(self, number: int) -> str:
-        """Returns the path of the file that lists the utterances, and the line number, counted from 1."""
-        return f"{self.path}/{self.list_file}:{number}"
-
-    def count(self) -> int | None:
-        """Returns the number of lines of the file that lists the utterances."""
-        return Manifest(self.path / self.list_file).count()
 
     def _segment(self, row: list[str], where: str) -> tuple[str, str, float, float | None, int | None]:
         """Returns utterance, recording, start, end and channel; no end if the segment ends with the recording."""
@@ -141,8 +137,8 @@ def open_kaldi(given: GivenInput) -> Opened | None:
     # to the directory itself.
     rows = (row for row in _rows(path / "wav.scp") if row)
     names = FileNames.of((_file_of(row[1])[0] or "" for row in rows), (os.getcwd(), given.location), given.location)
-    list_file = "segments" if _has_table(path, "segments") else "wav.scp"
-    return given.location, lambda _: KaldiDirectory(path, names, list_file)
+    list_file = path / ("segments" if _has_table(path, "segments") else "wav.scp")
+    return given.location, lambda _: KaldiDirectory(Manifest(list_file), names)
 
 
 def _file_of(text: str) -> tuple[str | None, int | None]:
