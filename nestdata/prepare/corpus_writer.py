@@ -9,7 +9,7 @@ import hashlib
 import json
 import shutil
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,7 +23,7 @@ from nestdata.columns import Column
 from nestdata.corpus.addresses import ADDRESS, NO_SHARD, relative_name
 from nestdata.corpus.file_version import VERSION
 from nestdata.errors import ManifestError, shortened
-from nestdata.prepare.distinct_ids import ToldApart, audio_of, entry_id, renamed, tell_apart
+from nestdata.prepare.distinct_ids import audio_of, entry_id, renamed, tell_apart
 from nestdata.prepare.found import RECORD, Found, Note, Reject, Searched, digest, merged_names
 from nestdata.prepare.inputs.entry import Source
 from nestdata.storage import ObjectInfo, common_folder, is_url, parent
@@ -142,16 +142,17 @@ class CorpusWriter:
         records = np.frombuffer(self._records, RECORD)
         self._offsets = _offsets_of(records)
         if repeated := _repeated(records):
-            found = tell_apart(records, repeated, self._cut_at, sources)
-            for pair in sorted(found.same_as.items()):
-                self._reject_repeated(records, *pair, sources)
-            records = self._rewritten(records, found)
+            new_ids, same_as = tell_apart(records, repeated, self._cut_at, sources)
+            for index, earlier in sorted(same_as.items()):
+                self._reject_repeated(records, index, earlier, sources)
+            records = self._rewritten(records, new_ids, [*same_as])
         self._note(self._copies(records))
         stats.num_cuts = len(records)
         stats.lengths, stats.shards = self._write_index(records)
         stats.fingerprint = _fingerprint(records, sampling_rate)
         stats.num_resampled = int((records["file_rate"] != sampling_rate).sum())
-        stats.samples_by_rate = _samples_by_rate(records)
+        rates, samples = records["file_rate"], records["num_samples"]
+        stats.samples_by_rate = Counter({f"{rate} Hz": int(samples[rates == rate].sum()) for rate in np.unique(rates)})
         languages = +stats.samples_by_language
         stats.samples_by_language = Counter() if len(languages) > _MAX_NAMES else languages
         return stats
@@ -190,16 +191,18 @@ class CorpusWriter:
         if language := (cut["supervisions"] or [{}])[0].get("language"):
             self.stats.samples_by_language[language] -= int(record["num_samples"])
 
-    def _rewritten(self, records: NDArray[Any], found: ToldApart) -> NDArray[Any]:
+    def _rewritten(
+        self, records: NDArray[Any], new_ids: Mapping[int, tuple[str, str]], removed: list[int]
+    ) -> NDArray[Any]:
         """Removes cuts from `cuts.jsonl` and gives others new ids; returns the records of those that are there."""
         records, is_kept = records.copy(), np.ones(len(records), np.bool_)
-        is_kept[[*found.same_as]] = False
+        is_kept[removed] = False
         self._cuts.seek(0)
         kept = self._files.enter_context((self._directory / "kept.tmp").open("w+b"))
         for index, (line, is_in) in enumerate(zip(self._cuts, is_kept.tolist(), strict=True)):
             written = line
-            if index in found.new_ids:
-                old, new = found.new_ids[index]
+            if index in new_ids:
+                old, new = new_ids[index]
                 cut = renamed(orjson.loads(line), old, new)
                 written = orjson.dumps(cut, option=orjson.OPT_APPEND_NEWLINE)
                 records["line_bytes"][index] = len(written)
@@ -303,12 +306,6 @@ def _repeated(records: NDArray[Any]) -> dict[int, int]:
     # Further windows or segments of the first entry do not repeat its id.
     is_repeated = (source != source[first]) | (number != number[first])
     return dict(zip(order[is_repeated].tolist(), order[first[is_repeated]].tolist(), strict=True))
-
-
-def _samples_by_rate(records: NDArray[Any]) -> Counter[str]:
-    """Returns the number of samples by the sampling rate of the file in Hz."""
-    rates, samples = records["file_rate"], records["num_samples"]
-    return Counter({f"{rate} Hz": int(samples[rates == rate].sum()) for rate in np.unique(rates)})
 
 
 def _fingerprint(records: NDArray[Any], sampling_rate: int) -> str:

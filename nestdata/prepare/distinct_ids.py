@@ -16,16 +16,6 @@ from nestdata.prepare.found import MIXED_CHANNEL, digest
 from nestdata.prepare.inputs.entry import Source, span_suffix
 
 
-class ToldApart(NamedTuple):
-    """What becomes of the cuts of entries that repeat an earlier id, by the indices of their records."""
-
-    new_ids: dict[int, tuple[str, str]]
-    """The old and the new id of the entry, for other audio."""
-
-    same_as: dict[int, int]
-    """The earlier cut of the same audio."""
-
-
 class _Audio(NamedTuple):
     """What distinguishes the audio of an entry."""
 
@@ -44,7 +34,7 @@ def tell_apart(
     repeated: Mapping[int, int],
     cut_at: Callable[[int], dict[str, Any]],
     sources: Sequence[Source],
-) -> ToldApart:
+) -> tuple[dict[int, tuple[str, str]], dict[int, int]]:
     """Tells entries apart that repeat the id of an earlier one.
 
     Args:
@@ -52,6 +42,10 @@ def tell_apart(
         repeated: The indices of the cuts of such entries, each with the index of the first cut with this id.
         cut_at: Returns the cut of a record by its index.
         sources: The sources, by the index that records have.
+
+    Returns:
+        By the index of a cut of such an entry: the old and the new id of the entry, if it is other audio; and the
+        index of the earlier cut, if it is the same audio.
     """
 
     def audio_at(index: int) -> tuple[dict[str, Any], _Audio]:
@@ -63,7 +57,8 @@ def tell_apart(
     entries: dict[tuple[int, ...], list[int]] = defaultdict(list)
     for index in sorted(repeated):
         entries[tuple(int(records[index][name]) for name in ("entry", "source", "number"))].append(index)
-    found, taken, added = ToldApart({}, {}), np.sort(records["entry"]), set[int]()
+    new_ids, same_as = dict[int, tuple[str, str]](), dict[int, int]()
+    taken, added = np.sort(records["entry"]), set[int]()
     # The first cut of each audio of an id, and the starts and channels of each location, and the sources of each id.
     first_of = dict[tuple[Any, ...], int]()
     known: dict[tuple[Any, ...], set[Any]] = defaultdict(set)
@@ -81,7 +76,7 @@ def tell_apart(
         cut, audio = audio_at(indices[0])
         earlier = next((first_of[entry, *key] for key in _identities(audio) if (entry, *key) in first_of), None)
         if earlier is not None:
-            found.same_as.update(dict.fromkeys(indices, earlier))
+            same_as |= dict.fromkeys(indices, earlier)
             continue
         add(entry, audio, indices[0])
         old = entry_id(cut, records[indices[0]])
@@ -92,11 +87,11 @@ def tell_apart(
             at = int(np.searchsorted(taken, np.uint64(number)))
             if number not in added and number not in taken[at : at + 1].tolist():
                 added.add(number)
-                found.new_ids.update(dict.fromkeys(indices, (old, new)))
+                new_ids |= dict.fromkeys(indices, (old, new))
                 break
         else:
-            found.same_as.update(dict.fromkeys(indices, first))
-    return found
+            same_as |= dict.fromkeys(indices, first)
+    return new_ids, same_as
 
 
 def entry_id(cut: Mapping[str, Any], record: np.void) -> str:
