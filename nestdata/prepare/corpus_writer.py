@@ -185,8 +185,12 @@ class CorpusWriter:
         record, first, cut = records[index], records[earlier], self._cut_at(index)
         repeated, cut_id = shortened(entry_id(cut, record), _MAX_ID_IN_TEXT), shortened(cut["id"], _MAX_ID)
         where, taken_at = (sources[int(one["source"])].where(int(one["number"])) for one in (record, first))
-        audio, taken_by = audio_of(cut), audio_of(self._cut_at(earlier))
+        other = self._cut_at(earlier)
+        audio, taken_by = audio_of(cut), audio_of(other)
         detail = f"{audio}: the id {repeated!r} is taken by {taken_by}{taken_at and f' ({taken_at})'}"
+        if audio == taken_by and (names := _different_labels(cut, other)):
+            found = shortened(", ".join(names), _MAX_ID_IN_TEXT)
+            detail += f"; they differ in {found}: if one of these is a time or a channel, say so by --columns"
         self._reject([Reject(where or audio, cut_id, "duplicate_id", detail).shown()])
         if language := (cut["supervisions"] or [{}])[0].get("language"):
             self.stats.samples_by_language[language] -= int(record["num_samples"])
@@ -306,6 +310,12 @@ def _repeated(records: NDArray[Any]) -> dict[int, int]:
     # Further windows or segments of the first entry do not repeat its id.
     is_repeated = (source != source[first]) | (number != number[first])
     return dict(zip(order[is_repeated].tolist(), order[first[is_repeated]].tolist(), strict=True))
+
+
+def _different_labels(cut: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
+    """Returns the names of the custom fields in which two cuts differ."""
+    first, second = (one.get("custom") or {} for one in (cut, other))
+    return [name for name in first | second if first.get(name) != second.get(name)]
 
 
 def _fingerprint(records: NDArray[Any], sampling_rate: int) -> str:

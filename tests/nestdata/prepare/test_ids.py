@@ -99,6 +99,17 @@ def test_two_forms_of_a_recording_and_a_line_twice_are_rejected(tmp_path: Path) 
     assert "m.json:1" in rejects[1]["detail"]
 
 
+@pytest.mark.parametrize("form", ["m.json", "m.csv"])
+def test_a_row_that_names_the_audio_again_says_which_columns_differ(tmp_path: Path, form: str) -> None:
+    write_audio(tmp_path / "a.wav", hiss(4 * RATE, 1))
+    rows = [{"path": "a.wav", "von": von, "Datum": 7, "text": str(von)} for von in (1, 2)]
+    lines = ["path,von,Datum,text", *(",".join(map(str, row.values())) for row in rows)]
+    (tmp_path / "m.csv").write_text("\n".join(lines))
+    write_jsonl(tmp_path / "m.json", rows)
+    _, (reject,) = prepared(tmp_path / form)
+    assert "they differ in von: " in reject["detail"]
+
+
 @pytest.mark.parametrize("given", [0, 1, "mix", "left", "right"])
 def test_a_channel_that_is_asked_for_is_that_of_every_input(tmp_path: Path, given: Any) -> None:
     tracks = np.stack([hiss(RATE, 1), hiss(RATE, 2)], axis=1)
