@@ -20,7 +20,8 @@ UNITS = {
 }  # fmt: skip
 """Units of times, as parts of a second; None for samples of the file."""
 
-_WORD_BOUNDARY = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|[ .\-]")
+_WORD_BOUNDARY = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|[ .\-/()\[\]]+(?=\w)")
+_END = re.compile(r"[ .\-/()\[\]]+$")
 
 
 class Column(NamedTuple):
@@ -35,8 +36,11 @@ class Column(NamedTuple):
 
 
 def key_of(name: str) -> str:
-    """Returns a name in the form in which names are compared: lower case, with underscores between words."""
-    return _WORD_BOUNDARY.sub("_", name).lower()
+    """Returns a name in the form in which names are compared: lower case, with underscores between words.
+
+    `Start Time (s)` becomes `start_time_s`.
+    """
+    return _WORD_BOUNDARY.sub("_", _END.sub("", name)).lower()
 
 
 def stem_and_unit(key: str) -> tuple[str, float | None]:

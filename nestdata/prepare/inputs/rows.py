@@ -12,6 +12,8 @@ more.
 
 import math
 import os
+import re
+import shlex
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -20,7 +22,7 @@ from typing import Any, NamedTuple
 from urllib.parse import quote
 
 from nestdata.audio.channels import NAMED_CHANNELS
-from nestdata.columns import TIMES, Column, given_name, key_of, stem_and_unit
+from nestdata.columns import ROLES, TIMES, Column, given_name, key_of, stem_and_unit
 from nestdata.errors import ConfigError, ManifestError, shortened
 from nestdata.prepare.inputs.entry import AUDIO_KEYS, AUDIO_SUFFIXES, MAX_SECONDS, Audio, Entry, File, span_suffix
 from nestdata.storage import has_scheme, is_url
@@ -44,10 +46,12 @@ _TIMES: Mapping[str, str] = {
 }
 _CHANNELS = ("channel", "channel_id", "channel_selector")
 
-# Words of names that look like the start or the end of a span, like a channel, and like the number of channels.
+# Words of names that look like the start, the end or the length of a span, like a channel, and like the number of
+# channels.
 _START_WORDS = frozenset("start starts begin begins beginning onset offset from xmin tmin t0".split())
 _END_WORDS = frozenset("end ends stop stops to xmax tmax t1".split())
-_CHANNEL_WORDS, _COUNT_WORDS = frozenset({"channel", "chan"}), frozenset({"num", "n", "nb", "count", "of"})
+_DURATION_WORDS = frozenset("duration dur length len frames samples".split())
+_CHANNEL_WORDS, _COUNT_WORDS = frozenset({"channel", "chan", "ch"}), frozenset({"num", "n", "nb", "count", "of"})
 _AUDIO_WORDS = frozenset({"audio", "wav", "path", "file", "filepath", "filename"})
 
 # Labels of a text that are used only if there is no other, because data sets have them beside it.
@@ -64,6 +68,8 @@ _MAX_WHOLE = 1 << 53
 _MAX_CHANNEL = 65_536.0
 # Largest difference, in seconds, between an end and the one that start and duration give.
 _ROUNDING_S = 0.02
+# Times that are no numbers, such as 0:01:30.5, 1,5 and 2.5s.
+_CLOCK = re.compile(r"\d+(?:[:.,]\d+)*s?")
 # Number of names, and of relative ones among them, that are looked up to find the folder that ids are relative to.
 _MAX_NAMES, _MAX_LOOKUPS = 10_000, 100
 
@@ -164,18 +170,22 @@ def _meaning_of(names: tuple[str, ...], columns: tuple[Column, ...], is_embedded
     read = {audio, channel, *(time.name for time in times)}
     labels = _labels(tuple(name for name in names if name not in read), given)
     read_times = {time.role for time in times}
-    is_audio_sure = not audio or audio in AUDIO_KEYS or "audio" in given
-    is_channel_sure = channel is not None or "channel" in given
-    is_span_sure = not given.keys().isdisjoint(TIMES) or "end" in read_times or {"start", "duration"} <= read_times
+    is_audio_sure = not audio or audio in AUDIO_KEYS
+    is_span_sure = "end" in read_times or {"start", "duration"} <= read_times
+    # In tables of sound events, an offset is the end beside an onset.
+    ends = _END_WORDS | {"offset"} if any("onset" in key.split("_") for key in map(key_of, names)) else _END_WORDS
     suspects: dict[str, str] = {}
     for name, _ in labels:
         words = set(key_of(name).split("_"))
         if not is_audio_sure and _AUDIO_WORDS & words:
             suspects[name] = "audio"
-        if not is_channel_sure and _CHANNEL_WORDS & words and not _COUNT_WORDS & words:
+        if channel is None and _CHANNEL_WORDS & words and not _COUNT_WORDS & words:
             suspects[name] = "channel"
         if not is_span_sure and (_START_WORDS | _END_WORDS) & words:
-            suspects[name] = "end" if _END_WORDS & words else "start"
+            suspects[name] = "end" if ends & words else "start"
+        if not is_span_sure and "start" in read_times and _DURATION_WORDS & words:
+            suspects[name] = "duration"
+    suspects = {name: role for name, role in suspects.items() if role not in given}
     unread = tuple(name for name in names if name not in read and name not in dict(labels))
     return Meaning(audio, times, channel, labels, tuple(suspects.items()), unread)
 
@@ -473,20 +483,28 @@ def _given(value: Any) -> Any:
 
 def _check_suspects(row: Mapping[str, Any], meaning: Meaning, where: str) -> None:
     """Raises ManifestError if a value looks like a time, a channel or audio, and is not read as one."""
-    for name, role in meaning.suspects:
-        value = _given(row[name])
-        if role == "audio":
-            looks_so = _is_other_audio(value, row[meaning.audio])
-        else:
-            looks_so = is_number(value, MAX_SECONDS * 1e6) or (role == "channel" and value in NAMED_CHANNELS)
-        if looks_so:
-            what = {"channel": "a channel", "audio": "an audio file"}.get(role, "a time")
-            none = f", or --columns {role}= if it is something else" if role != "audio" else ""
-            choice = meaning.audio if role == "audio" else name
-            raise ManifestError(
-                f"{where}: {name} is {shortened(repr(value), 80)}, which looks like {what}, and is not read as one. "
-                f"Say what it is, as by --columns {role}={choice}{none}."
-            )
+    found = [(name, role) for name, role in meaning.suspects if _looks_like(role, _given(row[name]), row, meaning)]
+    if not found:
+        return
+    name, role = found[0]
+    value = shortened(repr(_given(row[name])), 80)
+    roles = {role: meaning.audio if role == "audio" else name for name, role in reversed(found)}
+    choice = shlex.quote(",".join(f"{role}={roles[role]}" for role in ROLES if role in roles))
+    what = {"channel": "a channel", "audio": "an audio file"}.get(role, "a time")
+    none = f", or --columns {role}= if it is something else" if role != "audio" else ""
+    raise ManifestError(
+        f"{where}: {name} is {value}, which looks like {what}, and is not read as one. "
+        f"Say what it is, as by --columns {choice}{none}."
+    )
+
+
+def _looks_like(role: str, value: Any, row: Mapping[str, Any], meaning: Meaning) -> bool:
+    """Returns whether a value looks like one for a role."""
+    if role == "audio":
+        return _is_other_audio(value, row[meaning.audio])
+    if isinstance(value, str):
+        return value in NAMED_CHANNELS if role == "channel" else _CLOCK.fullmatch(value) is not None
+    return is_number(value, MAX_SECONDS * 1e6)
 
 
 def _is_other_audio(value: Any, read: Any) -> bool:

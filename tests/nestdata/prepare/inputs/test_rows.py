@@ -20,7 +20,9 @@ SPANS = [
     ("start", "end"), ("offset", "duration"), ("start_time", "end_time"), ("begin_time", "end_time"),
     ("onset", "offset"), ("start", "stop"), ("begin", "dur"), ("segment_start", "segment_end"), ("onset", "duration"),
 ]  # fmt: skip
-UNITS = {"": 1, "_s": 1, "_seconds": 1, "_ms": 1000, "_samples": RATE}
+UNITS = {
+    "": 1, "_s": 1, "_seconds": 1, "_ms": 1000, "_samples": RATE, " (s)": 1, "[ms]": 1000, "/s": 1, " (samples)": RATE,
+}  # fmt: skip
 
 
 OTHER_NAMES = [
@@ -169,6 +171,13 @@ def test_slices_of_a_file_take_the_channel_of_their_row(tmp_path: Path) -> None:
         ),
         ({"path": "a.wav", "tEnd": "2.5"}, r"tEnd is 2\.5, which looks like a time, .* --columns end=tEnd"),
         ({"path": "a.wav", "start": 5, "t_end": 1}, r"t_end is 1, which looks like a time, .* --columns end=t_end"),
+        ({"path": "a.wav", "from": 1, "to": 2}, r"--columns start=from,end=to, or"),
+        ({"path": "a.wav", "my onset": 1, "my offset": 2}, r"--columns 'start=my onset,end=my offset', or"),
+        ({"path": "a.wav", "clip_start": "0:01.5"}, r"clip_start is '0:01\.5', which looks like a time"),
+        ({"path": "a.wav", "clip_start": "1,5"}, r"clip_start is '1,5', which looks like a time"),
+        ({"path": "a.wav", "start": 1, "length": 1}, r"length is 1, which looks like a time, .*--columns duration=len"),
+        ({"path": "a.wav", "offset": 1, "num_frames": 1}, r"num_frames is 1, which looks like a time"),
+        ({"path": "a.wav", "ch": 1}, r"ch is 1, which looks like a channel"),
         ({"path": "a.wav", "clip.begin": 1}, r"clip\.begin is 1, which looks like a time"),
         ({"path": "a.wav", "rec-channel": 1}, r"which looks like a channel, .* --columns channel=rec-channel"),
         ({"path": "a.wav", "chan": "left"}, r"chan is 'left', which looks like a channel"),
@@ -182,6 +191,14 @@ def test_what_looks_like_a_time_a_channel_or_audio_and_is_not_read_is_an_error(
     path = written(tmp_path, form, [row])
     with pytest.raises(ManifestError, match=message.replace("1, which", r"1(?:\.0)?, which").replace("is 2", "is '?2")):
         prepared(path)
+
+
+@pytest.mark.parametrize("given", ["start", "end", "duration", "channel"])
+def test_a_span_that_is_named_in_part_is_an_error_that_names_the_rest(tmp_path: Path, given: str) -> None:
+    row = {"path": "a.wav", "from": 1, "to": 2, "ch": 0}
+    roles = {"start": "from", "end": "to", "duration": "", "channel": "ch"}
+    with pytest.raises(ManifestError, match=r"--columns .*(start=|end=)"):
+        prepared(written(tmp_path, "csv", [row]), columns=f"{given}={roles[given]}")
 
 
 def test_numbers_that_are_no_times_of_the_file_are_labels(tmp_path: Path) -> None:
