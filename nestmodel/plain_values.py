@@ -26,7 +26,9 @@ _MAX_PARTS = 100_000
 """Largest number of parts of a value. A configuration has a few hundred."""
 
 
-class _WithoutAliases(yaml.SafeLoader):
+class _StrictLoader(yaml.SafeLoader):
+    """Without aliases, which may stand for any amount of memory, and without keys of which the last one would count."""
+
     def compose_node(self, parent: Any, index: Any) -> Any:
         if self.check_event(yaml.AliasEvent):
             event = cast(Any, self).peek_event()
@@ -35,15 +37,23 @@ class _WithoutAliases(yaml.SafeLoader):
             )
         return super().compose_node(parent, index)
 
+    def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+        names = set[str]()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode) and key.value in names:
+                raise yaml.constructor.ConstructorError(None, None, f"{key.value!r} is there twice", key.start_mark)
+            names.add(str(key.value))
+        return super().construct_mapping(node, deep)
+
 
 def read_yaml(text: str | bytes) -> Any:
     """Returns the plain value that YAML without aliases describes.
 
     Raises:
-        YAMLError: The text is not YAML, has an alias or is nested too deeply.
+        YAMLError: The text is not YAML, has an alias or a key twice, or is nested too deeply.
     """
     try:
-        return yaml.load(text, _WithoutAliases)
+        return yaml.load(text, _StrictLoader)
     except RecursionError as error:
         raise yaml.YAMLError("nested too deeply") from error
     except ValueError as error:  # such as a date that does not exist

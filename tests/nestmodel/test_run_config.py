@@ -137,6 +137,8 @@ def test_the_seed_is_that_of_plan_and_model(tmp_path: Path) -> None:
         ("{model: {config: {optimizer: {lr: 1e-3}}}}", "such as 1.0e-5"),
         ("- data", "expected sections"),
         ("data: [}", "later.yaml: not YAML"),
+        ("seed: 1\ntrainer: {max_steps: 2}\nseed: 2\n", "'seed' is there twice"),
+        ("data: {plan: {seed: 1, max_cuts: 4, seed: 2}}", "'seed' is there twice"),
     ],
 )
 def test_a_mistake_in_a_file_is_named(content: str, message: str, tmp_path: Path) -> None:
