@@ -220,7 +220,13 @@ def package_version() -> str:
 
 
 def partial_path(output: Path) -> Path:
-    """Returns the directory in which an output is written before it is renamed to its target."""
+    """Returns the directory in which an output is written before it is renamed to its target.
+
+    Raises:
+        OutputError: The target has no name: it is `.` or `/`.
+    """
+    if not output.name:
+        raise OutputError(f"{output.absolute()}: cannot be an output. Choose a new name in a folder.")
     return output.with_name(output.name + ".partial")
 
 

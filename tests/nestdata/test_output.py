@@ -430,6 +430,18 @@ def test_a_link_is_replaced_only_with_overwrite_and_what_it_points_to_stays(tmp_
     assert (tmp_path / "model").read_text() == "old"
 
 
+@pytest.mark.parametrize("target", [".", "/"])
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_a_target_without_a_name_is_refused(target: str, overwrite: bool, tmp_path: Path) -> None:
+    with (
+        pytest.raises(OutputError, match="cannot be an output|exists already"),
+        output_directory(
+            Path(target), kind="a corpus", names=NAMES, overwrite=overwrite, may_replace=is_corpus, inputs=[tmp_path]
+        ),
+    ):
+        pytest.fail("the block ran")
+
+
 def test_a_device_is_not_replaced(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(OutputError, match="is not a file"), output_file(tmp_path / "pipe", overwrite=True):
