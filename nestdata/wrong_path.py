@@ -83,6 +83,8 @@ def _why_missing(text: str, wanted: Wanted) -> str:
         return f"does not exist, but {partial.name} does, which is not complete. Run the same `nestdata prepare` again."
     if wanted == "a model" and re.fullmatch(r"[\w.-]+/[\w.-]+", text) and not path.parent.exists():
         return f"does not exist here. If it is a NEST model on the Hugging Face hub, give hf://{text}."
+    if path.is_symlink():
+        return f"is a symbolic link to {path.readlink()}, which does not exist. Restore it, or give another path."
     folder = next(parent for parent in path.parents if parent.is_dir())
     # In a huge folder, only some of the names are compared.
     missing, names = path.relative_to(folder).parts[0], [each.name for each in islice(folder.glob("*"), 1000)]

@@ -46,6 +46,9 @@ def test_a_file_that_is_no_audio_is_rejected_and_one_that_is_missing_is_an_error
         prepare_corpus(audio / "bad.wav", tmp_path / "x.corpus")
     with pytest.raises(ManifestError, match=r"gone\.wav: does not exist"):
         prepare_corpus([audio / "a.flac", audio / "gone.wav"], tmp_path / "x.corpus")
+    (audio / "link.wav").symlink_to("annex.wav")
+    with pytest.raises(ManifestError, match=r"link\.wav: is a symbolic link to annex\.wav, which does not exist"):
+        prepare_corpus(audio / "link.wav", tmp_path / "x.corpus")
 
 
 def test_a_cut_set_and_a_recording_set_are_inputs(audio: Path, tmp_path: Path) -> None:
