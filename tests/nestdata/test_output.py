@@ -434,7 +434,7 @@ def test_a_link_is_replaced_only_with_overwrite_and_what_it_points_to_stays(tmp_
 @pytest.mark.parametrize("overwrite", [False, True])
 def test_a_target_without_a_name_is_refused(target: str, overwrite: bool, tmp_path: Path) -> None:
     with (
-        pytest.raises(OutputError, match="cannot be an output|exists already"),
+        pytest.raises(OutputError, match=r"cannot be an output|exists already"),
         output_directory(
             Path(target), kind="a corpus", names=NAMES, overwrite=overwrite, may_replace=is_corpus, inputs=[tmp_path]
         ),
