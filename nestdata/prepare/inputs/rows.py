@@ -328,11 +328,16 @@ def audio_name(row: Mapping[str, Any], meaning: Meaning, where: str) -> str:
     name = row[meaning.audio]
     if not name:
         name = next((row[key] for key in AUDIO_KEYS if row.get(key)), name)  # as NeMo does
+    if isinstance(name, dict) and not name.get("bytes"):  # as `datasets` writes audio that it has not decoded
+        name = name.get("path")
     if isinstance(name, str) and name.strip() and name[-1] != "/" and "\0" not in name:
         return name
+    channels = (
+        "; join the channels of a list into one file, for instance with `sox -M`" if isinstance(name, list) else ""
+    )
     raise ManifestError(
-        f"{where}: {meaning.audio} is {repr(name)[:80]}. Give the path of one file, or drop this line; join the "
-        "channels of a list into one file, for instance with `sox -M`."
+        f"{where}: {meaning.audio} is {repr(row[meaning.audio])[:80]}. Give the path of one file, or drop this "
+        f"line{channels}."
     )
 
 

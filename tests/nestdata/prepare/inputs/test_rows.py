@@ -120,6 +120,7 @@ def test_many_more_tables_are_read_as_they_say(tmp_path: Path) -> None:
         ({"path": "a.wav", "start_time": "2021-03-04"}, r"start_time is '2021-03-04'\. Give seconds as a number"),
         ({"path": "a.wav", "channel": "UCx7"}, r"channel is 'UCx7'\. Give the channel as a number, counted from 0"),
         ({"path": "a.wav", "channel": -1}, "Give the channel as a number"),
+        ({"audio": {"bytes": "UklGRg==", "path": "a.wav"}}, r"audio is \{'bytes': .*\. Give the path of one file"),
         ({"path": ["a.wav", "b.wav"]}, r"path is \['a\.wav', 'b\.wav'\]\. Give the path of one file"),
     ],
 )
@@ -140,6 +141,7 @@ def test_a_row_without_one_meaning_is_an_error_that_names_its_column(
         ({"Audio_Filepath": "a.wav", "Start": 1}, (1.0, 3.0, "a@1.000")),
         ({"audio_filepath": None, "audio_filename": "a.wav"}, (0.0, 4.0, "a")),
         ({"path": "a.wav", "start_samples": 16000, "start": 2, "duration": 1}, (2.0, 1.0, "a@2.000+1.000")),
+        ({"audio": {"bytes": None, "path": "a.wav"}, "start": 1}, (1.0, 3.0, "a@1.000")),
         ({"path": "a.wav", "txt": "second", "sentence": "first"}, (0.0, 4.0, "a")),
     ],
 )
