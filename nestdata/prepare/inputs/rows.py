@@ -86,7 +86,7 @@ class Meaning(NamedTuple):
     """All other names, and the labels that they are."""
 
     suspects: tuple[tuple[str, str], ...]
-    """Names among the labels that look like a `start`, an `end`, a `channel` or `audio`, with the role."""
+    """Names among the labels that look like one of `TIMES`, a `channel` or `audio`, with the role."""
 
     unread: tuple[str, ...] = ()
     """Names whose values are not used."""

@@ -23,7 +23,7 @@ from typing import Any, ClassVar, NamedTuple
 from zlib import crc32
 
 from nestdata.columns import Column, given_name, key_of
-from nestdata.errors import ConfigError, ManifestError, StorageError, in_one_line
+from nestdata.errors import ConfigError, ManifestError, StorageError, in_one_line, shortened
 from nestdata.input_format import InputFormat
 from nestdata.output import flush_to_disk
 from nestdata.prepare.inputs.entry import AUDIO_SUFFIXES, Entry, File, Member, Unusable
@@ -37,6 +37,7 @@ from nestdata.prepare.inputs.rows import (
     cut_id_of,
     entry_of_row,
     meaning_in,
+    names_audio,
     placed,
     resolve,
 )
@@ -386,6 +387,12 @@ def _columns_of(schema: Any, location: str, given: tuple[Column, ...]) -> _Colum
     check_columns(schema.names, given, location)
     audio = _audio_column(schema, location, given)
     names = tuple(name for name in schema.names if name != audio and _is_read(schema.field(name).type))
+    if audio is None and not names_audio(names, given):
+        found = shortened(", ".join(f"{part.name} ({part.type})" for part in schema), 400)
+        raise ManifestError(
+            f"{location}: no audio among the columns {found}. Bytes of audio files are read, lists of samples are not. "
+            "If a column names the files, say which: --columns audio=NAME."
+        )
     meaning = meaning_in(names, location, given, is_embedded=audio is not None)
     unread = (name for name in schema.names if name != audio and name not in names)
     meaning = meaning._replace(unread=(*meaning.unread, *unread))

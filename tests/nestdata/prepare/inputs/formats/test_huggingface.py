@@ -158,7 +158,9 @@ def test_a_folder_with_several_splits_is_an_error_that_names_them(tmp_path: Path
 
 def test_a_data_set_without_audio_is_an_error_that_names_its_columns(tmp_path: Path) -> None:
     data_set({"name": ["a.wav"], "text": ["x"]}).save_to_disk(tmp_path / "train")
-    with pytest.raises(ManifestError, match=r"no audio_filepath among name, text\. .* --columns audio=NAME"):
+    with pytest.raises(
+        ManifestError, match=r"no audio among the columns name \(string\), text .* --columns audio=NAME"
+    ):
         prepared(tmp_path / "train")
 
 
