@@ -303,10 +303,11 @@ def open_input(given: GivenInput) -> tuple[InputFormat, Opened]:
             )
         if given.is_pattern and given.format != "nemo" and not given.is_tars:
             raise ManifestError(f"{given.path}: a pattern of manifests, which is read for NeMo data sets only.")
-    if given.format is None and str(given.path).lower().endswith((".yaml", ".yml")):
+    if given.format is None and str(given.path).lower().endswith((".yaml", ".yml", ".yaml.gz", ".yml.gz")):
         raise ManifestError(
-            f"{given.path}: a configuration, such as an input_cfg of NeMo. Give each manifest in it as an argument of "
-            "its own, and their tars with --tars."
+            f"{given.path}: YAML, which is not read. Of a configuration, such as an input_cfg of NeMo, give each "
+            "manifest as an argument of its own, and their tars with --tars. Write a manifest of Lhotse as JSON lines, "
+            "with `lhotse copy FILE.yaml FILE.jsonl`."
         )
     if given.format is None and isinstance(given.path, Path) and kind_of(given.path) == "a model file":
         raise ManifestError(f"{given.path}: {wrong_path(given.path, 'audio')}")

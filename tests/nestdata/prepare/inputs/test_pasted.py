@@ -40,7 +40,7 @@ def test_urls_in_one_text_are_several_inputs() -> None:
     assert audio_inputs("s3://b/a,c.json") == ["s3://b/a,c.json"]
 
 
-@pytest.mark.parametrize("name", ["input_cfg.yaml", "x.YML"])
+@pytest.mark.parametrize("name", ["input_cfg.yaml", "x.YML", "cuts.yaml.gz"])
 def test_a_configuration_is_an_error_that_says_what_to_give(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_text("- type: nemo\n  manifest_filepath: a.json\n")
     with pytest.raises(ManifestError, match=r"a configuration, .* as an argument of its own"):
