@@ -73,10 +73,10 @@ class LhotseManifest(ObjectSource):
         for source in cut["recording"]["sources"]:
             kind, location = source.get("type"), source.get("source")
             if kind not in ("file", "url", "shar_ptr", "command") or not isinstance(location, str):
-                raise ManifestError(
-                    f"{where}: a source of type {kind!r}, which is not supported. Write the audio "
-                    "to files in Lhotse first, with `CutSet.save_audios`."
-                )
+                remedy = "Write the audio to files in Lhotse first, with `CutSet.save_audios`"
+                if kind == "shar":
+                    remedy = "Give the folder of the Shar directory, which has the audio beside the cuts"
+                raise ManifestError(f"{where}: a source of type {kind!r}, which is not supported. {remedy}.")
             if kind == "file":
                 file = self.names.file(location)
                 source["source"], hint = file.location, file.hint

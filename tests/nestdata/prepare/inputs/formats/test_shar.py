@@ -38,6 +38,8 @@ def test_shar_that_lhotse_wrote_is_read_with_its_ids_and_samples(tmp_path: Path)
     assert [corpus.line(index)["id"] for index in range(len(corpus))] == ["x/one", "two.b", "three"]
     expected = next(iter(cuts)).truncate(offset=0.1, duration=0.3).load_audio()[0]
     assert all((corpus.load(index)[1] == expected).all() for index in range(len(corpus)))
+    with pytest.raises(ManifestError, match=r"\.jsonl\.gz:1: a source of type 'shar', .* Give the folder"):
+        prepare_corpus(min((tmp_path / "shar").glob("cuts.*")), tmp_path / "cuts.corpus")
 
 
 def test_cuts_that_have_no_audio_in_the_tar_are_rejected(tmp_path: Path) -> None:
