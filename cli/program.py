@@ -9,6 +9,7 @@ import difflib
 import errno
 import importlib
 import importlib.metadata
+import io
 import os
 import re
 import sys
@@ -98,6 +99,8 @@ class Program:
             The exit code: 0 for success, 1 for a problem that the printed line explains, 2 for wrong usage or
             configuration, 130 after Ctrl-C. A command may return others.
         """
+        if argv is None:
+            _complete_standard_streams()
         words = list(sys.argv[1:] if argv is None else argv)
         return exit_code_of(lambda: self._run(words))
 
@@ -146,6 +149,21 @@ class Program:
         return f"No such command '{name}'.{hint} See `{self.name} --help`."
 
 
+def _complete_standard_streams() -> None:
+    """Makes every text printable, and opens streams that are closed, as by `>&-`; what they are given is dropped.
+
+    Otherwise, the first files that are opened would get their numbers, and be written to by what libraries print.
+    """
+    for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # gets the lowest number that is free
+            setattr(sys, name, os.fdopen(number, mode, closefd=False))
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="backslashreplace")
+
+
 def config_names(arguments: Sequence[str]) -> list[str]:
     """Returns the values of `--config` in a command line, which decide the defaults of its other options."""
     names = []
@@ -171,7 +189,7 @@ def exit_code_of(action: Callable[[], Any]) -> int:
     except KeyboardInterrupt:
         return _fail("interrupted", EXIT_INTERRUPTED)
     except BrokenPipeError:  # of `| head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()
         return EXIT_ERROR
     except Exception as error:
         if _is_usage(error):
@@ -187,6 +205,11 @@ def exit_code_of(action: Callable[[], Any]) -> int:
             raise
         return _fail(_message(error), EXIT_ERROR)
     return result if isinstance(result, int) else 0
+
+
+def _drop_output() -> None:
+    """Drops what is printed from now on, and what is still in the buffer of stdout."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _is_usage(error: Exception) -> bool:
@@ -228,6 +251,11 @@ def _known_cause(error: Exception) -> str | None:
         return (
             f"{text} Something outside of the run has ended a loader worker, most often the system because memory ran "
             "out. Lower --num-workers, or run on a machine with more memory."
+        )
+    if isinstance(error, OSError) and error.errno == errno.ENOSPC and error.filename is None:
+        _drop_output()
+        return (
+            f"{error.strerror}, where the output of this command goes or is printed to. Make space, and run it again."
         )
     if isinstance(error, FileNotFoundError) and error.filename is None:
         try:

@@ -35,6 +35,7 @@ from nestmodel import (
 from nestmodel.plain_values import LIVE_PRESETS
 from tests.cli.commands import error_of, mistake_of, run
 from tests.conftest import MessyCorpora
+from tests.synthesis import hiss, write_audio
 from tests.terminal import Terminal
 from tests.training import TINY
 
@@ -237,6 +238,26 @@ def test_a_reader_that_leaves_gets_no_traceback(tmp_path: Path) -> None:
         ["bash", "-c", f"{command} fit --help-all | head -1"], cwd=tmp_path, capture_output=True, text=True, timeout=120
     )
     assert (done.stdout.count("\n"), done.stderr) == (1, "")
+
+
+@pytest.mark.parametrize(
+    ("streams", "code", "error"),
+    [
+        ("<&-", 0, ""), (">&-", 0, ""), ("<&- >&-", 0, ""), ("2>&-", 0, ""), ("<&- >&- 2>&-", 0, ""),
+        (">/dev/full", 1, "error: No space left on device, where the output of this command goes or is printed to. "
+         "Make space, and run it again.\n"),
+    ],
+)  # fmt: skip
+def test_a_command_runs_without_streams_and_says_that_they_are_full(
+    tmp_path: Path, streams: str, code: int, error: str
+) -> None:
+    write_audio(tmp_path / "a é.wav", hiss(16000, 1))
+    command = f"PYTHONIOENCODING=ascii {Path(sys.executable).parent / 'nestdata'} prepare 'a é.wav' -o 'é.corpus'"
+    done = subprocess.run(["bash", "-c", f"{command} {streams}"], cwd=tmp_path, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (code, error)
+    assert (tmp_path / "é.corpus" / "meta.json").exists()
+    if not streams.startswith((">", "<&- >")):
+        assert r"read as audio" in done.stdout
 
 
 def test_a_completion_script_for_bash_names_commands_and_options(tmp_path: Path) -> None:
