@@ -9,7 +9,6 @@ from benchmarks.harness.catalogue import catalogue
 from benchmarks.harness.children import run_peer
 from benchmarks.harness.kept_settings import keep_settings
 from benchmarks.harness.rounds import ratios, run_rounds, spread
-from tests.fake_gpu import needs_fake_gpu
 
 REPOSITORY = Path(__file__).parents[1]
 BENCHMARKS = REPOSITORY / "benchmarks"
@@ -30,11 +29,6 @@ def test_a_failed_peer_ends_the_benchmark_with_its_exit_code_and_last_line(progr
     with pytest.raises(SystemExit) as caught:
         run_peer(python(program))
     assert str(caught.value) == f"{Path(sys.executable).name} -c: {message}"
-
-
-def test_much_output_on_both_streams_does_not_block() -> None:
-    program = "import sys; print('o' * 10**6); print('e' * 10**6, file=sys.stderr); print('o' * 10**6)"
-    assert len(run_peer(python(program))) == 2 * 10**6 + 2
 
 
 def test_a_benchmark_goes_on_with_the_settings_of_its_first_call_only(tmp_path: Path) -> None:
@@ -70,19 +64,3 @@ def test_contestants_take_turns_and_the_first_round_does_not_count() -> None:
     assert rounds == [{"a": 3.0, "b": 4.0}, {"a": 5.0, "b": 6.0}]
     assert ratios(rounds, "b", "a") == [4 / 3, 6 / 5]
     assert spread([1.0, 4.0, 2.0], 1) == "2.0 (1.0 to 4.0)"
-
-
-@needs_fake_gpu
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's compiler
-def test_a_warp_issues_the_instructions_of_loops_as_often_as_they_run() -> None:
-    from benchmarks.harness.fake_h100 import Loop, MachineCode
-
-    outer, inner, rest = (
-        Loop(first=10, last=59, step=1),
-        Loop(first=20, last=29, step=4),
-        Loop(first=70, last=71, step=1),
-    )
-    code = MachineCode(100, (outer, inner, rest), num_registers=32, stack_bytes=0)
-    assert code.issued([]) == 100
-    # 40 instructions of the outer loop alone, and 10 of the inner one, which is unrolled four times.
-    assert code.issued([(3, 1), (10, 1)]) == 50 + 3 * (40 + 3 * 10)

@@ -100,6 +100,19 @@ class ProportionalSteps(pl.Callback):
             group["eps"] = 1.0
 
 
+class RequestPreemption(pl.Callback):
+    """Sets the flag that SIGTERM sets, at the first microbatch of a step."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def on_train_batch_start(
+        self, _trainer: pl.Trainer, module: pl.LightningModule, batch: AudioNoiseBatch, _index: int
+    ) -> None:
+        assert isinstance(module, NestModel)
+        module.stop_requests.preempted_here |= batch.key.step == self.step
+
+
 def fit(
     corpora: MessyCorpora,
     directory: Path,

@@ -1,4 +1,4 @@
-"""Counts how often the CPU waits for the GPU in training steps, and the bytes that a batch sends, without a GPU.
+"""Counts how often the CPU waits for the GPU in training steps, without a GPU.
 
 Lightning trains a small model with the callbacks and the logger of a run on a fake GPU: tensors on the CPU are real,
 and those on the GPU are torch's fake tensors, which have a shape but no values. Every operation for which the CPU would
@@ -10,10 +10,10 @@ import tempfile
 import traceback
 import warnings
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 from unittest import mock
 
 import pytorch_lightning as pl
@@ -32,21 +32,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from benchmarks.harness.fake_gpu import backward
-from nestdata import AudioNoiseBatch, MicrobatchKey, Mix
-from nestmodel import (
-    EncoderConfig,
-    MaskConfig,
-    NestConfig,
-    NestModel,
-    Progress,
-    QuantizerConfig,
-    Throughput,
-)
+from nestdata import AudioNoiseBatch
+from nestmodel import NestConfig, NestModel, Progress, Throughput
+from nestmodel.preflight.trial import noise_batch
 from nestmodel.training.callbacks.progress import PlainLines
 from nestmodel.training.copy_ahead import Loader, copied_ahead
+from tests.training import tiny_config, trainer
 
 GPU = torch.device("cuda:0")
-MB = 1e6
 
 
 @dataclass(frozen=True)
@@ -67,13 +60,6 @@ class FakeGpu(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch
         self.waits: list[Wait] = []
-        self.bytes_sent = 0
-        """Bytes copied from the CPU to the GPU."""
-
-        self.bytes_sent_on_compute_stream = 0
-        """Those copied on the stream that computes, which does nothing else meanwhile."""
-
-        self.compute_stream = self.stream = _FakeStream()
         self._pinned: list[torch.UntypedStorage] = []
 
     def is_pinned(self, tensor: Tensor) -> bool:
@@ -133,36 +119,10 @@ class FakeGpu(TorchDispatchMode):
             return torch.zeros(tensors[0].shape, dtype=kwargs.get("dtype") or tensors[0].dtype)
 
     def _upload(self, tensor: Tensor, *, is_async: bool) -> None:
-        self.bytes_sent += tensor.nbytes
-        if self.stream is self.compute_stream:
-            self.bytes_sent_on_compute_stream += tensor.nbytes
         if not is_async:
             self.wait("blocking copy to the GPU")
         elif not self.is_pinned(tensor):
             self.wait("copy to the GPU from pageable memory")
-
-
-class _FakeEvent:
-    """Stands for a CUDA event that has happened."""
-
-    def record(self, *_: Any) -> None:
-        pass
-
-    def query(self) -> bool:
-        return True
-
-
-class _FakeStream:
-    """Stands for a stream, whose work has always been done."""
-
-    def wait_stream(self, *_: Any) -> None:
-        pass
-
-    def wait_event(self, *_: Any) -> None:
-        pass
-
-    def record_event(self) -> _FakeEvent:
-        return _FakeEvent()
 
 
 class _FakeGenerator(torch.Generator):
@@ -190,21 +150,14 @@ def fake_gpu() -> Iterator[FakeGpu]:
         with unset_fake_temporarily():
             return torch.zeros(tuple(tensor.shape), dtype=tensor.dtype).tolist()
 
-    @contextmanager
-    def stream(chosen: _FakeStream) -> Iterator[None]:
-        before, mode.stream = mode.stream, chosen
-        try:
-            yield
-        finally:
-            mode.stream = before
-
     with ExitStack() as stack:
         for owner, name, value in (
             (torch, "Generator", _generator),
-            (torch.cuda, "Event", _FakeEvent),
-            (torch.cuda, "Stream", lambda *_: _FakeStream()),
-            (torch.cuda, "stream", stream),
-            (torch.cuda, "current_stream", lambda *_: mode.stream),
+            # Events have happened, and streams have done all of their work.
+            (torch.cuda, "Event", mock.MagicMock()),
+            (torch.cuda, "Stream", mock.MagicMock()),
+            (torch.cuda, "stream", nullcontext),
+            (torch.cuda, "current_stream", mock.MagicMock()),
             (torch.cuda, "get_device_name", lambda *_: "a GPU that does not exist"),
             (torch.cuda, "manual_seed", lambda *_: None),
             (torch.cuda, "synchronize", lambda *_: mode.wait("synchronize")),
@@ -243,34 +196,21 @@ class FakeGpuStrategy(SingleDeviceStrategy):
 
 
 class CountedLoader:
-    """A loader that notes what was counted before each request."""
+    """A loader that notes the number of waits before each request."""
 
     def __init__(self, loader: Loader, gpu: FakeGpu) -> None:
         self.loader = loader
         self.gpu = gpu
-        self.counted: list[_Counted] = []
-        """What was counted before each batch."""
+        self.num_waits: list[int] = []
 
     def __iter__(self) -> Iterator[Any]:
         batches = iter(self.loader)
         for _ in range(len(self)):
-            self.counted.append(_Counted.of(self.gpu))
+            self.num_waits.append(len(self.gpu.waits))
             yield next(batches)
 
     def __len__(self) -> int:
         return len(self.loader)
-
-
-class _Counted(NamedTuple):
-    """Numbers of a fake GPU until now."""
-
-    waits: int
-    bytes_sent: int
-    bytes_sent_on_compute_stream: int
-
-    @classmethod
-    def of(cls, gpu: FakeGpu) -> "_Counted":
-        return cls(len(gpu.waits), gpu.bytes_sent, gpu.bytes_sent_on_compute_stream)
 
 
 class FixedData(pl.LightningDataModule):
@@ -292,96 +232,31 @@ class FixedData(pl.LightningDataModule):
         return []
 
 
-def dense_batch(num_cuts: int = 16, seconds: float = 15.0) -> AudioNoiseBatch:
-    """Returns a batch as `float32`."""
-    audio = torch.randn(num_cuts, round(16000 * seconds), generator=torch.Generator().manual_seed(0))
-    lens = torch.full((num_cuts,), audio.shape[1])
-    return AudioNoiseBatch(
-        audio=audio,
-        audio_len=lens,
-        noise=torch.zeros_like(audio),
-        noise_len=lens.clone(),
-        noisy_audio=audio.clone(),
-        noisy_audio_len=lens.clone(),
-        **_record(num_cuts),
-    )
-
-
-def _record(num_cuts: int) -> dict[str, Any]:
-    names = [f"cut {i}" for i in range(num_cuts)]
-    return {
-        "sample_id": names,
-        "mixes": [Mix(mode="none")] * num_cuts,
-        "bad_cuts": [],
-        "key": MicrobatchKey(0, 0),
-    }
-
-
-@dataclass(frozen=True)
-class Count:
-    """What one microbatch costs."""
-
-    step: int
-    microbatch: int
-    is_logged: bool
-    waits: list[Wait]
-    bytes_sent: int
-    """Bytes of the batch after it, which is copied ahead; for the first microbatch, of its own batch as well."""
-
-    bytes_sent_on_compute_stream: int
-
-
 def count_waits(
-    batch: AudioNoiseBatch,
-    *,
-    num_steps: int = 4,
-    microbatches: int = 1,
-    log_every: int = 2,
-    seconds_between_lines: float = math.inf,
-    config: NestConfig | None = None,
-    max_norm: float | None = None,
-) -> list[Count]:
+    *, num_steps: int = 1, seconds_between_lines: float = math.inf, config: NestConfig | None = None, **settings: Any
+) -> list[list[Wait]]:
     """Trains on a fake GPU and returns the waits of every microbatch, with all that follows it until the next.
 
     Args:
-        batch: The batch to train on, on the CPU.
-        num_steps: Number of optimizer steps.
-        microbatches: Microbatches of each step.
-        log_every: Number of steps after which metrics are logged.
+        num_steps: Number of optimizer steps, of two microbatches.
         seconds_between_lines: Time after which a line of progress is printed; never by default.
-        config: Of the model; by default a small one.
-        max_norm: Norm to which gradients are clipped; None for no clipping.
+        config: Of the model; by default a tiny one.
+        settings: Of the trainer.
     """
-    encoder = EncoderConfig(d_model=16, num_heads=2, num_layers=1, subsampling_channels=8)
-    small = NestConfig(encoder=encoder, quantizer=QuantizerConfig(num_classes=32), masking=MaskConfig(prob=0.02))
-    model = NestModel(config or small, backend="torch")
+    model = NestModel(config or tiny_config(num_layers=1), backend="torch")
     with tempfile.TemporaryDirectory() as directory, fake_gpu() as gpu, warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        data = FixedData(batch.pin_memory(), num_steps * microbatches, gpu)
-        trainer = pl.Trainer(
-            accelerator="cpu",
+        data = FixedData(noise_batch((16, 15 * 16000)).pin_memory(), 2 * num_steps, gpu)
+        runner = trainer(
+            Path(directory),
+            [Throughput(), Progress(PlainLines(seconds_between_lines))],
             strategy=FakeGpuStrategy(),
             max_epochs=1,
-            accumulate_grad_batches=microbatches,
-            gradient_clip_val=max_norm,
-            log_every_n_steps=log_every,
+            accumulate_grad_batches=2,
+            log_every_n_steps=2,
             logger=CSVLogger(directory),
-            callbacks=[Throughput(), Progress(PlainLines(seconds_between_lines))],
-            enable_checkpointing=False,
-            enable_progress_bar=False,
-            enable_model_summary=False,
+            **settings,
         )
-        trainer.fit(model, datamodule=data)
-    starts = data.counted_loader.counted
-    ends = [*starts[1:], _Counted.of(gpu)]
-    return [
-        Count(
-            step=index // microbatches,
-            microbatch=index % microbatches,
-            is_logged=(index // microbatches + 1) % log_every == 0,
-            waits=gpu.waits[start.waits : end.waits],
-            bytes_sent=end.bytes_sent - start.bytes_sent,
-            bytes_sent_on_compute_stream=end.bytes_sent_on_compute_stream - start.bytes_sent_on_compute_stream,
-        )
-        for index, (start, end) in enumerate(zip(starts, ends, strict=True))
-    ]
+        runner.fit(model, datamodule=data)
+    starts = data.counted_loader.num_waits
+    return [gpu.waits[start:end] for start, end in zip(starts, [*starts[1:], len(gpu.waits)], strict=True)]

@@ -20,9 +20,9 @@ from nestdata.corpus.corpus import Corpus
 from nestdata.corpus.file_version import path_of
 from nestdata.corpus.members import MemberBytes, fetch
 from nestdata.errors import AudioError, ConfigError, StorageError
-from nestdata.prepare.read import read_header
 from nestdata.prepare.inputs.entry import File, Unusable
 from nestdata.prepare.pool import Pool
+from nestdata.prepare.read import read_header
 from nestdata.storage import FileVersion, ObjectInfo, is_url, location_of, storage
 
 # Cuts with files of their own that are checked by one thread at a time.

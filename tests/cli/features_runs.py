@@ -3,12 +3,9 @@
 import os
 import subprocess
 import sys
-from dataclasses import asdict
 from pathlib import Path
 
-import torch
-
-from nestmodel import NestModel
+from nestmodel import NestNetwork, save_network
 from tests.cli.commands import Outcome
 from tests.synthesis import hiss, write_audio, write_jsonl
 from tests.training import tiny_config
@@ -27,9 +24,7 @@ def features(output: str) -> list[str]:
 
 def with_features_of_one_rank(directory: Path) -> Path:
     """Writes `model.ckpt`, `speech.json` with 20 files, a broken one and a missing one, and `one`, their features."""
-    torch.manual_seed(0)
-    model = NestModel(tiny_config())
-    torch.save({"nest_config": asdict(model.config), "state_dict": model.state_dict()}, directory / "model.ckpt")
+    save_network(NestNetwork(tiny_config()), directory / "model.ckpt")
     for number in range(20):
         write_audio(directory / "speech" / f"{number}.flac", hiss(4000 + 400 * number, number))
     # The header is intact, so that a rank rejects it.

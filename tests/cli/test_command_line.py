@@ -142,52 +142,6 @@ def test_the_printed_settings_are_read_as_they_were_given(tmp_path: Path, capsys
     assert RunConfig.read([printed]) == parsed(*words)
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ("", "no corpus and configuration: give --config with a preset (demo, "),
-        ("{speech}", "no configuration: give --config with a preset (demo, "),
-        ("--config demo", "no corpus: give one, such as `nestmodel fit speech.corpus --config demo`"),
-        ("{speech} --config dem", "the nearest is 'demo'"),
-        ("{speech} --config unified", "unified is not a whole model"),
-        ("{speech} --config v2", "v2 is not a whole model"),
-        ("gone.corpus --config demo", "gone.corpus: does not exist"),
-        ("{speech} -c demo --conf demo", "unknown option --conf; here it is --config"),
-        ("{speech} -c demo --gpus 2", "unknown option --gpus; here it is --devices"),
-        ("--corpus {speech} -c demo", "unknown option --corpus; here it is the argument CORPUS"),
-        ("corpus=x.corpus -c demo", "corpus=x.corpus is not an argument: give x.corpus as the argument CORPUS"),
-        ("{speech} -c demo --max-steps ten", "'ten'"),
-        ("{speech} -c demo --max-steps 0", "trainer.max_steps is 0"),
-        ("{speech} -c demo --weights 0.7,0.3", "Error parsing --weights"),
-        ("-c demo --weights 1 {speech}", "speech.corpus is taken as a value of --weights: give it before the options"),
-        ("-c demo {speech} --lrr 3", "error: the command line is invalid"),
-        ("{speech} -c demo max_stepss=4", "max_stepss=4 is neither a path nor a setting of this command"),
-        ("{speech} -c demo --lrr 3", "--lr, --model.config.optimizer.lr FLOAT"),
-        ("{speech} -c demo --trainer.callbacks 3", "--trainer.callbacks"),
-        ("{speech} -c demo --trainer.lightning '{{a: 1'", "--trainer.lightning"),
-        ("trainer.max_steps=10 -c demo", "--trainer.max-steps"),
-        ("{speech} -c demo --max-time 30", "trainer.max_time is '30': give it with its unit"),
-        ("{speech} -c demo --resume --ckpt-path a.ckpt", "--resume and --ckpt-path"),
-        ("{speech} -c demo --accelerator gpu", "--accelerator gpu: torch "),
-        ("{speech} -c demo --trainer.lightning '{{max_epoch: 3}}'", "the nearest is 'max_epochs'"),
-    ],
-)
-def test_a_mistake_is_explained_and_leaves_nothing(
-    words: str,
-    message: str,
-    messy_corpora: MessyCorpora,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    if torch.cuda.is_available() and "GPU" in message:
-        pytest.skip("for machines without a GPU")
-    monkeypatch.chdir(tmp_path)
-    assert PROGRAMS["nestmodel"].run(["fit", *shlex.split(words.format(speech=messy_corpora.speech))]) == 2
-    assert message in mistake_of(capsys)
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_a_mistake_is_explained_on_a_terminal_as_well(tmp_path: Path) -> None:
     terminal = Terminal(columns=120)
     environment = {**os.environ, "TERM": "xterm-256color"}

@@ -1,15 +1,13 @@
 import json
-from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
 from nestcli.nestmodel import main
-from nestmodel import NestModel
+from nestmodel import NestNetwork, save_network
 from tests.addressed import WebServer
-from tests.cli.commands import mistake_of, run
+from tests.cli.commands import run
 from tests.extras import needs
 from tests.nestmodel.evaluate.spoken_tones import write_manifest
 from tests.synthesis import hiss, tone, write_audio, write_jsonl
@@ -22,8 +20,7 @@ needs_probe = needs("probe", "jiwer", "sklearn")
 def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Holds `model.ckpt`, and `speech.json` with 24 files of two pitches, a broken file and a missing one."""
     directory = tmp_path_factory.mktemp("features")
-    model = NestModel(tiny_config())
-    torch.save({"nest_config": asdict(model.config), "state_dict": model.state_dict()}, directory / "model.ckpt")
+    save_network(NestNetwork(tiny_config()), directory / "model.ckpt")
     rows = []
     for i in range(24):
         audio = np.concatenate([hiss(3200, i, level=0.01), tone((300, 3000)[i % 2], 0.1 + i / 100)])
@@ -111,23 +108,3 @@ def test_probe_of_content_prints_error_rates(tmp_path: Path, capsys: pytest.Capt
     for text in ("CER, %", "log-mel", "CER, trained minus untrained: ", "22 training utterances, 2 held out, 10 test"):
         assert text in out
     assert out.splitlines()[-1] == f"report: {tmp_path / 'ctc' / 'probe.json'}"
-
-
-@pytest.mark.parametrize(
-    ("arguments", "code", "message"),
-    [
-        (["features", "model.ckpt", "speech"], 2, "--output"),
-        (["features", "model.ckpt", "speech", "-o", "f", "--layers", "9"], 2, "layers is '9'"),
-        (["features", "model.ckpt", "speech", "-o", "speech", "--overwrite"], 1, "is not a directory of features"),
-        (["features", "gone.ckpt", "speech", "-o", "f"], 1, "gone.ckpt"),
-        (["probe", "characters", "model.ckpt", "speech.json"], 2, "--test"),
-        (["probe", "label", "a", "b", "--label", "x", "--test", "c"], 2, "Unrecognized options: --test"),
-    ],
-)
-def test_an_invalid_request_is_explained(
-    arguments: list[str], code: int, message: str, directory: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    before = sorted(path.name for path in directory.iterdir())
-    assert main(arguments) == code
-    assert message in mistake_of(capsys)
-    assert sorted(path.name for path in directory.iterdir()) == before

@@ -5,8 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from nestcli.nestmodel import main
-from tests.cli.commands import error_of
 from tests.cli.dying_rank import NUM_BATCHES
 from tests.cli.features_runs import (
     DYING,
@@ -18,6 +16,8 @@ from tests.cli.features_runs import (
     start,
     with_features_of_one_rank,
 )
+
+pytestmark = [pytest.mark.slow, pytest.mark.multiprocess]
 
 
 @pytest.fixture(scope="module")
@@ -39,8 +39,6 @@ def check_that_it_goes_on(killed: Path, resumed: Path, one: Path, before: dict[s
     assert {file: (resumed / file).stat().st_mtime_ns for file in before} == before
 
 
-@pytest.mark.slow
-@pytest.mark.multiprocess
 def test_after_the_death_of_a_rank_of_torchrun_more_ranks_go_on_and_equal_one(directory: Path) -> None:
     torchrun = [str(SCRIPTS / "torchrun"), "--nproc-per-node", "2", "--master-port", "0", "-m"]
     killed = ended(start([*torchrun, "tests.cli.dying_rank", *features("a")], directory))
@@ -57,8 +55,6 @@ def test_after_the_death_of_a_rank_of_torchrun_more_ranks_go_on_and_equal_one(di
     check_that_it_goes_on(directory / "a.partial", directory / "a", directory / "one", before)
 
 
-@pytest.mark.slow
-@pytest.mark.multiprocess
 def test_a_killed_rank_of_devices_is_named_and_fewer_ranks_go_on(directory: Path) -> None:
     killed = ended(start([*DYING, *features("b"), "--devices", "3"], directory))
     (line,) = killed.error_lines
@@ -70,8 +66,6 @@ def test_a_killed_rank_of_devices_is_named_and_fewer_ranks_go_on(directory: Path
     check_that_it_goes_on(directory / "b.partial", directory / "b", directory / "one", before)
 
 
-@pytest.mark.slow
-@pytest.mark.multiprocess
 def test_processes_of_srun_equal_one(directory: Path) -> None:
     variables = {"JOB_ID": "7", "STEP_ID": "0", "NTASKS": "2", "NNODES": "1", "JOB_NAME": "features"}
     tasks = [
@@ -89,38 +83,9 @@ def test_processes_of_srun_equal_one(directory: Path) -> None:
     assert contents(directory / "c") == contents(directory / "one")
 
 
-@pytest.mark.slow
-@pytest.mark.multiprocess
 def test_a_mistake_that_all_ranks_make_is_one_line(directory: Path) -> None:
     mistaken = ended(start([*NESTMODEL, *features("d"), "--devices", "2", "--layers", "9"], directory))
     assert mistaken.code == 2
     assert mistaken.err.splitlines() == mistaken.error_lines
     assert len(mistaken.error_lines) == 1
     assert not (directory / "d.partial").exists()
-
-
-@pytest.mark.parametrize(
-    ("devices", "variables", "message"),
-    [
-        ("0", {}, "devices is 0"),
-        ("2", {"WORLD_SIZE": "4", "RANK": "1", "LOCAL_RANK": "1"}, "a launcher has started 4 processes"),
-        ("1", {"WORLD_SIZE": "4", "LOCAL_RANK": "1"}, "the environment variable RANK is not set"),
-        ("1", {"OMPI_COMM_WORLD_SIZE": "4"}, "use torchrun or srun"),
-    ],
-)
-def test_ranks_that_cannot_be_used_are_one_line(
-    devices: str,
-    variables: dict[str, str],
-    message: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"):
-        monkeypatch.delenv(name, raising=False)
-    for name, value in variables.items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.setattr("nestcli.program.time.sleep", lambda _: None)
-    assert main(["features", "model.ckpt", "speech", "-o", str(tmp_path / "f"), "--devices", devices]) == 2
-    assert message in error_of(capsys)
-    assert list(tmp_path.iterdir()) == []

@@ -1,16 +1,14 @@
 """Every command applies the rule of ranks, with environment variables of launchers."""
 
 import os
-from dataclasses import asdict
 from pathlib import Path
 
 import pytest
-import torch
 import yaml
 
 from nestcli import program
 from nestcli.nestmodel import main
-from nestmodel import NestModel
+from nestmodel import NestNetwork, save_network
 from nestmodel.errors import ConfigError
 from nestmodel.training.module import check_precision
 from tests.cli.commands import error_of
@@ -46,8 +44,7 @@ def test_other_ranks_than_those_of_the_launcher_are_one_line_before_anything_is_
 ) -> None:
     monkeypatch.chdir(tmp_path)
     environment |= TASK
-    model = NestModel(tiny_config())
-    torch.save({"nest_config": asdict(model.config), "state_dict": model.state_dict()}, tmp_path / "last.ckpt")
+    save_network(NestNetwork(tiny_config()), tmp_path / "last.ckpt")
     start = ["--ckpt-path", "last.ckpt"] if command == "validate" else []
     assert main([command, *arguments(messy_corpora, tmp_path), "--devices", "2", *start]) == 2
     line = error_of(capsys)
@@ -73,13 +70,36 @@ def test_of_a_mistake_of_all_ranks_the_first_says_so_first(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    ("devices", "variables", "message"),
+    [
+        ("0", {}, "devices is 0"),
+        ("1", {"WORLD_SIZE": "4", "LOCAL_RANK": "1"}, "the environment variable RANK is not set"),
+        ("1", {"OMPI_COMM_WORLD_SIZE": "4"}, "use torchrun or srun"),
+    ],
+)
+def test_ranks_that_features_cannot_use_are_one_line(
+    devices: str,
+    variables: dict[str, str],
+    message: str,
+    environment: dict[str, str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(program.time, "sleep", lambda _: None)
+    environment |= variables
+    assert main(["features", "model.ckpt", "speech", "-o", str(tmp_path / "f"), "--devices", devices]) == 2
+    assert message in error_of(capsys)
+    assert list(tmp_path.iterdir()) == []
+
+
 PRECISIONS = {"32-true": True, "bf16-mixed": True, "16": True, "bf16-true": False, "64": False}
 
 
 @pytest.mark.parametrize(("precision", "is_supported"), PRECISIONS.items())
 def test_a_precision_is_supported_if_its_weights_are_float32(precision: str, is_supported: bool) -> None:
-    values = [precision, *([int(precision)] if precision.isdigit() else [])]
-    for value in values:
+    for value in [precision, *([int(precision)] if precision.isdigit() else [])]:
         if is_supported:
             check_precision(value)
             continue

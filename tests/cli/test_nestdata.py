@@ -30,27 +30,6 @@ def manifest_of(directory: Path, num_cuts: int = 3) -> Path:
     return write_jsonl(directory / "speech.json", [{"audio_filepath": f"{i}.wav"} for i in range(num_cuts)])
 
 
-def test_prepare_names_the_corpus_after_the_manifest_and_reports_rejects(tmp_path: Path) -> None:
-    manifest = manifest_of(tmp_path)
-    with manifest.open("a") as file:
-        file.write('{"audio_filepath": "gone.wav", "duration": 2.0}\n')
-    outcome = run("nestdata", "prepare", manifest, cwd=tmp_path)
-    assert outcome.code == 0
-    assert "3 cuts" in outcome.out
-    assert "1 missing" in outcome.out
-    assert len(Corpus.open(tmp_path / "speech.corpus")) == 3
-    (reject,) = [json.loads(line) for line in (tmp_path / "speech.corpus/rejected.jsonl").read_text().splitlines()]
-    assert reject["where"] == f"{manifest}:4"
-    assert reject["reason"] == "missing"
-
-
-def test_prepare_prints_its_summary_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["prepare", str(manifest_of(tmp_path)), "-o", str(tmp_path / "a.corpus"), "--json"]) == 0
-    summary = json.loads(capsys.readouterr().out)
-    assert summary["num_cuts"] == 3
-    assert summary["path"] == str(tmp_path / "a.corpus")
-
-
 @pytest.mark.slow
 def test_prepare_passes_its_options_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for i in range(3):
@@ -121,13 +100,6 @@ def test_preview_writes_pictures_sound_and_a_page_for_up_to_eight_cuts(
         assert cut_id in page
         assert cut_id in outcome.out
     assert page.count("<img") == num_shown
-
-
-def test_preview_rejects_a_rank_outside_of_the_world_size(
-    messy_corpora: MessyCorpora, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["sample-batch", "preview", str(messy_corpora.speech), "--rank", "2", "--world-size", "2"]) == 2
-    assert "rank 2 does not exist among 2 ranks" in error_of(capsys)
 
 
 @pytest.mark.parametrize(

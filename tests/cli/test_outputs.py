@@ -5,16 +5,14 @@ import os
 import random
 import shutil
 from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
 
 import pytest
-import torch
 
 from nestcli.nestdata import main as nestdata
 from nestcli.nestmodel import main as nestmodel
 from nestdata.output import MARK
-from nestmodel import NestModel
+from nestmodel import NestNetwork, save_network
 from tests.synthesis import hiss, write_audio, write_jsonl
 from tests.training import tiny_config
 
@@ -80,10 +78,8 @@ OBSTACLES = [
 @pytest.fixture(scope="module")
 def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("inputs")
-    torch.manual_seed(0)
     for name in ("model.ckpt", "other.ckpt"):
-        model = NestModel(tiny_config())
-        torch.save({"nest_config": asdict(model.config), "state_dict": model.state_dict()}, directory / name)
+        save_network(NestNetwork(tiny_config()), directory / name)
     for number in range(6):
         write_audio(directory / "speech" / f"{number}.flac", hiss(16000 + 400 * number, number))
     rows = [{"audio_filepath": f"speech/{number}.flac", "text": "ab"[number % 2]} for number in range(6)]

@@ -47,26 +47,3 @@ def test_json_is_the_summary_of_the_requested_plan(
     assert shown["padding"] == summary.padding
     assert len(shown["buckets"]) == len(summary.buckets)
     assert "<svg" in (tmp_path / "plan.svg").read_text()
-
-
-@pytest.mark.parametrize(
-    ("options", "code", "message"),
-    [
-        (["--weights", "1", "2"], 2, "plan.weights has 2 numbers for 1 corpora"),
-        (["max_steps=4"], 2, "max_steps=4 is neither a path nor a setting of this command"),
-        (["--world-size", "3"], 2, "3 ranks cannot share evenly"),
-        (["--picture", "plan.xyz"], 2, "--picture is 'plan.xyz': expected a name that ends in .png, .svg or .pdf."),
-        (
-            ["--picture", "/gone/plan.png", *MICROBATCHES],
-            1,
-            "/gone/plan.png: No such file or directory. Check the path",
-        ),
-    ],
-)
-def test_an_invalid_setting_is_one_line(
-    messy_corpora: MessyCorpora, options: list[str], code: int, message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["plan", str(messy_corpora.speech), *options]) == code
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("error: ")
-    assert message in line

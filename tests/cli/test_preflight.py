@@ -55,28 +55,6 @@ def test_a_failed_check_sets_the_exit_code_and_is_named_in_json(
     assert status["step"] == "ok"
 
 
-@pytest.mark.parametrize(
-    ("flags", "code", "message"),
-    [
-        (["--num-batches", "0"], 2, "num_batches is 0"),
-        (["--ckpt-path", "gone.ckpt"], 2, "gone.ckpt: does not exist"),
-        (["--memory-limit", "8GiB"], 2, "--memory-limit has no effect without --find-budget"),
-        (["--find-budget", "--accelerator", "cpu"], 2, "give the memory that one rank may use"),
-    ],
-)
-def test_wrong_usage_is_reported_as_by_fit(
-    flags: list[str],
-    code: int,
-    message: str,
-    messy_corpora: MessyCorpora,
-    capsys: pytest.CaptureFixture[str],
-    tmp_path: Path,
-) -> None:
-    assert main([*arguments(tmp_path, messy_corpora.speech), *flags]) == code
-    (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]
-    assert message in line
-
-
 @pytest.mark.slow
 def test_the_budget_is_printed_as_yaml_that_a_run_accepts(
     messy_corpora: MessyCorpora, capfd: pytest.CaptureFixture[str], tmp_path: Path

@@ -6,16 +6,9 @@ import pytest
 import yaml
 
 from nestcli import nestdata
-from nestdata import (
-    AudioNoiseBatch,
-    AugmentConfig,
-    BadAudioConfig,
-    Corpora,
-    MixConfig,
-    PlanConfig,
-    batch_digest,
-)
-from nestmodel import DataConfig, NestDataModule
+from nestdata import AudioNoiseBatch, Corpora, batch_digest
+from nestmodel import NestDataModule
+from nestmodel.run_config import read_data
 from tests.conftest import MessyCorpora
 
 DATA: dict[str, Any] = {
@@ -32,21 +25,10 @@ def digest(batch: AudioNoiseBatch) -> Any:
     return json.loads(json.dumps(batch_digest(batch)))
 
 
-def data_module(corpora: MessyCorpora, seed: int) -> NestDataModule:
-    """Returns the data module of `DATA`, built by hand."""
-    return NestDataModule(
-        DataConfig(
-            [corpora.speech, corpora.windows],
-            corpora.noise,
-            plan=PlanConfig(
-                max_batch_seconds=20.0, microbatches_per_step=4, weights=(0.5, 0.5), num_shapes=3, seed=seed
-            ),
-            mix=MixConfig(prob=0.9, noise_ratio=0.7, noise_snr_db=(0.0, 10.0)),
-            augment=AugmentConfig(speech=["PolarityInversion", {"Gain": {"p": 1.0}}], speech_on="both"),
-            bad_audio=BadAudioConfig(max_share=0.5),
-            num_workers=0,
-        )
-    )
+def data_module(run_yaml: Path) -> NestDataModule:
+    """Returns the data module that `fit` would build of the file."""
+    data, _ = read_data([run_yaml])
+    return NestDataModule(data)
 
 
 @pytest.fixture(autouse=True)
@@ -75,17 +57,11 @@ def preview(tmp_path: Path, capsys: pytest.CaptureFixture[str], *arguments: obje
 
 @pytest.mark.parametrize(("step", "rank", "world_size"), [(0, 0, 1), (3, 1, 2)])
 def test_preview_shows_the_batch_of_the_data_module_of_the_same_file(
-    step: int,
-    rank: int,
-    world_size: int,
-    run_yaml: Path,
-    messy_corpora: MessyCorpora,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    step: int, rank: int, world_size: int, run_yaml: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     flags = ("--config", run_yaml, "--step", step, "--rank", rank, "--world-size", world_size)
     shown = preview(tmp_path, capsys, *flags)
-    dataset = data_module(messy_corpora, seed=7).train_dataset
+    dataset = data_module(run_yaml).train_dataset
     assert shown == digest(dataset[step, rank * 4 // world_size])
     assert {mix["mode"] for mix in shown["mixes"]} > {"noise"}
 
@@ -113,15 +89,6 @@ def test_plan_reads_the_same_file(
 ) -> None:
     assert nestdata.main(["plan", "--config", str(run_yaml), "--world-size", "2", "--json"]) == 0
     shown = json.loads(capsys.readouterr().out)
-    plan = data_module(messy_corpora, seed=7).train_dataset.plan
+    plan = data_module(run_yaml).train_dataset.plan
     assert shown["fingerprint"] == plan.fingerprint
     assert len(shown["corpora"]) == len(Corpora.open([messy_corpora.speech, messy_corpora.windows]).corpora)
-
-
-def test_a_world_size_that_does_not_divide_the_microbatches_is_one_line(
-    run_yaml: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for command in (["plan"], ["sample-batch", "preview"]):
-        assert nestdata.main([*command, "--config", str(run_yaml), "--world-size", "3"]) == 2
-        (line,) = capsys.readouterr().err.splitlines()
-        assert "3 ranks cannot share evenly" in line

@@ -15,6 +15,7 @@ import yaml
 from nestmodel.training.ranks import STARTER
 from tests.conftest import MessyCorpora
 from tests.distributed.runs import REPOSITORY
+from tests.slurm.reaper import processes_with
 from tests.training import TINY
 
 SCRIPTS = Path(sys.executable).parent
@@ -47,13 +48,7 @@ def start(command: Sequence[str], directory: Path, **variables: str) -> "subproc
 
 def processes_of(directory: Path) -> list[int]:
     """Returns all processes of what was started in a directory, zombies excluded."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            state = (path / "stat").read_text().rpartition(")")[2].split()[0]
-            if state != "Z" and f"{_MARKER}={directory}\0".encode() in (path / "environ").read_bytes():
-                found.append(int(path.name))
-    return found
+    return processes_with(f"{_MARKER}={directory}")
 
 
 def ranks_of(directory: Path) -> list[int]:

@@ -7,12 +7,11 @@ from tests.conftest import MessyCorpora
 from tests.distributed.runs import MICROBATCHES_PER_STEP, Run
 from tests.synthesis import messy_noise, messy_speech
 
+pytestmark = [pytest.mark.multiprocess, pytest.mark.slow, pytest.mark.faults]
+
 STEPS = 6
 
 
-@pytest.mark.multiprocess
-@pytest.mark.slow
-@pytest.mark.faults
 def test_unreadable_audio_is_replaced_equally_on_any_number_of_ranks(tmp_path: Path) -> None:
     corpora = MessyCorpora(messy_speech(tmp_path).path, messy_noise(tmp_path).path, Path(), Path())
     truncated, vanished, empty = (tmp_path / f"speech-{name}" for name in ("21.flac", "10.wav", "20.ogg"))

@@ -14,7 +14,6 @@ import pytorch_lightning as pl
 from nestguard import EXIT_STALLED
 from nestmodel import newest_checkpoint
 from nestmodel.training.callbacks.preemption import EXIT_PREEMPTED, Preempted
-from nestmodel.training.ranks import EXIT_NOT_SAVED
 from nestmodel.training.saving.checkpoint_files import find_checkpoints
 from tests.conftest import MessyCorpora
 from tests.distributed.commands import fit_command, kill_all, ranks_of, start, wait_for_steps
@@ -83,22 +82,3 @@ def test_a_preset_on_two_ranks_exits_on_sigterm_and_resumes_from_there(
     )
     # DDP warns of gradients with other strides than the weights, and of settings that are meant.
     assert not re.findall(".*Grad strides.*", (tmp_path / "log").read_text())
-
-
-def test_two_ranks_that_are_preempted_with_a_full_disk_end_with_74(messy_corpora: MessyCorpora, tmp_path: Path) -> None:
-    flags = ("--trainer.max_steps", "100000", "--data.num_workers", "0")
-    # Larger files cannot be written, as on a full disk.
-    run = start(["prlimit", "--fsize=65536", *command_of(messy_corpora, tmp_path, *flags)], tmp_path)
-    try:
-        signal_second_rank(run, tmp_path, signal.SIGTERM)
-        assert run.wait(timeout=120) == EXIT_NOT_SAVED, (tmp_path / "log").read_text()
-    finally:
-        kill_all(run, tmp_path)
-    log = (tmp_path / "log").read_text()
-    assert re.search(r"error: step \d+: .*could not be written \(File too large\)\. No step can be resumed", log), log
-    assert "preempted after" not in log
-    assert "stall guard:" not in log
-    assert not list(tmp_path.rglob("*.partial"))
-    # With space, the same command makes the run from its beginning.
-    again = start(command_of(messy_corpora, tmp_path, "--trainer.max_steps", "2"), tmp_path)
-    assert again.wait(timeout=200) == 0, (tmp_path / "log").read_text()

@@ -10,12 +10,11 @@ from nestmodel import newest_checkpoint
 from tests.conftest import MessyCorpora
 from tests.distributed.runs import Run, comparable
 
+pytestmark = [pytest.mark.multiprocess, pytest.mark.slow, pytest.mark.faults]
+
 STEPS = 6  # one more than an epoch has
 
 
-@pytest.mark.multiprocess
-@pytest.mark.slow
-@pytest.mark.faults
 @pytest.mark.parametrize(("world_size", "num_workers"), [(1, 2), pytest.param(2, 2, marks=pytest.mark.smoke), (4, 0)])
 def test_a_killed_and_resumed_run_equals_an_uninterrupted_one_bit_for_bit(
     messy_corpora: MessyCorpora, tmp_path: Path, world_size: int, num_workers: int
@@ -34,9 +33,6 @@ def test_a_killed_and_resumed_run_equals_an_uninterrupted_one_bit_for_bit(
     assert killed.state() == plain.state()
 
 
-@pytest.mark.multiprocess
-@pytest.mark.slow
-@pytest.mark.faults
 @pytest.mark.smoke
 def test_a_run_that_torchrun_restarts_equals_an_uninterrupted_one(messy_corpora: MessyCorpora, tmp_path: Path) -> None:
     sizes: dict[str, Any] = {"world_size": 2, "max_steps": STEPS, "limits": {"step_s": 20.0}}
@@ -50,31 +46,40 @@ def test_a_run_that_torchrun_restarts_equals_an_uninterrupted_one(messy_corpora:
     assert killed.state() == plain.state()
 
 
-@pytest.mark.multiprocess
-@pytest.mark.slow
-@pytest.mark.faults
-@pytest.mark.parametrize(("what", "codes", "saved"), [("kill while writing", [-9, 1], 2), ("full disk", [74, 74], 3)])
-def test_a_run_resumes_from_the_previous_checkpoint_when_writing_one_fails(
-    messy_corpora: MessyCorpora, tmp_path: Path, what: str, codes: list[int], saved: int
+@pytest.mark.parametrize(
+    ("fault", "world_size", "every_n_steps", "codes", "saved"),
+    [
+        (("kill while writing", 2, 0), 2, 1, [-signal.SIGKILL, 1], 2),
+        (("full disk", 3, 0), 2, 1, [74, 74], 3),
+        (("SIGTERM while writing", 1, 0), 1, 2, [75], 3),  # after the checkpoint of step 2 was complete
+    ],
+)
+def test_a_run_resumes_exactly_from_the_last_whole_checkpoint_when_writing_one_is_disturbed(
+    messy_corpora: MessyCorpora,
+    tmp_path: Path,
+    fault: tuple[str, int, int],
+    world_size: int,
+    every_n_steps: int,
+    codes: list[int],
+    saved: int,
 ) -> None:
-    plain = Run(corpora=messy_corpora, directory=tmp_path / "plain", max_steps=STEPS, world_size=2)
-    assert plain.start() == [0, 0], plain.log(0)
-    run = Run(corpora=messy_corpora, directory=tmp_path / "run", max_steps=STEPS, world_size=2)
-    assert run.start(faults={0: (what, saved, 0)}) == codes, run.log(0) + run.log(1)
-    assert run.steps()[0].step == saved
+    sizes: dict[str, Any] = {"max_steps": STEPS, "world_size": world_size}
+    plain = Run(corpora=messy_corpora, directory=tmp_path / "plain", **sizes)
+    assert plain.start() == [0] * world_size, plain.log(0)
+    run = Run(corpora=messy_corpora, directory=tmp_path / "run", every_n_steps=every_n_steps, **sizes)
+    assert run.start(faults={0: fault}) == codes, run.log(0)
+    assert [found.step for found in run.steps()][:2] == [saved, saved - 1]
     assert run.checkpoint()["global_step"] == saved
-    assert (what == "full disk") == ("could not be written (File too large)" in run.log(0))
+    assert newest_checkpoint(run.directory) == run.steps()[0].path
+    assert (fault[0] == "full disk") == ("could not be written (File too large" in run.log(0))
     for left in (run.directory / "checkpoints").glob(".*.partial"):
         os.utime(left, (0, 0))  # as a file that nobody can be writing any more
-    assert run.start() == [0, 0], run.log(0)
+    assert run.start() == [0] * world_size, run.log(0)
     assert run.state() == plain.state()
     assert not list((run.directory / "checkpoints").glob("*.partial"))
 
 
 @pytest.mark.smoke
-@pytest.mark.multiprocess
-@pytest.mark.slow
-@pytest.mark.faults
 def test_a_run_resumes_with_another_number_of_ranks(messy_corpora: MessyCorpora, tmp_path: Path) -> None:
     settings: dict[str, Any] = {"val_check_interval": 2, "limit_val_batches": 1, "proportional_steps": True}
     plain = Run(corpora=messy_corpora, directory=tmp_path / "plain", max_steps=STEPS, world_size=2, **settings)
@@ -96,9 +101,6 @@ def test_a_run_resumes_with_another_number_of_ranks(messy_corpora: MessyCorpora,
         torch.testing.assert_close(ours[name], theirs[name], rtol=1e-5, atol=1e-5, msg=name)
 
 
-@pytest.mark.multiprocess
-@pytest.mark.slow
-@pytest.mark.faults
 @pytest.mark.parametrize("signalled", [pytest.param([1], marks=pytest.mark.smoke), [0, 1]])
 def test_sigterm_to_any_rank_saves_one_checkpoint_and_exits_with_the_preemption_code(
     messy_corpora: MessyCorpora, tmp_path: Path, signalled: list[int]
@@ -111,29 +113,6 @@ def test_sigterm_to_any_rank_saves_one_checkpoint_and_exits_with_the_preemption_
     assert [found.step for found in run.steps()] == [STEPS, 2]
 
 
-@pytest.mark.multiprocess
-@pytest.mark.slow
-@pytest.mark.faults
-def test_sigterm_while_a_checkpoint_is_written_leaves_it_and_a_newer_one_complete(
-    messy_corpora: MessyCorpora, tmp_path: Path
-) -> None:
-    sizes: dict[str, Any] = {"max_steps": STEPS}
-    plain = Run(corpora=messy_corpora, directory=tmp_path / "plain", **sizes)
-    assert plain.start() == [0], plain.log(0)
-    run = Run(corpora=messy_corpora, directory=tmp_path / "run", every_n_steps=2, **sizes)
-    assert run.start(faults={0: ("SIGTERM while writing", 1, 0)}) == [75], run.log(0)
-    newest, before = (found.step for found in run.steps())
-    assert before == 2
-    assert newest == 3
-    assert run.checkpoint()["global_step"] == newest
-    assert newest_checkpoint(run.directory) == run.steps()[0].path
-    assert run.start() == [0], run.log(0)
-    assert run.state() == plain.state()
-
-
-@pytest.mark.multiprocess
-@pytest.mark.slow
-@pytest.mark.faults
 def test_ranks_that_found_different_checkpoints_are_an_error(messy_corpora: MessyCorpora, tmp_path: Path) -> None:
     run = Run(corpora=messy_corpora, directory=tmp_path / "run", max_steps=2, world_size=2)
     assert run.start() == [0, 0], run.log(0)
@@ -143,9 +122,6 @@ def test_ranks_that_found_different_checkpoints_are_an_error(messy_corpora: Mess
     assert "rank 1 would resume at step 0, but the steps of the ranks are 0 to 2" in run.log(1)
 
 
-@pytest.mark.multiprocess
-@pytest.mark.slow
-@pytest.mark.faults
 def test_sigterm_within_a_collective_does_not_deadlock(messy_corpora: MessyCorpora, tmp_path: Path) -> None:
     run = Run(corpora=messy_corpora, directory=tmp_path / "run", max_steps=STEPS, world_size=2, every_n_steps=100)
     faults = {0: ("SIGTERM in a collective", 1, 0), 1: ("late for a collective", 1, 0)}
@@ -153,9 +129,6 @@ def test_sigterm_within_a_collective_does_not_deadlock(messy_corpora: MessyCorpo
     assert [found.step for found in run.steps()] == [3]  # the all-reduce of step 1 had started before the signal
 
 
-@pytest.mark.multiprocess
-@pytest.mark.slow
-@pytest.mark.faults
 def test_a_step_with_a_nonfinite_loss_on_one_rank_is_skipped_on_all(
     messy_corpora: MessyCorpora, tmp_path: Path
 ) -> None:
@@ -172,9 +145,6 @@ def test_a_step_with_a_nonfinite_loss_on_one_rank_is_skipped_on_all(
     assert "on rank 0 the gradients are not finite, although every loss here is" in run.log(0)
 
 
-@pytest.mark.multiprocess
-@pytest.mark.slow
-@pytest.mark.faults
 def test_a_time_limit_ends_all_ranks_after_the_same_whole_step(messy_corpora: MessyCorpora, tmp_path: Path) -> None:
     run = Run(corpora=messy_corpora, directory=tmp_path / "run", max_steps=10**6, world_size=2, max_minutes=0.05)
     assert run.start() == [0, 0], run.log(0) + run.log(1)

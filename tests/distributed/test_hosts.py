@@ -15,6 +15,8 @@ from tests.conftest import MessyCorpora
 from tests.distributed.runs import Run, monitors
 from tests.network.nodes import Node, two_nodes
 
+pytestmark = [pytest.mark.multiprocess, pytest.mark.slow, pytest.mark.faults]
+
 LIMITS = {"step_s": 8.0, "first_step_s": 90.0, "node_silence_s": 6.0}
 
 
@@ -45,9 +47,6 @@ def disturb(run: Run, host: Node, what: str) -> None:
         signal_host(host, signal.SIGCONT)
 
 
-@pytest.mark.multiprocess
-@pytest.mark.slow
-@pytest.mark.faults
 @pytest.mark.parametrize("what", ["frozen", "killed"])
 def test_a_lost_host_is_reported_and_both_hosts_end(
     messy_corpora: MessyCorpora, tmp_path: Path, hosts: Sequence[Node], what: str
@@ -80,9 +79,6 @@ def test_a_lost_host_is_reported_and_both_hosts_end(
     disturbing.join(timeout=60)
 
 
-@pytest.mark.multiprocess
-@pytest.mark.slow
-@pytest.mark.faults
 def test_a_run_that_torchrun_restarts_on_both_hosts_equals_an_uninterrupted_one(
     messy_corpora: MessyCorpora, tmp_path: Path, hosts: Sequence[Node]
 ) -> None:

@@ -10,6 +10,8 @@ from tests.distributed.commands import fit_command, kill_all, start
 from tests.distributed.runs import state_of
 from tests.training import TINY
 
+pytestmark = [pytest.mark.multiprocess, pytest.mark.slow, pytest.mark.faults]
+
 STEPS = 8
 MAX_KILLS = 3
 
@@ -27,9 +29,6 @@ def command_of(
     return [*command, "--checkpoints.every-n-steps", "1"]
 
 
-@pytest.mark.multiprocess
-@pytest.mark.slow
-@pytest.mark.faults
 @pytest.mark.parametrize(
     ("seed", "world_size", "encoder"),
     [(0, 1, None), (1, 2, None), (2, 3, None), (3, 1, "Convolutions"), (4, 2, "Convolutions"), (5, 2, "Waveform")],

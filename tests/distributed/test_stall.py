@@ -10,7 +10,7 @@ from nestguard import EXIT_STALLED
 from tests.conftest import MessyCorpora
 from tests.distributed.runs import END_PATIENCE_S, LIMITS, Run, gone_soon
 
-faults = pytest.mark.faults
+pytestmark = [pytest.mark.multiprocess, pytest.mark.slow, pytest.mark.faults]
 
 
 def report_of(run: Run) -> dict[str, Any]:
@@ -32,9 +32,6 @@ def started(corpora: MessyCorpora, tmp_path: Path, **settings: Any) -> Run:
     )
 
 
-@pytest.mark.multiprocess
-@pytest.mark.slow
-@faults
 @pytest.mark.parametrize(
     ("rank", "fault", "phase", "diagnosis", "function"),
     [
@@ -73,9 +70,6 @@ def test_a_rank_that_stalls_the_others_is_reported_with_its_stack(
     assert (report["directory"] / "table.txt").read_text().strip() in log
 
 
-@pytest.mark.multiprocess
-@pytest.mark.slow
-@faults
 def test_a_rank_whose_kernel_hangs_is_reported_although_all_hosts_wait_in_the_collective(
     messy_corpora: MessyCorpora, tmp_path: Path
 ) -> None:
@@ -94,9 +88,6 @@ def test_a_rank_whose_kernel_hangs_is_reported_although_all_hosts_wait_in_the_co
         assert "pg_status" in trace
 
 
-@pytest.mark.multiprocess
-@pytest.mark.slow
-@faults
 @pytest.mark.parametrize(
     ("fault", "diagnosis", "messages"),
     [
@@ -122,9 +113,6 @@ def test_a_rank_that_ends_is_reported_immediately_and_the_others_end_too(
     assert gone_soon(run)
 
 
-@pytest.mark.multiprocess
-@pytest.mark.slow
-@faults
 def test_a_rank_that_skips_a_collective_is_reported_although_another_rank_fails(
     messy_corpora: MessyCorpora, tmp_path: Path
 ) -> None:
@@ -138,9 +126,6 @@ def test_a_rank_that_skips_a_collective_is_reported_although_another_rank_fails(
     assert gone_soon(run)
 
 
-@pytest.mark.multiprocess
-@pytest.mark.slow
-@faults
 @pytest.mark.parametrize("fault", ["kill a worker", "kill a worker that fills a slot"])
 def test_a_killed_loader_worker_is_reported(messy_corpora: MessyCorpora, tmp_path: Path, fault: str) -> None:
     run = started(messy_corpora, tmp_path, num_workers=2)
@@ -161,9 +146,6 @@ def test_a_killed_loader_worker_is_reported(messy_corpora: MessyCorpora, tmp_pat
     assert gone_soon(run)
 
 
-@pytest.mark.multiprocess
-@pytest.mark.slow
-@faults
 def test_a_forked_worker_that_is_killed_ends_its_rank(messy_corpora: MessyCorpora, tmp_path: Path) -> None:
     # A single rank, because forks of a rank with gloo's threads may deadlock.
     run = started(messy_corpora, tmp_path, num_workers=2, start_method="fork", world_size=1)
@@ -175,9 +157,6 @@ def test_a_forked_worker_that_is_killed_ends_its_rank(messy_corpora: MessyCorpor
     assert gone_soon(run)
 
 
-@pytest.mark.multiprocess
-@pytest.mark.slow
-@faults
 def test_slow_phases_with_a_longer_limit_raise_no_alarm(messy_corpora: MessyCorpora, tmp_path: Path) -> None:
     run = started(messy_corpora, tmp_path, limit_val_batches=1, max_steps=2, every_n_steps=2)
     slow = {0: ("slow checkpoint", 12, 0), 1: ("slow validation", 12, 0)}

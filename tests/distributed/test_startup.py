@@ -24,6 +24,8 @@ from tests.distributed.commands import (
 )
 from tests.nestguard.runs import wait_until
 
+pytestmark = [pytest.mark.multiprocess, pytest.mark.slow, pytest.mark.faults]
+
 NUM_MOMENTS = 5
 
 
@@ -64,9 +66,6 @@ def start_s(messy_corpora: MessyCorpora, tmp_path_factory: pytest.TempPathFactor
         kill_all(run, directory)
 
 
-@pytest.mark.multiprocess
-@pytest.mark.slow
-@pytest.mark.faults
 @pytest.mark.timeout(1500)
 @pytest.mark.parametrize(
     ("target", "number"),

@@ -37,20 +37,21 @@ def test_a_sleeping_rank_is_reported_and_all_ranks_exit_with_44(tmp_path: Path) 
         assert not (tmp_path / "beats-0").exists()
 
 
-def test_a_rank_that_holds_the_gil_is_reported_with_its_stack_and_exits(tmp_path: Path) -> None:
-    with run(tmp_path, fault="hold_gil", faulty_rank=1) as started:
+@pytest.mark.parametrize(
+    ("fault", "rank", "diagnoses", "function"),
+    [
+        ("hold_gil", 1, {"0": "waiting", "1": "stuck"}, "hold_the_gil"),
+        ("stop", 0, {"0": "stopped", "1": "waiting"}, "in main"),
+    ],
+)
+def test_a_rank_that_runs_no_signal_handler_is_reported_with_its_stack_and_exits(
+    tmp_path: Path, fault: str, rank: int, diagnoses: dict[str, str], function: str
+) -> None:
+    with run(tmp_path, fault=fault, faulty_rank=rank) as started:
         assert started.exit_codes() == [EXIT_STALLED] * 2
         wait_for_monitor(started)
-        assert started.diagnoses() == {"0": "waiting", "1": "stuck"}
-        assert "hold_the_gil" in started.stack("rank-1")
-
-
-def test_a_stopped_rank_0_is_reported_with_its_stack_and_exits(tmp_path: Path) -> None:
-    with run(tmp_path, fault="stop", faulty_rank=0) as started:
-        assert started.exit_codes() == [EXIT_STALLED] * 2
-        wait_for_monitor(started)
-        assert started.diagnoses() == {"0": "stopped", "1": "waiting"}
-        assert "in main" in started.stack("rank-0")
+        assert started.diagnoses() == diagnoses
+        assert function in started.stack(f"rank-{rank}")
 
 
 def test_a_killed_rank_is_reported_within_ten_seconds(tmp_path: Path) -> None:

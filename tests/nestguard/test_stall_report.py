@@ -43,19 +43,6 @@ def test_many_ranks_with_the_same_diagnosis_share_a_row() -> None:
     assert "1 and 1022 more" in table
 
 
-def test_json_contains_every_process_with_its_diagnosis() -> None:
-    report = json.loads(
-        json.dumps(report_of(view(0, Phase.DONE), view(1, age_s=302), view(1, worker=3, cuts=("a",))).to_json())
-    )
-    assert report["cause"] == "rank 1 is stuck in FORWARD, step 5"
-    assert report["exit_code"] == 44
-    assert report["limits"]["step_s"] == 300
-    done, stuck, worker = report["processes"]
-    assert (done["diagnosis"], done["limit_s"]) == ("done", None)
-    assert (stuck["name"], stuck["diagnosis"], stuck["is_culprit"], stuck["age_s"]) == ("rank-1", "stuck", True, 302)
-    assert (worker["name"], worker["worker"], worker["cuts"]) == ("rank-1.worker-3", 3, ["a"])
-
-
 def test_main_thread_stack_is_the_last_block_and_is_shortened() -> None:
     frames = "\n".join(f'  File "x.py", line {number} in f{number}' for number in range(30))
     other = "Thread 0x1 (most recent call first):\n  File other"

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nestmodel import ConfigError, FeatureConfig, NestConfig
-from nestmodel.attention_context import Style, context_name, draw_context, look_ahead, parse_context
+from nestmodel.attention_context import context_name, draw_context, parse_context
 from tests.training import tiny_config
 
 CONTEXTS = ((6, 2), (-1, 0), (-1, -1))
@@ -30,11 +30,6 @@ LAST_SEED = 2**63 - 1
 def test_invalid_contexts_are_rejected_by_name(settings: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigError, match=rf"^encoder\..*{message}"):
         tiny_config(**settings)
-
-
-@pytest.mark.parametrize(("size", "expected"), [(None, (4, 4)), ("causal", (8, 0)), ((5, 3), (5, 3)), ((0, 8), (0, 8))])
-def test_the_convolution_reads_kernel_size_minus_one_other_frames(size: object, expected: tuple[int, int]) -> None:
-    assert tiny_config(conv_context_size=size).encoder.conv_context == expected
 
 
 def test_the_drawn_context_follows_the_bits_of_the_seed() -> None:
@@ -65,23 +60,6 @@ def test_a_context_is_parsed_and_named() -> None:
     assert names == ["70_13", "all_13", "full"]
 
 
-@pytest.mark.parametrize(
-    ("context", "style", "conv_right", "frames"),
-    [
-        ((70, 13), "regular", 0, 24 * 13),
-        ((70, 13), "chunked_limited", 0, 13),
-        ((70, 0), "regular", 4, 24 * 4),
-        ((6, 2), "chunked_limited", 4, 2 + 23 * 6 + 4),
-        ((-1, -1), "chunked_limited", 0, None),
-        ((4, -1), "regular", 0, None),
-    ],
-)
-def test_the_look_ahead_adds_up_over_blocks_unless_there_are_chunks(
-    context: tuple[int, int], style: Style, conv_right: int, frames: int | None
-) -> None:
-    assert look_ahead(context, style, num_layers=24, conv_right=conv_right) == frames
-
-
 def live(config: NestConfig) -> NestConfig:
     return replace(config, features=FeatureConfig(normalize="NA"))
 
@@ -100,30 +78,3 @@ def test_the_look_ahead_in_seconds_contains_subsampling_and_window() -> None:
     assert centred.look_ahead_s((70, 0)) == pytest.approx(0.07 + 0.0125)
     normalised = replace(causal, features=FeatureConfig())
     assert normalised.look_ahead_s((70, 0)) is None
-
-
-def test_the_delay_contains_a_half_of_the_fourier_transform_and_seven_frames_of_a_centred_subsampling() -> None:
-    config = NestConfig.preset("small", "unified")
-    delays = [config.delay_s(context) for context in config.encoder.att_context_size]
-    assert delays == [None, 1.056, 0.496, 0.096, 0.016]
-    assert config.delay_s() is None
-    centred = replace(config, encoder=replace(config.encoder, causal_downsampling=False))
-    assert centred.delay_s((70, 6)) == pytest.approx(0.496 + 0.07)
-    wide = replace(config, features=replace(config.features, n_fft=1024))
-    assert wide.delay_s((70, 0)) == 0.032
-    rare = replace(config, features=replace(config.features, hop_length=320))  # a frame of 320 samples needs them all
-    assert rare.delay_s((70, 0)) == 0.02
-    assert config.look_ahead_s((70, 0)) == 0.0125  # the window is shorter than the transform
-
-
-@pytest.mark.parametrize("name", ["streaming", "unified"])
-def test_presets_for_live_speech_are_given_after_a_size(name: str) -> None:
-    small, streaming = NestConfig.preset("small"), NestConfig.preset("small", name)
-    assert streaming.encoder.d_model == small.encoder.d_model
-    assert streaming.optimizer == small.optimizer
-    assert streaming.features.normalize == "NA"
-    *others, last = (streaming.look_ahead_s(context) for context in streaming.encoder.att_context_size)
-    assert last == 0.0125
-    assert (others[0] is None) == (name == "unified")
-    with pytest.raises(ConfigError, match=r"model\.config\.encoder is incomplete: .*d_model"):
-        NestConfig.preset(name)

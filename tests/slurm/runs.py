@@ -86,16 +86,18 @@ class TinyRun:
     def go(self) -> None:
         (self.folder / "go").touch()
 
-    def newest_step(self) -> int:
+    def checkpoint(self) -> dict[str, Any]:
+        """Returns the contents of the newest checkpoint."""
         path = newest_checkpoint(self.folder / "run")
         assert path is not None
-        return int(path.stem.rpartition("_")[2])
+        found: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=False)
+        return found
+
+    def newest_step(self) -> int:
+        return int(self.checkpoint()["global_step"])
 
     def weights(self) -> dict[str, torch.Tensor]:
-        path = newest_checkpoint(self.folder / "run")
-        assert path is not None
-        found: dict[str, torch.Tensor] = torch.load(path, map_location="cpu", weights_only=False)["state_dict"]
-        return found
+        return dict(self.checkpoint()["state_dict"])
 
     def leftovers(self, job: Job) -> list[str]:
         """Returns the processes and files that a job has left on any node; checkpoints are no leftovers."""

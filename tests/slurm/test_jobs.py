@@ -9,7 +9,7 @@ import torch
 import yaml
 
 from tests.conftest import MessyCorpora
-from tests.slurm.cluster import Cluster, wait_until
+from tests.slurm.cluster import Cluster, Job, wait_until
 from tests.slurm.runs import NUM_STEPS, PAUSE_AT, TinyRun
 
 
@@ -36,6 +36,14 @@ def assert_same(weights: dict[str, torch.Tensor], others: dict[str, torch.Tensor
     assert all(torch.equal(weights[name], others[name]) for name in weights)
 
 
+def assert_restarted_once(run: TinyRun, job: Job, uninterrupted: dict[str, torch.Tensor]) -> None:
+    """Asserts that a job was restarted and ended with the weights of an uninterrupted run, without leftovers."""
+    assert job.wait() == "COMPLETED 0", job.explain()
+    assert job.restarts() == 1
+    assert_same(run.weights(), uninterrupted)
+    assert run.leftovers(job) == []
+
+
 @pytest.mark.smoke
 def test_a_killed_rank_restarts_the_job_which_resumes_exactly(
     run: TinyRun, uninterrupted: dict[str, torch.Tensor]
@@ -44,10 +52,7 @@ def test_a_killed_rank_restarts_the_job_which_resumes_exactly(
     run.wait_for_pause(job)
     os.kill(job.ranks()[1], signal.SIGKILL)
     run.go()
-    assert job.wait() == "COMPLETED 0", job.explain()
-    assert job.restarts() == 1
-    assert_same(run.weights(), uninterrupted)
-    assert run.leftovers(job) == []
+    assert_restarted_once(run, job, uninterrupted)
 
 
 def test_a_warning_before_the_time_limit_in_a_validation_lets_it_finish_and_restarts_the_job(
@@ -59,10 +64,7 @@ def test_a_warning_before_the_time_limit_in_a_validation_lets_it_finish_and_rest
     job.wait_for_log("preempted after step")
     run.go()
     run.cluster.run("scontrol", "update", f"JobId={job.id}", "TimeLimit=60")
-    assert job.wait() == "COMPLETED 0", job.explain()
-    assert job.restarts() == 1
-    assert_same(run.weights(), uninterrupted)
-    assert run.leftovers(job) == []
+    assert_restarted_once(run, job, uninterrupted)
 
 
 def test_a_requeue_by_hand_writes_a_checkpoint_first(run: TinyRun, uninterrupted: dict[str, torch.Tensor]) -> None:
@@ -71,10 +73,7 @@ def test_a_requeue_by_hand_writes_a_checkpoint_first(run: TinyRun, uninterrupted
     run.cluster.run("scontrol", "requeue", job.id)
     job.wait_for_log(f"preempted after step {PAUSE_AT + 1}")
     run.go()
-    assert job.wait() == "COMPLETED 0", job.explain()
-    assert job.restarts() == 1
-    assert_same(run.weights(), uninterrupted)
-    assert run.leftovers(job) == []
+    assert_restarted_once(run, job, uninterrupted)
 
 
 def test_a_cancelled_job_writes_a_checkpoint_and_stays_cancelled(
@@ -101,9 +100,7 @@ def test_a_node_whose_slurmd_dies_restarts_the_job(run: TinyRun, uninterrupted: 
         wait_until("the ranks of both nodes have ended", lambda: not job.processes(), job.explain)
     finally:
         run.cluster.start_node("n2")
-    assert job.wait() == "COMPLETED 0", job.explain()
-    assert_same(run.weights(), uninterrupted)
-    assert run.leftovers(job) == []
+    assert_restarted_once(run, job, uninterrupted)
 
 
 def test_a_job_on_another_number_of_nodes_continues_the_run(run: TinyRun) -> None:

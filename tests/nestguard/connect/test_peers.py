@@ -4,7 +4,6 @@ import socket
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import nestguard.monitor
-from nestguard import GuardError, PeerConfig, Phase
+from nestguard import PeerConfig, Phase
 from nestguard.connect.channel import views_message, views_of
 from nestguard.connect.coordinator import Coordinator
 from nestguard.connect.follower import Follower
@@ -241,9 +240,3 @@ def test_a_coordinator_that_cannot_be_reached_leaves_a_follower_on_its_own(
         assert not peers.has_coordinator()
         peers.send_views([])
         assert peers.silences() == {}
-
-
-def test_a_single_node_needs_no_port(tmp_path: Path) -> None:
-    assert type(connect_peers(None, view(0).reading.identity, LIMITS, SharedToken(TOKEN))) is LocalOnly
-    with pytest.raises(GuardError, match=r"peers\.port is 0: expected a port"):
-        PeerConfig(host=str(tmp_path), port=0)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import nestguard
-from nestguard import GuardError, Heartbeat, Identity, Phase, read_heartbeat
+from nestguard import Heartbeat, Identity, Phase, read_heartbeat
 from nestguard.observe.heartbeat_file import FILE_SIZE
 
 ME = Identity(rank=3, local_rank=1, node_rank=1, world_size=4, local_world_size=2, host="gpu-b")
@@ -106,11 +106,6 @@ def test_a_failure_is_permanent_and_its_traceback_is_written(tmp_path: Path) -> 
     assert (tmp_path / "rank-3.traceback.txt").read_text() == "Traceback:\nValueError: no\n"
 
 
-def test_finish_rejects_a_phase_that_is_not_final(tmp_path: Path) -> None:
-    with pytest.raises(GuardError, match="FORWARD is not a final phase"):
-        Heartbeat(tmp_path, ME).finish(Phase.FORWARD)
-
-
 def test_an_incomplete_record_leaves_the_previous_one_readable(tmp_path: Path) -> None:
     heartbeat = Heartbeat(tmp_path, ME)
     heartbeat.beat(Phase.FORWARD, 1)
@@ -149,20 +144,6 @@ def test_a_file_that_is_not_a_heartbeat_is_not_read(tmp_path: Path) -> None:
     for data in (b"", b"x" * FILE_SIZE, b"\0" * FILE_SIZE):
         (tmp_path / "rank-0.beat").write_bytes(data)
         assert read_heartbeat(tmp_path / "rank-0.beat") is None
-
-
-def test_a_directory_that_cannot_be_created_is_an_error(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    with pytest.raises(GuardError, match="the heartbeat of rank-3 cannot be written"):
-        Heartbeat(tmp_path / "file" / "beats", ME)
-
-
-def test_a_heartbeat_contains_the_path_of_the_torchrun_error_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", "/somewhere/error.json")
-    Heartbeat(tmp_path, ME)
-    assert reading_of(tmp_path).error_file == "/somewhere/error.json"
 
 
 @pytest.mark.multiprocess

@@ -1,5 +1,4 @@
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -11,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from nestguard import Heartbeat, Identity, Phase
-from nestguard.observe.process import exit_signal, process_state, start_ticks, started_ns
+from nestguard.observe.process import exit_signal, process_state, start_ticks
 from nestguard.observe.view import ProcessState
 from nestguard.observe.watch import NodeWatch
 from tests.nestguard.runs import PATIENCE_S, wait_until
@@ -63,12 +62,6 @@ os.abort()
     assert subprocess.run([sys.executable, "-c", program], timeout=PATIENCE_S).returncode == -signal.SIGABRT
     (view,) = NodeWatch(tmp_path, replace(ME, local_world_size=1)).scan()
     assert view.exit_signal == signal.SIGABRT
-
-
-def test_start_time_of_a_process_uses_the_clock_of_heartbeats() -> None:
-    started = started_ns(os.getpid())
-    assert started is not None
-    assert 0 < time.monotonic_ns() - started < 24 * 3600 * 10**9
 
 
 def test_expected_ranks_without_a_heartbeat_are_not_started(tmp_path: Path) -> None:

@@ -102,12 +102,6 @@ def test_unusable_texts_are_listed_and_fast_speech_is_counted(
     assert json.loads(line)["reason"] == "no_text"
 
 
-def test_groups_stay_together(model: NestNetwork, folder: Path, report: CtcProbeReport) -> None:
-    found = probe(model, folder, replace(SHORT, group_by="take"))
-    assert found.num_held_out in (11, 12)  # one take of seven
-    assert report.num_held_out == 8
-
-
 @pytest.mark.slow
 def test_unusable_input_is_refused(model: NestNetwork, folder: Path, rows: Rows, test_rows: Rows) -> None:
     changed(folder, rows, {i: {"text": None} for i in range(80)}, "mute")

@@ -19,7 +19,7 @@ from nestmodel import (
     extract_features,
     iterate_features,
 )
-from nestmodel.evaluate.encode import iterate_corpus, log_mel_function, resolve_layers, stacked_mel_function
+from nestmodel.evaluate.encode import iterate_corpus, resolve_layers, stacked_mel_function
 from nestmodel.evaluate.extract import file_stem
 from tests.nestmodel.networks import with_statistics
 from tests.synthesis import chirp, hiss, read_audio, write_audio
@@ -224,18 +224,3 @@ def test_layers_are_checked_against_the_encoder() -> None:
     for layers in ((4,), (-1,), (0, 0), (1, 2, 1)):
         with pytest.raises(ConfigError, match=r"to 3 \(the output of the last block"):
             resolve_layers(layers, 3)
-
-
-def test_log_mels_are_the_features_before_normalisation(model: NestModel) -> None:
-    audio = torch.from_numpy(np.stack([hiss(4000, 1), hiss(4000, 2)]))
-    lens = torch.tensor([4000, 3000])
-    model.eval()
-    (mels,), feat_lens = log_mel_function(model)(audio, lens)
-    mels = mels.transpose(1, 2)
-    feats, expected_lens = model.features(audio, lens)
-    model.train()
-    assert torch.equal(feat_lens, expected_lens)
-    valid = mels[1, :, : int(feat_lens[1])]
-    deviation, mean = torch.std_mean(valid, dim=1, keepdim=True)
-    assert torch.allclose((valid - mean) / (deviation + 1e-5), feats[1, :, : int(feat_lens[1])], atol=1e-4)
-    assert mels.mean() < -1.0  # not normalised

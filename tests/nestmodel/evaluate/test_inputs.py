@@ -1,22 +1,8 @@
-import json
 from pathlib import Path
 
 from nestdata import Corpus, PrepareConfig, prepare_corpus
-from nestmodel import RejectedUtterance
-from nestmodel.evaluate.inputs import RejectLog, as_corpus, cut_labels
+from nestmodel.evaluate.inputs import as_corpus, cut_labels
 from tests.synthesis import hiss, write_audio
-
-
-def test_rejects_are_written_and_counted_once(tmp_path: Path) -> None:
-    rejects = RejectLog()
-    for cut_id, reason in (("a", "missing"), ("ö", "truncated"), ("a", "missing"), ("c", "truncated")):
-        rejects.add(RejectedUtterance(f"{cut_id}.wav", cut_id, reason, "3 of 5 samples"))
-    assert rejects.last == ("c.wav", "c", "truncated", "3 of 5 samples")
-    assert rejects.counts == {"truncated": 2, "missing": 1}
-    rejects.write(tmp_path / "rejected.jsonl")
-    lines = [json.loads(line) for line in (tmp_path / "rejected.jsonl").read_text(encoding="utf-8").splitlines()]
-    assert [line["cut_id"] for line in lines] == ["a", "ö", "c"]
-    assert lines[0] == {"where": "a.wav", "cut_id": "a", "reason": "missing", "detail": "3 of 5 samples"}
 
 
 def test_labels_are_custom_fields_and_fields_with_one_value_in_all_supervisions() -> None:

@@ -173,12 +173,6 @@ def test_contexts_are_translated_in_both_directions(
     assert config_from_nemo(config_to_nemo(config)) == config
 
 
-def test_a_left_context_that_is_no_multiple_of_the_chunk_is_rejected(nemo_section: Mapping[str, Any]) -> None:
-    section = changed(nemo_section, "encoder.att_context_style", "chunked_limited")
-    with pytest.raises(ConfigError, match=r"att_context_size is \(\(70, 12\),\): expected a left context"):
-        config_from_nemo(changed(section, "encoder.att_context_size", [70, 12]))
-
-
 @pytest.mark.parametrize("probs", [(0.7, 0.2, 0.1), (1 / 3, 1 / 3, 1 / 3)])
 def test_exported_probabilities_have_the_exact_sum_that_nemo_demands(probs: tuple[float, ...]) -> None:
     encoder = EncoderConfig(

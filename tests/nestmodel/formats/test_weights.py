@@ -75,13 +75,6 @@ def test_a_file_without_any_matching_weight_is_an_error(tmp_path: Path) -> None:
     assert all(torch.equal(value, before[name]) for name, value in network.state_dict().items())
 
 
-def test_an_encoder_is_not_loaded_as_a_whole_model(tmp_path: Path) -> None:
-    _, path = checkpoint(tmp_path)
-    encoder = export_model(path, "safetensors", tmp_path / "encoder.safetensors")
-    with pytest.raises(WeightsError, match=r"encoder\.safetensors: holds the encoder .*--model\.init-parts encoder"):
-        load_network(encoder)
-
-
 @pytest.mark.parametrize(
     ("change", "message"), [("shape", "1 mismatched"), ("gone", "1 missing"), ("more", "1 unused")]
 )

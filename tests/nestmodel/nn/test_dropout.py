@@ -59,17 +59,6 @@ def test_a_cpu_computes_the_definition(dtype: torch.dtype, num_threads: int) -> 
     assert torch.equal(drop_in_training(0.1, x, KEY), drop(x, KEY, 6554))
 
 
-@pytest.mark.parametrize("key", [None, KEY], ids=["drawn", "key"])
-def test_values_are_dropped_independently(key: Tensor | None) -> None:
-    torch.manual_seed(0)
-    is_dropped = (drop_in_training(0.5, torch.ones(4 * 250_000), key) == 0).double()
-    for distance in (1, 2, 3, 4, 5, 8, 512, 1024, 4096):
-        both_dropped = (is_dropped[distance:] * is_dropped[:-distance]).mean().item()
-        assert both_dropped == pytest.approx(0.25, abs=0.003), distance
-    for offset in range(4):  # one draw decides about two or four values
-        assert is_dropped[offset::4].mean().item() == pytest.approx(0.5, abs=0.005)
-
-
 def test_keys_of_places_and_of_steps_decide_independently() -> None:
     keys = torch.cat([draw_keys(step, 25, 7).flatten(0, 1) for step in range(3)])
     assert len(keys.unique(dim=0)) == 3 * 25 * 7
@@ -78,13 +67,6 @@ def test_keys_of_places_and_of_steps_decide_independently() -> None:
     correlation = torch.corrcoef(is_dropped).fill_diagonal_(0).abs()
     assert correlation.max().item() < 6 / math.sqrt(20_000)
     assert torch.equal(draw_keys(5, 2, 7), draw_keys(5, 2, 7))
-
-
-def test_a_gpu_keeps_no_mask_for_the_backward_pass() -> None:
-    kept: list[Tensor] = []
-    with code_for_gpus(), torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x) or x, lambda x: x):
-        drop_on_gpu(Dropout(0.3).train(), torch.ones(1000, requires_grad=True), KEY)
-    assert [tensor.numel() for tensor in kept] == [2]
 
 
 INTERPRETED = """

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from nestmodel.config import EncoderConfig
 from nestmodel.nn.attention import Frames, describe_frames
-from nestmodel.nn.convolution import ConvModule
 from nestmodel.nn.encoder import ConformerEncoder
 from tests.kernel_definitions import code_for_gpus
 from tests.kernels import run_alone
@@ -48,14 +47,6 @@ def test_encoder_frames_do_not_depend_on_padding_or_batch(length: int, padding: 
     assert torch.allclose(alone[0, :num_valid], batch[0, :num_valid], atol=1e-5)
 
 
-def test_batch_norm_in_training_includes_the_padding() -> None:
-    encoder = build(dropout=0.0, dropout_pre_encoder=0.0, dropout_att=0.0).train()
-    feats = torch.randn(1, 20, 64)
-    short, _ = encoder(feats[:, :, :32], torch.tensor([32]))
-    padded, _ = encoder(feats, torch.tensor([32]))
-    assert not torch.allclose(short[0], padded[0, :4], atol=1e-2)
-
-
 def test_gradients_have_the_strides_of_their_weights() -> None:
     encoder = ConformerEncoder(TINY, num_mels=20)
     strides = {}
@@ -63,28 +54,6 @@ def test_gradients_have_the_strides_of_their_weights() -> None:
         weight.register_hook(lambda grad, name=name: strides.update({name: grad.stride()}))
     encoder(torch.randn(2, 20, 64), torch.tensor([64, 50]))[0].square().sum().backward()
     assert strides == {name: weight.stride() for name, weight in encoder.named_parameters()}
-
-
-def test_use_bias_false_removes_biases_of_feed_forward_attention_and_convolution_only() -> None:
-    with_bias = {name for name, _ in build().named_parameters()}
-    without = {name for name, _ in build(use_bias=False).named_parameters()}
-    dropped = {name.removeprefix("layers.0.") for name in with_bias - without if name.startswith("layers.0.")}
-    assert dropped == {
-        *(f"feed_forward{number}.linear{layer}.bias" for number in (1, 2) for layer in (1, 2)),
-        *(f"self_attn.linear_{part}.bias" for part in ("q", "k", "v", "out")),
-        *(f"conv.{part}.bias" for part in ("pointwise_conv1", "depthwise_conv", "pointwise_conv2")),
-    }
-    assert not without - with_bias
-    assert {name for name in with_bias if name.startswith("pre_encode")} <= without
-
-
-def test_xscaling_multiplies_the_input_of_the_first_block() -> None:
-    seen: list[Tensor] = []
-    for xscaling in (True, False):
-        encoder = build(xscaling=xscaling)
-        encoder.layers[0].register_forward_pre_hook(lambda _, args: seen.append(args[0]))
-        encoder(torch.ones(1, 20, 16), torch.tensor([16]))
-    assert torch.allclose(seen[0], seen[1] * 4.0)  # the square root of 16
 
 
 @pytest.mark.parametrize("name", ["dropout", "dropout_pre_encoder", "dropout_att", "dropout_emb"])
@@ -122,15 +91,6 @@ def test_checkpointed_activations_drop_the_same_values_and_give_equal_results_bi
         (encoded * torch.linspace(-1, 1, encoded.numel()).view_as(encoded)).sum().backward()
         seen.append([encoded, *(p.grad for p in encoder.parameters()), *encoder.state_dict().values()])
     assert all(torch.equal(plain, saved) for plain, saved in zip(*seen, strict=True))
-
-
-def test_layer_norm_in_the_convolution_normalises_each_frame_independently() -> None:
-    module, x = ConvModule(replace(TINY, conv_norm="layer_norm", conv_kernel_size=1)).train(), torch.randn(3, 7, 16)
-    whole = module(x, frames(x))
-    alone = module(x[1:2, 4:5], frames(x[1:2, 4:5]))
-    assert torch.allclose(whole[1, 4], alone[0, 0], atol=1e-6)
-    assert set(module.state_dict()) >= {"batch_norm.weight", "batch_norm.bias"}
-    assert "batch_norm.running_mean" not in module.state_dict()
 
 
 @pytest.mark.parametrize("conv_norm", ["batch_norm", "layer_norm"])

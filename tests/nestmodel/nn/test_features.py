@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from nestmodel.config import FeatureConfig
-from nestmodel.nn.features import LogMelFeatures, normalise
+from nestmodel.nn.features import LogMelFeatures
 from tests.kernels import run_alone
 
 
@@ -25,21 +25,6 @@ def chirps(*lengths: int) -> Tensor:
 
 def front_end(**settings: Any) -> LogMelFeatures:
     return LogMelFeatures(replace(FeatureConfig(), **settings)).eval()
-
-
-def test_normalise_by_hand() -> None:
-    log_mels = torch.tensor([[[1.0, 3.0, 50.0]], [[7.0, 60.0, 50.0]]])
-    feats = normalise(log_mels, torch.tensor([2, 1]))
-    high = 1 / (2**0.5 + 1e-5)  # mean 2, deviation sqrt(2) with one degree of freedom less
-    assert feats.flatten().tolist() == pytest.approx([-high, high, 0.0, 0.0, 0.0, 0.0], rel=1e-6)
-
-
-@pytest.mark.parametrize(("samples", "frames"), [(160 * 14, 16), (160 * 15, 16), (160 * 16, 32), (160 * 16 - 1, 16)])
-def test_frames_are_padded_to_a_multiple_of_sixteen(samples: int, frames: int) -> None:
-    # The transform gives samples // 160 + 1 frames; the last one is past the valid frames.
-    feats, feat_lens = front_end()(chirps(samples), torch.tensor([samples]))
-    assert feats.shape == (1, 80, frames)
-    assert feat_lens.tolist() == [samples // 160]
 
 
 @pytest.mark.parametrize("length", [0, 100, 160, 300])
@@ -82,26 +67,6 @@ def test_features_are_float32_and_the_same_under_autocast() -> None:
         feats, _ = front_end()(audio, lens)
     assert feats.dtype == torch.float32
     assert torch.equal(feats, expected)
-
-
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"sampling_rate": 8000},
-        {"n_fft": 1024},
-        {"window_length": 320},
-        {"hop_length": 80},
-        {"num_mels": 40},
-        {"pad_to": 1},
-        {"preemphasis": 0.0},
-        {"normalize": "NA"},
-    ],
-)
-def test_every_setting_changes_the_features(settings: dict[str, Any]) -> None:
-    audio, lens = chirps(8000), torch.tensor([8000])
-    default, _ = front_end()(audio, lens)
-    feats, _ = front_end(**settings)(audio, lens)
-    assert feats.shape != default.shape or not torch.allclose(feats, default, atol=1e-2)
 
 
 COMPILED = """

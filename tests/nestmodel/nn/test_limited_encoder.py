@@ -1,6 +1,5 @@
 """Limited attention and causal convolutions in the encoder and the network; see tests/golden for the values."""
 
-from contextlib import nullcontext
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -22,10 +21,8 @@ from nestmodel import (
     save_network,
 )
 from nestmodel.attention_context import draw_context, look_ahead
-from nestmodel.nn.backend import TORCH
 from nestmodel.nn.network import NestOutput
 from tests.batches import batch
-from tests.kernel_definitions import code_for_gpus
 from tests.nestmodel.networks import CAUSAL
 from tests.training import tiny_config
 
@@ -191,26 +188,3 @@ def test_all_contexts_are_computed_from_the_same_features_and_targets(
         for field in fields(NestOutput):
             assert torch.equal(getattr(output, field.name), getattr(of_context, field.name)), field.name
     assert not torch.equal(found[0].logits, found[1].logits)
-
-
-@pytest.mark.parametrize(
-    "encoder",
-    [
-        {"att_context_size": ((5, 1),), "conv_context_size": (3, 5), "conv_norm": "layer_norm"},
-        {"att_context_size": ((6, 2),), **CAUSAL},
-        {**TWO, "att_context_style": "chunked_limited"},
-    ],
-)
-def test_the_code_for_gpus_gives_the_same_output_and_gradients(encoder: dict[str, Any]) -> None:
-    found: list[list[Tensor]] = []
-    for code in (nullcontext, code_for_gpus):
-        module = network(**encoder, **WITHOUT_DROPOUT).encoder.double().train()
-        module.pre_encode.backend = TORCH
-        feats = noise(2, 80, 144).double()
-        with code():
-            frames, lens = module(feats, torch.tensor([144, 90]), context=module.config.att_context_size[-1])
-            valid = frames * (torch.arange(frames.shape[1]) < lens.unsqueeze(1)).unsqueeze(2)
-            valid.pow(3).sum().backward()
-        found.append([valid.detach(), *(p.grad for p in module.parameters() if p.grad is not None)])
-    for ours, theirs in zip(*found, strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-9)

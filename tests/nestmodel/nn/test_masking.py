@@ -67,15 +67,6 @@ def test_share_of_masked_frames_has_its_expected_value() -> None:
     assert share == pytest.approx(1 - 0.99**40, abs=0.01)
 
 
-def test_apply_mask_replaces_masked_frames_in_a_copy() -> None:
-    masks = BlockMask(MaskConfig(), dim=2)
-    masks.mask_embedding.copy_(torch.tensor([7.0, 8.0]))
-    feats = torch.tensor([[[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]]])
-    masked = masks.apply_mask(feats, torch.tensor([[False, True, True]]))
-    assert masked.tolist() == [[[1.0, 7.0, 7.0], [4.0, 8.0, 8.0]]]
-    assert feats.tolist() == [[[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]]]
-
-
 @pytest.mark.parametrize(
     ("num_masked", "threshold", "expected"), [(6, 0.8, False), (7, 0.8, True), (4, 0.5, False), (4, 0.4, True)]
 )

@@ -187,13 +187,6 @@ def test_an_encoder_that_does_not_keep_to_its_sizes_is_named_at_the_first_batch(
         NestNetwork(config_of(name, **sizes))(batch_of(48000))
 
 
-def test_the_quantizer_is_the_same_for_encoders_of_every_width() -> None:
-    networks = [NestNetwork(config_of("Convolutions", dim=dim, factor=8)) for dim in (16, 32)]
-    for network in (*networks, NestNetwork(tiny_config(), encoder=Convolutions(factor=8))):
-        for name, value in NestNetwork(plain_config(8)).quantizer.state_dict().items():
-            assert torch.equal(network.quantizer.state_dict()[name], value)
-
-
 def test_tokens_of_an_encoders_own_features_are_the_same_in_every_pass() -> None:
     config = config_of("Waveform")
     network = NestNetwork(replace(config, quantizer=replace(config.quantizer, source="encoder")))

@@ -5,7 +5,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
 
 from nestmodel.nn.gpu.subsampling import AcceleratedConvSubsampling
 from nestmodel.nn.subsampling import ConvSubsampling, num_subsampled
@@ -22,31 +21,6 @@ def build(factor: int = 8, num_mels: int = 10) -> ConvSubsampling:
     return AcceleratedConvSubsampling(num_mels=num_mels, channels=6, factor=factor, dim=5)
 
 
-def plain(module: ConvSubsampling, feats: Tensor) -> Tensor:
-    """The output of the module for utterances of equal length, computed without masks or in-place operations."""
-    x = module.conv(feats.transpose(1, 2).unsqueeze(1))
-    out: Tensor = module.out(x.transpose(1, 2).flatten(2))
-    return out
-
-
-@pytest.mark.parametrize("frames", [16, 21])
-@pytest.mark.parametrize("num_mels", [10, 80])
-def test_without_padding_it_equals_a_chain_of_convolutions(frames: int, num_mels: int) -> None:
-    module, feats = build(num_mels=num_mels), torch.randn(2, num_mels, frames)
-    encoded, _ = module(feats, torch.tensor([frames, frames]))
-    assert torch.allclose(encoded, plain(module, feats), atol=1e-6)
-
-
-def test_gradients_equal_those_of_a_chain_of_convolutions() -> None:
-    module, feats = build(), torch.randn(2, 10, 16)
-    weights = torch.randn(2, 2, 5)
-    expected = torch.autograd.grad((plain(module, feats) * weights).sum(), list(module.parameters()))
-    encoded, _ = module(feats, torch.tensor([16, 16]))
-    actual = torch.autograd.grad((encoded * weights).sum(), list(module.parameters()))
-    for ours, theirs in zip(actual, expected, strict=True):
-        assert torch.allclose(ours, theirs, atol=1e-5)
-
-
 @settings(deadline=None, max_examples=20, derandomize=True)
 @given(length=st.integers(1, 60), padding=st.integers(0, 30))
 def test_padding_does_not_affect_valid_encoder_frames(length: int, padding: int) -> None:
@@ -57,13 +31,6 @@ def test_padding_does_not_affect_valid_encoder_frames(length: int, padding: int)
     num_valid = int(alone_lens)
     assert torch.equal(alone_lens, padded_lens)
     assert torch.allclose(alone[:, :num_valid], padded[:, :num_valid], atol=1e-6)
-
-
-def test_padded_encoder_frames_equal_the_bias() -> None:
-    module = build()
-    encoded, enc_lens = module(torch.randn(1, 10, 64), torch.tensor([17]))
-    assert enc_lens.tolist() == [3]
-    assert torch.equal(encoded[0, 3:], module.out.bias.expand(5, -1))
 
 
 @pytest.mark.parametrize("value", [float("inf"), float("nan")])

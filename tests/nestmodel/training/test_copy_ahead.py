@@ -2,18 +2,13 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from nestdata import BatchLoader
-from nestmodel import NestModel
 from nestmodel.preflight.trial import noise_batch
-from nestmodel.training.copy_ahead import CopyAhead, copied_ahead
-from tests.conftest import MessyCorpora
-from tests.training import messy_data, tiny_config, trainer
+from nestmodel.training.copy_ahead import CopyAhead
 
 GPU = torch.device("cuda")
 
@@ -68,14 +63,6 @@ def test_each_batch_is_copied_before_the_one_before_it_is_computed(monkeypatch: 
         *("compute waits for copies: copy 1", "compute: batch 1"),
         *("compute waits for copies: copy 2", "compute: batch 2"),
     ]
-
-
-def test_nothing_is_copied_ahead_on_a_cpu(messy_corpora: MessyCorpora, tmp_path: Path) -> None:
-    data = messy_data(messy_corpora)
-    runner = trainer(tmp_path, max_steps=1)
-    runner.fit(NestModel(tiny_config()), datamodule=data)
-    assert isinstance(runner.train_dataloader, BatchLoader)
-    assert copied_ahead([], runner) == []
 
 
 @pytest.mark.gpu

@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 import torch
 
-import nestdata
 from nestdata import AugmentConfig, BadAudioConfig, PlanConfig, prepare_corpus
 from nestmodel import ConfigError, DataConfig, NestDataModule, NestModel
 from tests.conftest import MessyCorpora
@@ -19,12 +18,6 @@ def test_a_run_does_not_depend_on_the_number_of_loader_workers(messy_corpora: Me
     same, with_workers = fit(messy_corpora, tmp_path, max_steps=3, num_workers=2)
     assert with_workers.keys == expected.keys
     assert all(torch.equal(a, b) for a, b in zip(same.parameters(), plain.parameters(), strict=True))
-
-
-def test_accumulation_is_computed_from_the_plan(messy_corpora: MessyCorpora, tmp_path: Path) -> None:
-    runner = trainer(tmp_path, max_steps=1)
-    runner.fit(NestModel(tiny_config()), datamodule=messy_data(messy_corpora, microbatches_per_step=4))
-    assert runner.accumulate_grad_batches == 4
 
 
 def test_another_accumulation_is_rejected(messy_corpora: MessyCorpora, tmp_path: Path) -> None:
@@ -45,11 +38,6 @@ def test_corpora_are_weighted_and_augmented_in_training_only(
     assert data.val_dataset.plan.repeats_per_epoch == [1.0]
     assert data.train_dataset.augment == augment
     assert data.val_dataset.augment == AugmentConfig()
-
-
-def test_an_unknown_transform_is_an_error_before_the_run_starts(messy_corpora: MessyCorpora) -> None:
-    with pytest.raises(nestdata.ConfigError, match=r"augment\.mixture\[0\].*'Gian'.*nearest is 'Gain'"):
-        NestDataModule(DataConfig(messy_corpora.speech, augment=AugmentConfig(mixture=["Gian"])))
 
 
 def test_training_replaces_files_that_fail_only_when_decoded(tmp_path: Path) -> None:

@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 import pytorch_lightning as pl
 import torch
-from lightning_fabric.plugins.environments.lightning import LightningEnvironment
 from pytorch_lightning.loggers import CSVLogger
 from pytorch_lightning.strategies import DDPStrategy
 from torch.nn.parallel import DistributedDataParallel
@@ -25,7 +24,6 @@ from nestmodel.training.lightning_private import (
     allow_clipping,
     disable_signal_handling,
     dump_checkpoint,
-    finds_launcher,
     fix_gradient_buckets,
     log_by_global_step,
     process_group_timeout_s,
@@ -223,8 +221,3 @@ def test_ddp_receives_fixed_buckets_and_the_group_its_timeout(tmp_path: Path, mo
     (model,) = models
     assert isinstance(model, DistributedDataParallel)
     assert (model.find_unused_parameters, model.gradient_as_bucket_view, model.broadcast_buffers) == (True, True, False)
-
-
-def test_lightning_finds_the_launcher_unless_the_user_gives_one(tmp_path: Path) -> None:
-    assert finds_launcher(trainer(tmp_path))
-    assert not finds_launcher(trainer(tmp_path, plugins=[LightningEnvironment()]))

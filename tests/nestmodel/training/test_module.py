@@ -1,6 +1,5 @@
 import math
 from dataclasses import replace
-from itertools import product
 from pathlib import Path
 
 import pytest
@@ -102,36 +101,6 @@ def test_gradients_are_of_the_mean_over_the_scored_tokens_of_the_whole_step(
     assert seen.grads.keys() == expected.keys()
     for name, grad in expected.items():
         torch.testing.assert_close(seen.grads[name], grad, rtol=1e-4, atol=1e-6, msg=name)
-
-
-@pytest.mark.slow
-def test_adamw_divides_gradients_on_a_gpu_and_gives_equal_weights_bit_for_bit(
-    messy_corpora: MessyCorpora, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class Norms(pl.Callback):
-        def __init__(self) -> None:
-            self.norms: list[float] = []
-            self.has_scale = False
-
-        def on_train_batch_end(self, runner: pl.Trainer, *_: object) -> None:
-            self.has_scale |= hasattr(runner.optimizers[0], "grad_scale")
-            if "grad_norm" in runner.callback_metrics:
-                self.norms.append(float(runner.callback_metrics["grad_norm"]))
-
-    found = []
-    for is_on_gpu, limit in product((False, True), (None, 1e6)):  # no norm reaches the limit
-        # Only for the number of tokens, the one scalar that is asked for.
-        monkeypatch.setattr(devices, "is_on_gpu", lambda x, is_on_gpu=is_on_gpu: is_on_gpu and x.ndim == 0)
-        norms, grads = Norms(), FirstGradients()
-        model, recorder = fit(messy_corpora, tmp_path, max_steps=3, callbacks=[norms, grads], gradient_clip_val=limit)
-        assert norms.has_scale == is_on_gpu
-        found.append((model, recorder.losses, norms.norms, grads.grads))
-    model, losses, norm, grads_of = found[0]
-    for other, other_losses, other_norm, other_grads in found[1:]:
-        assert losses == other_losses
-        assert norm == pytest.approx(other_norm, rel=1e-6)  # rounded twice instead of once
-        assert all(torch.equal(grad, other_grads[name]) for name, grad in grads_of.items())
-        assert all(torch.equal(a, b) for a, b in zip(model.parameters(), other.parameters(), strict=True))
 
 
 @pytest.mark.parametrize("is_on_gpu", [False, True])

@@ -8,7 +8,7 @@ from pytorch_lightning.strategies import DDPStrategy
 
 from nestmodel.errors import ConfigError
 from nestmodel.training.launcher import check_launcher
-from nestmodel.training.ranks import check_ranks, check_start, find_launch, find_own_rank, take_ranks
+from nestmodel.training.ranks import check_start, find_launch, find_own_rank, take_ranks
 from tests.training import trainer
 
 Variables = dict[str, str]
@@ -154,29 +154,6 @@ def test_lightning_finds_the_tasks_of_srun(
     assert {name: value for name, value in environment.items() if variables.get(name, value) != value} | {
         name: environment[name] for name in changed
     } == changed
-
-
-@pytest.mark.parametrize(
-    ("variables", "remedy", "devices", "nodes"),
-    [
-        (torchrun(2, 2), "start torchrun with --nnodes 2 --nproc-per-node 4", 4, 2),
-        (job(1), "start it by srun --nodes 1 --ntasks-per-node 4, or unset SLURM_NTASKS", 4, 1),
-    ],
-)
-def test_the_error_names_how_to_start_as_many_ranks(
-    variables: Variables, remedy: str, devices: int, nodes: int
-) -> None:
-    with pytest.raises(ConfigError) as raised:
-        check_ranks(find_launch(variables), devices, nodes)
-    assert "Leave out trainer.devices and trainer.num_nodes to run on " in str(raised.value)
-    assert remedy in str(raised.value)
-
-
-@pytest.mark.parametrize("variables", [srun(1), job(4, 2)])
-def test_without_slurm_ntasks_lightning_starts_the_ranks(variables: Variables) -> None:
-    environment = {name: value for name, value in variables.items() if name != "SLURM_NTASKS"}
-    assert find_launch(environment) is None
-    check_start(None, environment, 8, 1)
 
 
 @pytest.mark.parametrize(

@@ -97,15 +97,6 @@ def test_a_resumed_run_validates_after_the_same_steps(corpus: Path, tmp_path: Pa
     assert resumed == plain[-2:]
 
 
-def test_limits_stay_when_a_trainer_fits_again_with_other_data(messy_corpora: MessyCorpora, tmp_path: Path) -> None:
-    limits = {"val_check_interval": 12, "limit_train_batches": 20, "limit_val_batches": 8}
-    runner = trainer(tmp_path, max_steps=1, check_val_every_n_epoch=None, **limits)
-    for _ in range(2):
-        data = messy_data(messy_corpora, microbatches_per_step=MICROBATCHES)
-        runner.fit(NestModel(tiny_config()), datamodule=data)
-        assert {name: getattr(runner, name) for name in limits} == limits
-
-
 def test_a_validation_without_training_counts_steps(messy_corpora: MessyCorpora, tmp_path: Path) -> None:
     seen = Validations()
     runner = trainer(tmp_path, [seen], limit_val_batches=2 * MICROBATCHES)

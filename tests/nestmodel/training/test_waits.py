@@ -4,6 +4,7 @@ A change that adds a wait fails here, and the functions that wait are named.
 """
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,51 +14,23 @@ from nestmodel.training import module
 from tests.conftest import MessyCorpora
 from tests.fake_gpu import needs_fake_gpu
 from tests.training import messy_data, tiny_config, trainer
-from tests.waits import MB, Count, Wait, count_waits, dense_batch
+from tests.waits import Wait, count_waits
 
-
-@pytest.fixture(scope="module")
-def counts() -> list[Count]:
-    """Counts of two steps of two microbatches, of which the second step is logged, with lines of progress."""
-    return count_waits(dense_batch(), num_steps=2, microbatches=2, seconds_between_lines=0.0)
+SUMS = Wait("copy to the CPU", "step_stats.py:fetch")
 
 
 @needs_fake_gpu
-def test_the_cpu_waits_once_in_a_step_for_the_sums_of_the_step(counts: list[Count]) -> None:
-    sums = Wait("copy to the CPU", "step_stats.py:fetch")
-    assert [(count.step, count.microbatch, count.is_logged, count.waits) for count in counts] == [
-        (0, 0, False, []),
-        (0, 1, False, [sums]),
-        (1, 0, True, []),
-        (1, 1, True, [sums]),
-    ]
-
-
-@needs_fake_gpu
-def test_a_batch_of_240_s_sends_clean_and_noisy_audio_only(counts: list[Count]) -> None:
-    audio_bytes = 2 * 4 * 240 * 16000
-    assert audio_bytes < counts[1].bytes_sent < 31 * MB
-
-
-@needs_fake_gpu
-def test_batches_are_copied_one_ahead_on_a_stream_of_their_own(counts: list[Count]) -> None:
-    sizes = [count.bytes_sent for count in counts]
-    assert sizes == [2 * sizes[1], sizes[1], sizes[1], 0]
-    assert [count.bytes_sent_on_compute_stream for count in counts] == [0, 0, 0, 0]
-
-
-@needs_fake_gpu
-def test_encoders_for_live_speech_add_no_wait() -> None:
-    first, second = count_waits(dense_batch(), num_steps=1, microbatches=2, config=NestConfig.preset("demo", "unified"))
-    assert first.waits == []
-    assert second.waits == [Wait("copy to the CPU", "step_stats.py:fetch")]
-
-
-@needs_fake_gpu
-def test_clipping_adds_no_wait() -> None:
-    first, second = count_waits(dense_batch(), num_steps=1, microbatches=2, max_norm=1.0)
-    assert first.waits == []
-    assert second.waits == [Wait("copy to the CPU", "step_stats.py:fetch")]
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"num_steps": 2, "seconds_between_lines": 0.0},  # the second step is logged, with lines of progress
+        {"config": NestConfig.preset("demo", "unified")},
+        {"gradient_clip_val": 1.0},
+    ],
+    ids=["logged", "for live speech", "clipped"],
+)
+def test_the_cpu_waits_once_in_a_step_for_the_sums_of_the_step(settings: dict[str, Any]) -> None:
+    assert count_waits(**settings) == [[], [SUMS]] * settings.get("num_steps", 1)
 
 
 @pytest.mark.gpu

@@ -3,14 +3,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-import pytorch_lightning as pl
 from pytorch_lightning.loggers import CSVLogger
 
-from nestdata import AudioNoiseBatch
-from nestmodel import CheckpointConfig, Checkpoints, Curves, NestModel, Preempted, PreemptionHandler
+from nestmodel import CheckpointConfig, Checkpoints, Curves, Preempted, PreemptionHandler
 from nestmodel.training.callbacks.curves import copy_earlier_metrics, draw_curves, read_metrics, smooth
 from tests.conftest import MessyCorpora
-from tests.training import fit
+from tests.training import RequestPreemption, fit
 
 
 def test_smoothing_averages_neighbours_and_keeps_constants() -> None:
@@ -18,12 +16,6 @@ def test_smoothing_averages_neighbours_and_keeps_constants() -> None:
     values[40] = 5.0
     assert smooth(values)[37:44].tolist() == [0.0, *[pytest.approx(1.0)] * 5, 0.0]
     assert smooth(np.ones(7)) == pytest.approx(np.ones(7))
-
-
-def test_metrics_are_read_as_steps_and_values_by_name(tmp_path: Path) -> None:
-    path = tmp_path / "metrics.csv"
-    path.write_text("epoch,step,train_loss,val_loss\n0,4,2.5,\n0,9,2.25,\n0,9,,3.5\n")
-    assert read_metrics(tmp_path) == {"train_loss": ([4, 9], [2.5, 2.25]), "val_loss": ([9], [3.5])}
 
 
 def test_truncated_rows_and_files_of_other_programs_are_ignored(tmp_path: Path) -> None:
@@ -79,16 +71,9 @@ def test_a_run_that_was_resumed_twice_has_the_metrics_of_an_uninterrupted_run(
     assert plain["train_loss"][0] == list(range(7))
 
 
-class RequestPreemption(pl.Callback):
-    """Sets the flag that SIGTERM sets, at the first microbatch of a step."""
-
-    def on_train_batch_start(self, _trainer: object, module: NestModel, batch: AudioNoiseBatch, _index: int) -> None:  # type: ignore[override]
-        module.stop_requests.preempted_here |= batch.key.step == 2
-
-
 def test_the_last_step_of_a_preempted_run_is_logged(messy_corpora: MessyCorpora, tmp_path: Path) -> None:
     logger = CSVLogger(tmp_path, name="", version="run")
-    callbacks = [RequestPreemption(), Checkpoints(), PreemptionHandler(), Curves()]
+    callbacks = [RequestPreemption(2), Checkpoints(), PreemptionHandler(), Curves()]
     settings: dict[str, Any] = {"callbacks": callbacks, "logger": logger, "log_every_n_steps": 1}
     with pytest.raises(Preempted):
         fit(messy_corpora, tmp_path, max_steps=9, enable_checkpointing=True, **settings)

@@ -6,7 +6,7 @@ import pytest
 import pytorch_lightning as pl
 
 from nestmodel import Progress
-from nestmodel.training.callbacks.progress import PlainLines, progress_line
+from nestmodel.training.callbacks.progress import PlainLines
 from nestmodel.training.run_state import RunState, Scores
 from tests.training import StubTrainer
 
@@ -38,22 +38,6 @@ class Recorder:
 
     def stop(self) -> None:
         self.calls.append("stop")
-
-
-def test_a_line_has_what_is_known() -> None:
-    assert progress_line(STATE) == "step 1,300 of 80,000"
-    assert progress_line(replace(STATE, num_steps=None)) == "step 1,300"
-    full = replace(
-        STATE,
-        seconds_left=130.0,
-        training=Scores(2.0, 3.0, 0.25),
-        metrics={"audio_s_per_s": 1812.4, "data_wait": 0.03, "memory_gb": 2.14, "steps_skipped": 2.0},
-    )
-    assert progress_line(full) == (
-        "step 1,300 of 80,000, ETA 0:02:10, loss 2.000 (entropy 3.000), masked accuracy 25.0 %, 1,812 s of audio/s, "
-        "3 % waiting, 2.1 GB, 2 steps skipped"
-    )
-    assert "ETA" not in progress_line(replace(full, activity="finished"))
 
 
 def test_plain_lines_show_each_step_and_each_validation_once(capsys: pytest.CaptureFixture[str]) -> None:

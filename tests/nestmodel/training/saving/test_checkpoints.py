@@ -1,30 +1,21 @@
 import os
 import resource
 from collections.abc import Iterator
-from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 import pytorch_lightning as pl
 import torch
 
-from nestdata import AudioNoiseBatch
 from nestdata.output import unfinished_name
 from nestmodel import CheckpointConfig, Checkpoints, NestModel, PreemptionHandler, newest_checkpoint
-from nestmodel.nn.network import NestNetwork
 from nestmodel.training.ranks import EXIT_NOT_SAVED
 from nestmodel.training.saving.checkpoint_files import find_checkpoints, write_checkpoint
 from nestmodel.training.saving.checkpoints import NotSaved
 from tests.conftest import MessyCorpora
 from tests.flushes import Flushes
-from tests.training import fit, tiny_config
-
-
-class RequestPreemption(pl.Callback):
-    """Sets the flag that SIGTERM sets, in the second step."""
-
-    def on_train_batch_start(self, _trainer: object, module: NestModel, batch: AudioNoiseBatch, _index: int) -> None:  # type: ignore[override]
-        module.stop_requests.preempted_here |= batch.key.step == 1
+from tests.nestmodel.training.saving.checkpoints import written
+from tests.training import RequestPreemption, fit
 
 
 class NoSpace(pl.Callback):
@@ -51,23 +42,16 @@ def _space() -> Iterator[None]:
     NoSpace.restore()
 
 
-def written(path: Path, step: int) -> Path:
-    """Writes a checkpoint of a run at a step."""
-    config = tiny_config()
-    state = NestNetwork(config).state_dict()
-    write_checkpoint({"nest_config": asdict(config), "global_step": step, "state_dict": state}, path)
-    return path
-
-
 def names(directory: Path) -> list[str]:
     return sorted(path.name for path in directory.iterdir())
 
 
-@pytest.mark.slow
-def test_the_newest_checkpoints_and_the_chosen_multiples_are_kept(messy_corpora: MessyCorpora, tmp_path: Path) -> None:
-    saver = Checkpoints(CheckpointConfig(every_n_steps=1, keep=2, keep_every_n_steps=3, directory=tmp_path / "saved"))
-    fit(messy_corpora, tmp_path, max_steps=5, callbacks=[saver], enable_checkpointing=True)
-    kept = [f"step_{step:08d}.ckpt" for step in (3, 4, 5)]
+def test_the_newest_and_the_last_checkpoint_and_the_chosen_multiples_are_kept(
+    messy_corpora: MessyCorpora, tmp_path: Path
+) -> None:
+    saver = Checkpoints(CheckpointConfig(every_n_steps=2, keep=2, keep_every_n_steps=3, directory=tmp_path / "saved"))
+    fit(messy_corpora, tmp_path, max_steps=11, callbacks=[saver], enable_checkpointing=True)
+    kept = [f"step_{step:08d}.ckpt" for step in (6, 10, 11)]
     assert names(tmp_path / "saved") == ["last.ckpt", *kept]
     assert (tmp_path / "saved" / "last.ckpt").resolve().name == kept[-1]
 
@@ -101,16 +85,10 @@ def test_checkpoints_of_a_run_that_diverges_do_not_push_out_the_sound_ones(
     assert [found.step for found in find_checkpoints(tmp_path / "saved")] == [8, 7, 3, 2]
 
 
-def test_the_last_step_is_saved_once_for_any_interval(messy_corpora: MessyCorpora, tmp_path: Path) -> None:
-    saver = Checkpoints(CheckpointConfig(every_n_steps=2, directory=tmp_path / "saved"))
-    fit(messy_corpora, tmp_path, max_steps=3, callbacks=[saver], enable_checkpointing=True)
-    assert [found.step for found in find_checkpoints(tmp_path / "saved")] == [3, 2]
-
-
 def test_the_newest_undamaged_checkpoint_of_all_versions_is_found(tmp_path: Path) -> None:
     assert newest_checkpoint(tmp_path) is None
     for version, step in ((0, 300), (1, 200), (2, 400)):
-        written(tmp_path / f"version_{version}" / "checkpoints" / f"step_{step:08d}.ckpt", step)
+        written(tmp_path / f"version_{version}" / "checkpoints" / f"step_{step:08d}.ckpt")
     damaged = tmp_path / "version_2" / "checkpoints" / "step_00000400.ckpt"
     assert newest_checkpoint(tmp_path) == damaged
     damaged.write_bytes(damaged.read_bytes()[:-100])
@@ -165,7 +143,7 @@ def test_a_preempted_run_whose_checkpoint_is_not_on_disk_does_not_ask_for_a_rest
     messy_corpora: MessyCorpora, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     saver = Checkpoints(CheckpointConfig(every_n_steps=100, directory=tmp_path / "saved"))
-    callbacks = [RequestPreemption(), PreemptionHandler(), saver, NoSpace(2)]
+    callbacks = [RequestPreemption(1), PreemptionHandler(), saver, NoSpace(2)]
     with caplog.at_level("INFO"), pytest.warns(UserWarning, match="not be written"), pytest.raises(NotSaved) as caught:
         fit(messy_corpora, tmp_path, max_steps=9, callbacks=callbacks, enable_checkpointing=True)
     assert caught.value.code == EXIT_NOT_SAVED

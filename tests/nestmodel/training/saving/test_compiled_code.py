@@ -9,8 +9,7 @@ import pytest
 from nestmodel import NestModel
 from nestmodel.nn.backend import Backend
 from nestmodel.training.saving.compiled_code import CompiledCode, read_trusted, write_trusted
-from tests.conftest import MessyCorpora
-from tests.training import fit, tiny_config, trainer
+from tests.training import tiny_config, trainer
 
 START = """
 import json, sys, warnings
@@ -108,8 +107,3 @@ def test_a_file_that_is_damaged_or_that_others_can_write_is_refused(
     monkeypatch.setattr(os, "geteuid", lambda: path.stat().st_uid + 1)
     with pytest.raises(ValueError, match="other users"):
         read_trusted(path)
-
-
-def test_a_run_that_compiles_nothing_writes_nothing(messy_corpora: MessyCorpora, tmp_path: Path) -> None:
-    fit(messy_corpora, tmp_path, max_steps=1, callbacks=[CompiledCode(tmp_path / "compiled")])
-    assert not (tmp_path / "compiled").exists()

@@ -4,7 +4,7 @@ import numpy as np
 import soundfile
 from pytorch_lightning.loggers import CSVLogger
 
-from nestdata import AugmentConfig, PlanConfig, prepare_corpus
+from nestdata import PlanConfig, prepare_corpus
 from nestmodel import (
     CheckpointConfig,
     DataConfig,
@@ -21,12 +21,7 @@ from tests.training import messy_data, tiny_config, trainer
 
 
 def summary(
-    data: NestDataModule,
-    directory: Path,
-    *,
-    ckpt_path: Path | None = None,
-    max_time: str | None = None,
-    **settings: object,
+    data: NestDataModule, directory: Path, *, max_time: str | None = None, **settings: object
 ) -> dict[str, str]:
     runner = trainer(directory, logger=CSVLogger(directory, name=""), **settings)
     config = RunConfig(
@@ -36,7 +31,7 @@ def summary(
         seed=3,
         log=("csv",),
     )
-    return dict(summarise_run(Run(config, NestModel(tiny_config()), data, runner, ckpt_path, 1300 if ckpt_path else 0)))
+    return dict(summarise_run(Run(config, NestModel(tiny_config()), data, runner, None, 0)))
 
 
 def test_a_summary_describes_data_model_and_steps(messy_corpora: MessyCorpora, tmp_path: Path) -> None:
@@ -109,18 +104,3 @@ def test_secrets_in_addresses_are_hidden(messy_corpora: MessyCorpora, tmp_path: 
     rows = summary(data, tmp_path, max_steps=1)
     assert "bucket/noise.corpus" in rows["noise"]
     assert "secret" not in rows["noise"]
-
-
-def test_a_summary_names_all_corpora_and_the_checkpoint(messy_corpora: MessyCorpora, tmp_path: Path) -> None:
-    plan = PlanConfig(max_batch_seconds=10.0, microbatches_per_step=2)
-    augment = AugmentConfig(speech=["PolarityInversion"])
-    data = NestDataModule(DataConfig([messy_corpora.speech, messy_corpora.windows], plan=plan, augment=augment))
-    (tmp_path / "step_00001300.ckpt").touch()
-    (tmp_path / "last.ckpt").symlink_to("step_00001300.ckpt")
-    rows = summary(data, tmp_path, ckpt_path=tmp_path / "last.ckpt", max_steps=-1, max_epochs=2)
-    assert str(messy_corpora.windows) in rows["corpus"]
-    assert (rows["noise"], rows["validation"]) == ("other speech only", "none")
-    assert rows["steps"].startswith(f"{2 * data.plan.steps_per_epoch:,}, 2 epochs")
-    assert rows["start"] == f"from step 1,300, {tmp_path}/last.ckpt"
-    assert ", augmented; " in rows["batches"]
-    assert summary(data, tmp_path, max_steps=-1, max_epochs=-1)["steps"] == "no limit"
