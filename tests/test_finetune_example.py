@@ -15,17 +15,35 @@ import torch
 
 from nestcli.nestmodel import main as nestmodel
 from nestdata import Corpus, prepare_corpus
+from nestdata.filters import make_resampler
 from nestmodel import FeatureConfig, NestConfig, NestNetwork, WeightsError, export_model, normalise_text, save_network
 from nestmodel.formats.huggingface import write_huggingface
 from tests.extras import needs
 from tests.scripts import load_example
 from tests.training import tiny_config
-from tests.transcribed import DEMO, TEXTS, write_transcribed
 
 pytestmark = [
     needs("finetune", "accelerate", "jiwer", "transformers"),
     pytest.mark.filterwarnings("ignore:::accelerate", "ignore:::huggingface_hub", "ignore:::transformers"),
 ]
+
+
+DEMO = Path(__file__).parents[1] / "manifests" / "demo"
+TEXTS = {"en_f3_01": "good morning everyone", "en_f3_02": "the kettle is on do you want tea"}
+
+
+def write_transcribed(directory: Path) -> Path:
+    """Writes a manifest of two utterances of the demo corpus, and each of them as a WAV in stereo at 48 kHz."""
+    lines = [json.loads(line) for line in (DEMO / "speech.json").read_text().splitlines()]
+    lines = [line for line in lines if Path(line["audio_filepath"]).stem in TEXTS]
+    for line in lines:
+        line["audio_filepath"] = str(DEMO / line["audio_filepath"])
+        samples, rate = soundfile.read(line["audio_filepath"], dtype="float32")
+        resampled = make_resampler(rate, 48000)(torch.from_numpy(samples))
+        stereo = resampled[:, None].expand(-1, 2).numpy()
+        soundfile.write(directory / f"{Path(line['audio_filepath']).stem}.wav", stereo, 48000)
+    (directory / "two.json").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return directory / "two.json"
 
 
 @pytest.fixture(scope="module")
@@ -147,37 +165,6 @@ def test_the_lines_of_the_readme_train_with_the_trainer_alone(
     assert losses[2] < losses[0]
     exported = weights(tmp_path / "demo" / "encoder")["encoder.subsampling.linear.weight"]
     assert not torch.equal(weights(tmp_path / "demo" / "recogniser")["encoder.subsampling.linear.weight"], exported)
-
-
-def test_a_small_share_of_the_labels_is_part_of_a_larger_one(finetune: ModuleType, demo: Corpus) -> None:
-    tenth, half, everything = (finetune.draw_labelled(demo, share, seed=3) for share in (0.1, 0.5, 1.0))
-    assert (len(tenth), len(half), everything) == (4, 20, list(range(40)))
-    assert set(tenth) < set(half)
-    assert tenth != finetune.draw_labelled(demo, 0.1, seed=4)
-
-
-@pytest.mark.parametrize("vocabulary", [1, 128])
-def test_tokens_become_the_text_again_whether_characters_or_pairs(
-    finetune: ModuleType, demo: Corpus, vocabulary: int
-) -> None:
-    texts = [finetune.transcript(demo, row) for row in range(len(demo))]
-    tokenizer = finetune.train_tokenizer(texts, vocabulary)
-    assert len(tokenizer) == (max(vocabulary, len(set("".join(texts))) + 2))
-    for text in texts:
-        tokens = tokenizer(text).input_ids
-        frames = [label for token in tokens for label in (token, token, tokenizer.pad_token_id)]
-        assert normalise_text(tokenizer.decode(frames, skip_special_tokens=True)) == text
-
-
-def test_the_frames_that_an_utterance_needs_are_those_of_the_model(
-    finetune: ModuleType, demo: Corpus, tmp_path: Path
-) -> None:
-    model, processor = build_model(finetune, tmp_path)
-    for row in range(0, len(demo), 8):
-        num_frames = model.generate(**finetune.load_features(demo, [row], processor)).shape[1]
-        for num_tokens in (num_frames, num_frames + 1):
-            tokens = SimpleNamespace(input_ids=list(range(num_tokens)))  # all different
-            assert finetune.fits(demo, row, lambda _, found=tokens: found, 160, 8) == (num_tokens <= num_frames)
 
 
 def test_from_scratch_keeps_the_architecture_and_draws_new_weights(finetune: ModuleType, tmp_path: Path) -> None:

@@ -119,6 +119,7 @@ def attempt(command: str, obstacle: tuple[str, Callable[[Path], None]], *, overw
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_nothing_of_a_user_is_lost(command: str, inputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nestdata.batch.preview._draw", lambda *_: None)  # pictures take most of the time
     draw = random.Random(command)
     every = [(obstacle, overwrite) for obstacle in OBSTACLES for overwrite in (False, True)]
     for number, (obstacle, overwrite) in enumerate(draw.sample(every, 5)):

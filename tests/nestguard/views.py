@@ -1,8 +1,9 @@
-"""Builds process views for tests."""
+"""Builds process views for tests, and reads heartbeats."""
 
+from pathlib import Path
 from typing import Any
 
-from nestguard import Identity, Phase, Reading
+from nestguard import Identity, Phase, Reading, read_heartbeat
 from nestguard.observe.view import ProcessState, ProcessView
 
 
@@ -57,3 +58,10 @@ def view(
         **other,
     )
     return ProcessView(reading=reading, state=state, age_s=age_s, ended_s=ended_s, exit_signal=exit_signal)
+
+
+def reading_of(directory: Path, name: str) -> Reading:
+    """Returns what a process has written of itself."""
+    reading = read_heartbeat(directory / f"{name}.beat")
+    assert reading is not None
+    return reading

@@ -2,11 +2,7 @@ from dataclasses import asdict, replace
 
 import pytest
 
-from nestmodel.config import (
-    EncoderConfig,
-    NestConfig,
-    OptimizerConfig,
-)
+from nestmodel.config import EncoderConfig, NestConfig, OptimizerConfig
 from nestmodel.errors import ConfigError
 
 

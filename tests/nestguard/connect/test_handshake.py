@@ -11,8 +11,18 @@ import nestguard.connect.coordinator
 from nestguard import PeerConfig, new_token
 from nestguard.connect.coordinator import Coordinator
 from nestguard.connect.peers import Handshake, SharedToken, Side
-from tests.nestguard.connect.connections import LIMITS, closing, coordinator_of, follower_of, new_config, soon
-from tests.nestguard.connect.raw_peers import RawPeer, accept, connect, hello
+from tests.nestguard.connect.connections import (
+    LIMITS,
+    RawPeer,
+    accept,
+    closing,
+    connect,
+    coordinator_of,
+    follower_of,
+    hello,
+    new_config,
+    soon,
+)
 from tests.nestguard.runs import PATIENCE_S, TOKEN
 from tests.nestguard.views import view
 

@@ -19,8 +19,17 @@ from nestguard.connect.peers import LocalOnly, SharedToken, StopDecision
 from nestguard.diagnose.run_diagnosis import diagnose
 from nestguard.monitor import connect_peers
 from nestguard.observe.view import DevicePosition, ProcessState, ProcessView
-from tests.nestguard.connect.connections import LIMITS, closing, coordinator_of, follower_of, new_config, soon
-from tests.nestguard.connect.raw_peers import RawPeer, accept, join
+from tests.nestguard.connect.connections import (
+    LIMITS,
+    RawPeer,
+    accept,
+    closing,
+    coordinator_of,
+    follower_of,
+    join,
+    new_config,
+    soon,
+)
 from tests.nestguard.runs import PATIENCE_S, TOKEN
 from tests.nestguard.views import view
 

@@ -1,17 +1,13 @@
 import multiprocessing
-import signal
-import threading
 from collections.abc import Iterator
 from multiprocessing.synchronize import Event
 from pathlib import Path
 
 import pytest
 
-import nestguard
-from nestguard import Heartbeat, Identity, NoHeartbeat, Phase, current, read_heartbeat, set_current
+from nestguard import Heartbeat, Identity, NoHeartbeat, Phase, current, set_current
 from nestguard.observe.heartbeat import start_worker
-from nestguard.observe.process import STACK_SIGNAL
-from tests.nestguard.devices import StandIn
+from tests.nestguard.views import reading_of
 
 ME = Identity(rank=3, local_rank=1, node_rank=1, world_size=4, local_world_size=2, host="gpu-b")
 
@@ -20,34 +16,6 @@ ME = Identity(rank=3, local_rank=1, node_rank=1, world_size=4, local_world_size=
 def _reset_current_heartbeat() -> Iterator[None]:
     yield
     set_current(NoHeartbeat())
-
-
-def reading_of(directory: Path, name: str = "rank-3") -> nestguard.Reading:
-    reading = read_heartbeat(directory / f"{name}.beat")
-    assert reading is not None
-    return reading
-
-
-def test_without_a_stall_guard_every_heartbeat_method_does_nothing() -> None:
-    heartbeat = current()
-    assert isinstance(heartbeat, NoHeartbeat)
-    heartbeat.beat(Phase.FORWARD, 1, 2)
-    heartbeat.beat_collective(1)
-    heartbeat.note_cut("a")
-    heartbeat.note_cuts(["a"])
-    heartbeat.note_wait("a", "s3://speech/a.tar")
-    heartbeat.refresh()
-    device = StandIn()
-    handler, num_threads = signal.getsignal(STACK_SIGNAL), threading.active_count()
-    heartbeat.arm()
-    heartbeat.watch_device(device.new_event)
-    heartbeat.mark_device(Phase.COLLECTIVE)
-    assert (signal.getsignal(STACK_SIGNAL), threading.active_count()) == (handler, num_threads)
-    heartbeat.finish(Phase.FAILED, "detail", "traceback")
-    heartbeat.close()
-    assert heartbeat.slot is None
-    start_worker(0, 1)
-    assert current() is heartbeat
 
 
 def in_worker(number: int) -> None:
@@ -61,7 +29,7 @@ def test_a_forked_worker_writes_its_own_heartbeat_and_records_its_end(tmp_path: 
     heartbeat = Heartbeat(tmp_path, ME)
     set_current(heartbeat)
     heartbeat.beat(Phase.FORWARD, 3)
-    before = reading_of(tmp_path)
+    before = reading_of(tmp_path, "rank-3")
     worker = multiprocessing.get_context("fork").Process(target=in_worker, args=(1,))
     worker.start()
     worker.join(20)
@@ -69,7 +37,7 @@ def test_a_forked_worker_writes_its_own_heartbeat_and_records_its_end(tmp_path: 
     reading = reading_of(tmp_path, "rank-3.worker-1")
     assert (reading.identity.worker, reading.pid, reading.phase) == (1, worker.pid, Phase.DONE)
     assert reading.is_armed
-    assert reading_of(tmp_path) == before
+    assert reading_of(tmp_path, "rank-3") == before
 
 
 @pytest.mark.multiprocess

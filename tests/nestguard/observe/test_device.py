@@ -5,12 +5,13 @@ from pathlib import Path
 import pytest
 
 import nestguard.observe.device
-from nestguard import Heartbeat, Identity, Phase, read_heartbeat
+from nestguard import Heartbeat, Identity, Phase
 from nestguard.observe.device import write_trace_if_requested
 from nestguard.observe.directory import TRACES_REQUEST, lock_directory
 from nestguard.observe.view import DevicePosition
 from nestguard.observe.watch import NodeWatch
 from tests.nestguard.runs import wait_until
+from tests.nestguard.views import reading_of
 
 ME = Identity(rank=0, local_rank=0, node_rank=0, world_size=1, local_world_size=1, host="gpu-a")
 
@@ -45,9 +46,7 @@ class Events(list[Event]):
 
 
 def position(directory: Path) -> DevicePosition | None:
-    reading = read_heartbeat(directory / "rank-0.beat")
-    assert reading is not None
-    return reading.device
+    return reading_of(directory, "rank-0").device
 
 
 def observers() -> list[threading.Thread]:
@@ -71,8 +70,7 @@ def test_the_device_is_in_the_newest_phase_whose_event_is_done(tmp_path: Path) -
     events[2].done = True  # out of order, which no stream does: the first phase that is not over counts
     events[1].done = True
     wait_for(tmp_path, DevicePosition(Phase.COLLECTIVE, 7, 1))
-    reading = read_heartbeat(tmp_path / "rank-0.beat")
-    assert reading is not None
+    reading = reading_of(tmp_path, "rank-0")
     assert (reading.phase, reading.actual_phase) == (Phase.COLLECTIVE, Phase.COLLECTIVE)
     heartbeat.close()
 
@@ -85,8 +83,7 @@ def test_a_phase_of_the_device_can_end_without_a_heartbeat(tmp_path: Path) -> No
     for event in events:
         event.done = True
     wait_for(tmp_path, DevicePosition(Phase.COLLECTIVE, 7, 1))
-    reading = read_heartbeat(tmp_path / "rank-0.beat")
-    assert reading is not None
+    reading = reading_of(tmp_path, "rank-0")
     assert reading.phase is Phase.BACKWARD
     heartbeat.close()
 

@@ -10,87 +10,82 @@ import pytest
 import nestguard
 from nestguard import Heartbeat, Identity, Phase, read_heartbeat
 from nestguard.observe.heartbeat_file import FILE_SIZE
+from tests.nestguard.views import reading_of
 
 ME = Identity(rank=3, local_rank=1, node_rank=1, world_size=4, local_world_size=2, host="gpu-b")
 
 
-def reading_of(directory: Path, name: str = "rank-3") -> nestguard.Reading:
-    reading = read_heartbeat(directory / f"{name}.beat")
-    assert reading is not None
-    return reading
-
-
 def test_reading_returns_what_the_heartbeat_wrote(tmp_path: Path) -> None:
     heartbeat = Heartbeat(tmp_path, ME)
-    reading = reading_of(tmp_path)
+    reading = reading_of(tmp_path, "rank-3")
     assert reading.identity == ME
     assert (reading.pid, reading.phase, reading.step, reading.microbatch) == (os.getpid(), Phase.STARTING, None, None)
     before = time.monotonic_ns()
     heartbeat.beat(Phase.FORWARD, 7, 2)
-    reading = reading_of(tmp_path)
+    reading = reading_of(tmp_path, "rank-3")
     assert (reading.phase, reading.step, reading.microbatch, reading.first_step) == (Phase.FORWARD, 7, 2, 7)
     assert before <= reading.beat_ns <= time.monotonic_ns()
     assert not reading.has_stepped
     heartbeat.beat(Phase.LOADING, 8, 0)
-    assert reading_of(tmp_path).has_stepped
+    assert reading_of(tmp_path, "rank-3").has_stepped
 
 
 def test_beats_keep_step_and_microbatch_that_are_not_given_and_count_collectives(tmp_path: Path) -> None:
     heartbeat = Heartbeat(tmp_path, ME)
     heartbeat.beat(Phase.FORWARD, 7, 2)
     heartbeat.beat(Phase.BACKWARD)
-    reading = reading_of(tmp_path)
+    reading = reading_of(tmp_path, "rank-3")
     assert (reading.phase, reading.step, reading.microbatch) == (Phase.BACKWARD, 7, 2)
     heartbeat.beat_collective(8)
     heartbeat.beat_collective()
-    reading = reading_of(tmp_path)
+    reading = reading_of(tmp_path, "rank-3")
     assert (reading.phase, reading.step, reading.collectives) == (Phase.COLLECTIVE, 8, 2)
 
 
 def test_noted_cuts_are_a_list_or_one_cut_or_none(tmp_path: Path) -> None:
     heartbeat = Heartbeat(tmp_path, ME)
     heartbeat.note_cuts(f"cut-{number}" for number in range(3))
-    assert reading_of(tmp_path).cuts == ("cut-0", "cut-1", "cut-2")
+    assert reading_of(tmp_path, "rank-3").cuts == ("cut-0", "cut-1", "cut-2")
     heartbeat.note_cut("a\nb")
-    assert reading_of(tmp_path).cuts == ("a b",)
+    assert reading_of(tmp_path, "rank-3").cuts == ("a b",)
     heartbeat.note_wait("a\nb", "s3://speech/audio 3.tar\n")
-    reading = reading_of(tmp_path)
+    reading = reading_of(tmp_path, "rank-3")
     assert (reading.cuts, reading.waits_for) == (("a b",), "s3://speech/audio 3.tar ")
     heartbeat.note_cut("c")
-    assert (reading_of(tmp_path).cuts, reading_of(tmp_path).waits_for) == (("c",), None)
+    assert (reading_of(tmp_path, "rank-3").cuts, reading_of(tmp_path, "rank-3").waits_for) == (("c",), None)
     heartbeat.note_cuts([])
-    assert reading_of(tmp_path).cuts == ()
+    assert reading_of(tmp_path, "rank-3").cuts == ()
 
 
 @pytest.mark.parametrize("letter", ["x", "語"])
 def test_cut_ids_that_exceed_the_space_end_in_an_ellipsis(tmp_path: Path, letter: str) -> None:
     heartbeat = Heartbeat(tmp_path, ME)
     heartbeat.note_cuts(letter * 30 for _ in range(1000))
-    cuts = reading_of(tmp_path).cuts
+    cuts = reading_of(tmp_path, "rank-3").cuts
     assert cuts[0] == letter * 30
     assert cuts[-1].endswith("…")
     assert len("\n".join(cuts).encode()) <= 4096
     heartbeat.note_cut(letter * 5000)
-    (cut,) = reading_of(tmp_path).cuts
+    (cut,) = reading_of(tmp_path, "rank-3").cuts
     assert cut.endswith(f"{letter}…")
 
 
 def test_noting_cuts_and_refreshing_update_the_time_of_the_heartbeat(tmp_path: Path) -> None:
     heartbeat = Heartbeat(tmp_path, ME)
-    times = [reading_of(tmp_path).beat_ns]
+    times = [reading_of(tmp_path, "rank-3").beat_ns]
     for update in (lambda: heartbeat.note_cut("a"), heartbeat.refresh, lambda: heartbeat.note_cuts(["b"])):
         update()
-        times.append(reading_of(tmp_path).beat_ns)
+        times.append(reading_of(tmp_path, "rank-3").beat_ns)
     assert times == sorted(set(times))
 
 
 def test_a_running_process_describes_itself_until_it_ends(tmp_path: Path) -> None:
     heartbeat = Heartbeat(tmp_path, ME)
     heartbeat.describe("takes 2.00 times as long")
-    assert reading_of(tmp_path).detail == "takes 2.00 times as long"
+    assert reading_of(tmp_path, "rank-3").detail == "takes 2.00 times as long"
     heartbeat.finish(Phase.DONE)
     heartbeat.describe("late")
-    assert reading_of(tmp_path).detail == ""
+    assert reading_of(tmp_path, "rank-3").detail == ""
 
 
 def test_a_failure_is_permanent_and_its_traceback_is_written(tmp_path: Path) -> None:
@@ -101,7 +96,7 @@ def test_a_failure_is_permanent_and_its_traceback_is_written(tmp_path: Path) -> 
     heartbeat.beat(Phase.FORWARD, 9)
     heartbeat.beat_collective(9)
     heartbeat.note_cut("a")
-    reading = reading_of(tmp_path)
+    reading = reading_of(tmp_path, "rank-3")
     assert (reading.phase, reading.step, reading.detail, reading.cuts) == (Phase.FAILED, None, "ValueError: no", ())
     assert (tmp_path / "rank-3.traceback.txt").read_text() == "Traceback:\nValueError: no\n"
 
@@ -112,7 +107,7 @@ def test_an_incomplete_record_leaves_the_previous_one_readable(tmp_path: Path) -
     heartbeat.beat(Phase.BACKWARD, 1)
     newest = max(heartbeat._file.records, key=lambda record: record.sequence)
     newest.sequence, newest.phase = 99, Phase.DONE  # the writer stopped before it wrote the second sequence number
-    assert reading_of(tmp_path).phase is Phase.FORWARD
+    assert reading_of(tmp_path, "rank-3").phase is Phase.FORWARD
 
 
 def test_readings_are_consistent_while_another_thread_writes(tmp_path: Path) -> None:
@@ -162,4 +157,4 @@ ctypes.PyDLL(None).sleep(60)
         assert process.stdout.readline() == b"armed\n"
         process.send_signal(nestguard.EXIT_STALLED)
         assert process.wait(10) == nestguard.EXIT_STALLED
-    assert reading_of(tmp_path).is_armed
+    assert reading_of(tmp_path, "rank-3").is_armed

@@ -13,7 +13,7 @@ from tests.nestmodel.evaluate.spoken_tones import changed, write_manifest
 from tests.training import tiny_config
 
 pytestmark = needs("probe", "jiwer")
-FAST = CtcProbeConfig(learning_rates=(0.1,), max_epochs=15, probe_seeds=(0, 1), device="cpu")
+FAST = CtcProbeConfig(learning_rates=(0.3,), max_epochs=8, probe_seeds=(0, 1), device="cpu")
 SHORT = replace(FAST, learning_rates=(0.1,), max_epochs=2, probe_seeds=(0,))
 Rows = list[dict[str, Any]]
 

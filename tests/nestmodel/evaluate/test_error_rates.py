@@ -58,12 +58,6 @@ def test_empty_references_and_unequal_numbers_of_texts_are_refused(
         count_errors(references, hypotheses, "words")
 
 
-def test_an_error_names_the_extra_if_jiwer_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
-    with pytest.raises(ConfigError, match=r"error rates need jiwer: pip install 'nest-pretrain\[probe\]'"):
-        count_errors(["a"], ["a"], "words")
-
-
 def test_groups_are_drawn_whole_and_give_wider_intervals() -> None:
     # Ten scenes of twenty lines each; all lines of a scene have the same number of errors.
     groups = [f"scene {i // 20}" for i in range(200)]

@@ -1,5 +1,3 @@
-from dataclasses import replace
-
 import numpy as np
 import pytest
 import torch
@@ -15,8 +13,7 @@ RATE = 16000
 
 
 def network(**encoder: object) -> NestNetwork:
-    config = tiny_config()
-    return NestNetwork(replace(config, encoder=replace(config.encoder, **encoder))).eval()  # type: ignore[arg-type]
+    return NestNetwork(tiny_config(**encoder)).eval()
 
 
 def audio(seconds: float) -> np.ndarray:

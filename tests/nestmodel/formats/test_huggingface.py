@@ -67,11 +67,10 @@ def assert_equal_frames(found: Tensor, expected: Tensor) -> None:
     "config",
     [
         TINY,
-        replace(TINY, encoder=replace(TINY.encoder, use_bias=False, xscaling=False, conv_kernel_size=5)),
+        tiny_config(use_bias=False, xscaling=False, conv_kernel_size=5),
         replace(
-            TINY,
+            tiny_config(subsampling_factor=4, ff_expansion=2),
             features=FeatureConfig(num_mels=64, window_length=320, hop_length=128, preemphasis=0.9, n_fft=400),
-            encoder=replace(TINY.encoder, subsampling_factor=4, ff_expansion=2),
         ),
         STREAMING,
         SMALL_STREAMING,

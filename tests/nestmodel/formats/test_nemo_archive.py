@@ -23,8 +23,7 @@ from nestmodel import (
 )
 from nestmodel.formats.nemo_archive import write_nemo
 from nestmodel.formats.nemo_config import config_to_nemo
-from tests.nestmodel.formats.models import members_of
-from tests.nestmodel.networks import CAUSAL
+from tests.nestmodel.formats.models import members_of, streaming_config
 from tests.training import tiny_config
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "nemo_tiny.npz"
@@ -38,21 +37,11 @@ CONFIGS = {
         ),
         quantizer=QuantizerConfig(num_classes=10, num_codebooks=3, code_dim=4, distance="cosine"),
         masking=MaskConfig(block_size=24, prob=0.03, threshold=0.5),
-        encoder=replace(TINY.encoder, subsampling_factor=4, conv_kernel_size=31, use_bias=False, xscaling=False),
+        encoder=tiny_config(subsampling_factor=4, conv_kernel_size=31, use_bias=False, xscaling=False).encoder,
         optimizer=OptimizerConfig(lr=2.0, betas=(0.8, 0.9), weight_decay=0.0, warmup_steps=7, min_lr=1e-7),
     ),
-    "layer norm": replace(TINY, encoder=replace(TINY.encoder, conv_norm="layer_norm", ff_expansion=2)),
-    "streaming": replace(
-        TINY,
-        features=FeatureConfig(normalize="NA"),
-        encoder=replace(
-            TINY.encoder,
-            att_context_size=((6, 2), (-1, 0)),
-            att_context_probs=(0.25, 0.75),
-            conv_norm="layer_norm",
-            **CAUSAL,
-        ),
-    ),
+    "layer norm": tiny_config(conv_norm="layer_norm", ff_expansion=2),
+    "streaming": streaming_config(att_context_size=((6, 2), (-1, 0)), att_context_probs=(0.25, 0.75)),
     "v2": replace(TINY, quantizer=replace(TINY.quantizer, input_norm="frames")),
     "cosine": replace(TINY, optimizer=OptimizerConfig(schedule="cosine", lr=1e-3, warmup_steps=10)),
     "post_conv": replace(TINY, masking=MaskConfig(position="post_conv", block_size=44)),

@@ -39,7 +39,7 @@ def network(normalize: Literal["per_feature", "NA"] = "per_feature", **encoder: 
     return NestNetwork(replace(tiny_config(**encoder), features=FeatureConfig(dither=0.0, normalize=normalize)))
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=16, deadline=None)
 @given(
     right=st.integers(0, 4),
     num_left=st.integers(-1, 2),
@@ -68,7 +68,7 @@ def test_frames_do_not_depend_on_audio_past_their_look_ahead(
     assert ((before - after)[is_changed].abs().amax(dim=1) > 1e-5).all()
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=24, deadline=None)
 @given(
     context=st.tuples(st.integers(0, 2), st.integers(0, 3)),
     style=st.sampled_from(["regular", "chunked_limited"]),

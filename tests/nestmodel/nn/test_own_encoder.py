@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from nestdata import AudioNoiseBatch, MicrobatchKey, Mix
+from nestdata import AudioNoiseBatch, MicrobatchKey
 from nestmodel import (
     ClassConfig,
     ConfigError,
@@ -25,6 +25,7 @@ from nestmodel import (
     loss_stats,
     save_network,
 )
+from nestmodel.preflight.trial import noise_batch
 from tests.own_encoders import Convolutions, FromElsewhere
 from tests.training import tiny_config
 
@@ -46,22 +47,12 @@ def plain_config(factor: int) -> NestConfig:
 
 
 def batch_of(*lens: int, step: int = 0) -> AudioNoiseBatch:
-    """Returns a batch of tones in noise with these lengths in samples."""
+    """Returns a batch of noise with these lengths in samples."""
+    batch, lengths = noise_batch((len(lens), max(lens))), torch.tensor(lens)
     generator = torch.Generator().manual_seed(step)
-    audio = 0.1 * torch.randn(len(lens), max(lens), generator=generator)
-    lengths = torch.tensor(lens)
-    audio *= torch.arange(max(lens)) < lengths[:, None]
-    return AudioNoiseBatch(
-        audio=audio,
-        audio_len=lengths,
-        noise=torch.zeros_like(audio),
-        noise_len=torch.zeros_like(lengths),
-        noisy_audio=audio.clone(),
-        noisy_audio_len=lengths.clone(),
-        sample_id=["a"] * len(lens),
-        mixes=[Mix(mode="none")] * len(lens),
-        bad_cuts=[],
-        key=MicrobatchKey(step, 0),
+    audio = 0.1 * torch.randn(batch.audio.shape, generator=generator) * (torch.arange(max(lens)) < lengths[:, None])
+    return replace(
+        batch, audio=audio, audio_len=lengths, noisy_audio=audio, noisy_audio_len=lengths, key=MicrobatchKey(step, 0)
     )
 
 
@@ -89,16 +80,16 @@ def test_the_settings_of_an_encoder_describe_it_in_every_form(name: str, tmp_pat
 def test_every_parameter_of_another_encoder_gets_gradients_and_the_loss_falls(name: str) -> None:
     network = NestNetwork(config_of(name))
     network.train()
-    optimizer = torch.optim.AdamW(network.parameters(), lr=1e-2)
-    batch, losses = batch_of(32000, 47000), []
-    for _ in range(60):
+    optimizer = torch.optim.AdamW(network.parameters(), lr=3e-2)
+    batch, losses = batch_of(16000, 24000), []
+    for _ in range(25):
         loss = loss_stats(network(batch)).loss
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
         losses.append(loss.item())
     assert all(p.grad is not None for p in network.parameters() if p.requires_grad)
-    assert losses[-1] < losses[0] - 0.15  # it learns how frequent the tokens are: it cannot see further than a mask
+    assert losses[-1] < losses[0] - 0.4  # it learns how frequent the tokens are: it cannot see further than a mask
 
 
 @pytest.mark.parametrize(("name", "factor"), [("Convolutions", 4), ("Convolutions", 8), ("OwnMels", 8)])

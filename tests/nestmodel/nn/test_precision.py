@@ -5,7 +5,6 @@ from nestmodel.nn.precision import exact_matmul
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_exact_matmul_ignores_tf32_on_a_gpu() -> None:
     left, right = torch.randn(64, 640), torch.randn(640, 16)
     before = torch.get_float32_matmul_precision()

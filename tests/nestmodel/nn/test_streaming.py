@@ -69,7 +69,7 @@ def test_the_frames_of_all_parts_are_those_of_the_whole(
 
 @pytest.mark.parametrize("hop_length", [100, 400])
 def test_feature_frames_may_be_far_apart(hop_length: int) -> None:
-    assert_streamed(network(hop_length=hop_length), noise(60000).split(150))
+    assert_streamed(network(hop_length=hop_length), noise(30000).split(150))
 
 
 def test_features_are_computed_in_float32_in_mixed_precision() -> None:

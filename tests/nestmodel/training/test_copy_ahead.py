@@ -66,7 +66,6 @@ def test_each_batch_is_copied_before_the_one_before_it_is_computed(monkeypatch: 
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_a_gpu_computes_while_the_next_batch_is_copied_and_reads_the_right_one() -> None:
     batches = [noise_batch((4, 160_000 + 16 * number)).pin_memory() for number in range(6)]
     copies: list[torch.cuda.Event] = []

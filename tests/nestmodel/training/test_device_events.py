@@ -48,7 +48,6 @@ def test_the_flight_recorder_is_on_by_default_and_its_trace_can_be_read() -> Non
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_an_event_on_a_gpu_is_done_when_the_kernels_before_it_are() -> None:
     event = CudaEvent()
     torch.cuda._sleep(1_000_000_000)
@@ -59,7 +58,6 @@ def test_an_event_on_a_gpu_is_done_when_the_kernels_before_it_are() -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_the_flight_recorder_of_nccl_is_on_by_default_and_its_trace_can_be_read(tmp_path: Path) -> None:
     torch.cuda.set_device(0)
     torch.distributed.init_process_group("nccl", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import pytorch_lightning as pl
 import torch
-from pytorch_lightning.callbacks import ModelCheckpoint
+from pytorch_lightning.callbacks import LambdaCallback, ModelCheckpoint
 
 from nestdata import PlanConfig, PrepareConfig
 from nestmodel import ConfigError, DataConfig, MaskConfig, NestDataModule, NestModel
@@ -190,21 +190,17 @@ def test_validation_reports_each_attention_context(messy_corpora: MessyCorpora, 
 
 
 def test_validation_is_repeatable_and_does_not_affect_training(messy_corpora: MessyCorpora, tmp_path: Path) -> None:
-    class Validations(pl.Callback):
-        def __init__(self) -> None:
-            self.losses: list[float] = []
-
-        def on_validation_end(self, runner: pl.Trainer, *_: object) -> None:
-            self.losses.append(float(runner.callback_metrics["val_loss"]))
-
-    seen = Validations()
+    losses: list[float] = []
+    seen = LambdaCallback(
+        on_validation_end=lambda runner, *_: losses.append(float(runner.callback_metrics["val_loss"]))
+    )
     with_validation = {"limit_val_batches": 2, "val_check_interval": 4, "check_val_every_n_epoch": None}
     validated, _ = fit(messy_corpora, tmp_path, max_steps=4, callbacks=[seen], **with_validation)
     plain, _ = fit(messy_corpora, tmp_path, max_steps=4)
     assert all(torch.equal(a, b) for a, b in zip(validated.parameters(), plain.parameters(), strict=True))
     runner = trainer(tmp_path, limit_val_batches=1)
     again = runner.validate(validated, datamodule=messy_data(messy_corpora), verbose=False)
-    assert again[0]["val_loss"] == seen.losses[-1]
+    assert again[0]["val_loss"] == losses[-1]
     assert 0 < again[0]["val_token_entropy"] <= math.log(32)
 
 

@@ -4,8 +4,9 @@ from typing import Any
 
 import pytest
 import pytorch_lightning as pl
+from pytorch_lightning.callbacks import LambdaCallback
 
-from nestdata import AudioNoiseBatch, MixConfig, MixtureStage, PlanConfig
+from nestdata import MixConfig, MixtureStage, PlanConfig
 from nestmodel import CheckpointConfig, Checkpoints, ConfigError, DataConfig, NestDataModule, NestModel
 from nestmodel.training.resume_checks import check_unchanged
 from nestmodel.training.saving.checkpoint_files import find_checkpoints
@@ -20,24 +21,16 @@ def test_equal_settings_pass_and_changed_ones_are_named_with_both_values() -> No
         check_unchanged({"a": "1", "b": "3", "same": "0"}, {"a": "2", "same": "0", "c": "4"}, step=0)
 
 
-class StopsAt(pl.Callback):
-    """Stops training at the end of a microbatch, as a time limit does."""
-
-    def __init__(self, step: int, microbatch: int) -> None:
-        self.index = step, microbatch
-
-    def on_train_batch_end(
-        self, trainer: pl.Trainer, _module: object, _outputs: object, batch: AudioNoiseBatch, _index: int
-    ) -> None:
-        trainer.should_stop |= (batch.key.step, batch.key.microbatch) == self.index
-
-
 def test_a_run_that_was_stopped_within_a_step_resumes_at_the_start_of_that_step(
     messy_corpora: MessyCorpora, tmp_path: Path
 ) -> None:
     _, plain = fit(messy_corpora, tmp_path, max_steps=4)
     saver = Checkpoints(CheckpointConfig(every_n_steps=100, directory=tmp_path / "saved"))
-    callbacks = [StopsAt(2, 0), saver]
+
+    def stop_within_a_step(trainer: pl.Trainer, _module: object, _outputs: object, batch: Any, _index: int) -> None:
+        trainer.should_stop |= (batch.key.step, batch.key.microbatch) == (2, 0)
+
+    callbacks = [LambdaCallback(on_train_batch_end=stop_within_a_step), saver]
     fit(messy_corpora, tmp_path, max_steps=4, callbacks=callbacks, enable_checkpointing=True, min_epochs=0)
     (found,) = find_checkpoints(tmp_path / "saved")
     assert found.step == 2
@@ -105,15 +98,10 @@ def batches_of(data: NestDataModule, directory: Path, **options: Any) -> list[tu
     """Trains, and returns the step and the cuts of every batch."""
     seen: list[tuple[int, list[str]]] = []
 
-    class Seen(pl.Callback):
-        def on_train_batch_end(
-            self, _trainer: pl.Trainer, _module: object, _outputs: object, batch: AudioNoiseBatch, _index: int
-        ) -> None:
-            seen.append((batch.key.step, batch.sample_id))
-
+    note = LambdaCallback(on_train_batch_end=lambda *given: seen.append((given[3].key.step, given[3].sample_id)))
     saver = Checkpoints(CheckpointConfig(every_n_steps=1, directory=directory))
     ckpt_path = options.pop("ckpt_path", None)
-    runner = trainer(directory, [Seen(), saver], enable_checkpointing=True, **options)
+    runner = trainer(directory, [note, saver], enable_checkpointing=True, **options)
     runner.fit(NestModel(tiny_config()), datamodule=data, ckpt_path=ckpt_path)
     return seen
 

@@ -4,14 +4,7 @@ from typing import Any
 
 import pytest
 
-from nestmodel.training.run_state import (
-    RunClock,
-    RunState,
-    Scores,
-    format_duration,
-    mean_scores,
-    read_state,
-)
+from nestmodel.training.run_state import RunClock, read_state
 from nestmodel.training.step_limits import num_steps_of_run
 from tests.training import StubTrainer
 
@@ -58,29 +51,7 @@ def test_the_steps_of_a_run_are_known_before_its_loader_is(limit: float, steps: 
     assert num_steps_of_run(trainer, steps_per_epoch=40) == steps
 
 
-def test_a_state_has_what_is_known() -> None:
-    clock = RunClock(4)
-    assert read_state(StubTrainer(3), clock, "starting") == RunState(step=3, num_steps=100, activity="starting")
-    train = {"train_loss": 2.0, "train_token_entropy": 3.0, "train_accuracy": 0.25}
-    metrics = {**train, "val_loss": 2.5, "val_token_entropy": 3.5, "val_accuracy": 0.5}
-    rates = {"memory_gb": 2.0, "steps_skipped": 1.0, "audio_s_per_s": 20.0}
-    trainer = StubTrainer(4, metrics={**metrics, **rates})
-    training = mean_scores([Scores(1.0, 3.0, 0.25), Scores(3.0, 3.0, 0.25)])
-    state = read_state(trainer, clock, "training", validated_step=2, training=training)
-    assert (state.training, state.validation) == (Scores(2.0, 3.0, 0.25), Scores(2.5, 3.5, 0.5))
-    assert (state.metrics, state.validated_step) == ({**metrics, **rates}, 2)
-    assert read_state(trainer, clock, "training").validation is None
-
-
 def test_max_time_ends_the_time_left() -> None:
     trainer = StubTrainer(1)
     trainer.lightning_module.stop_requests.deadline_s = time.monotonic() - 1
     assert read_state(trainer, RunClock(0), "training").seconds_left == 0
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [(0.4, "0:00:00"), (130.2, "0:02:10"), (36000.0, "10:00:00"), (172799.0, "47:59:59"), (273600.0, "3 d 4 h")],
-)
-def test_a_duration_is_short(seconds: float, text: str) -> None:
-    assert format_duration(seconds) == text

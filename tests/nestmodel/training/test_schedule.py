@@ -1,12 +1,11 @@
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
-import pytorch_lightning as pl
 import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
+from pytorch_lightning.callbacks import LambdaCallback
 from torch import Tensor, nn
 
 from nestmodel.config import OptimizerConfig
@@ -59,24 +58,15 @@ def test_a_schedule_that_ends_with_the_run_needs_its_length(num_steps: int) -> N
         check_schedule(COSINE, num_steps)
 
 
-class LearningRates(pl.Callback):
-    """Records the learning rate of every optimizer step."""
-
-    def __init__(self) -> None:
-        self.rates: list[float] = []
-
-    def on_before_optimizer_step(self, _trainer: object, _module: object, optimizer: Any) -> None:
-        self.rates.append(optimizer.param_groups[0]["lr"])
-
-
 def test_each_optimizer_step_has_the_learning_rate_of_the_steps_before_it(
     messy_corpora: MessyCorpora, tmp_path: Path
 ) -> None:
-    seen = LearningRates()
+    rates: list[float] = []
+    seen = LambdaCallback(on_before_optimizer_step=lambda *given: rates.append(given[2].param_groups[0]["lr"]))
     fit(messy_corpora, tmp_path, max_steps=4, callbacks=[seen])
     # As in NeMo, whose schedule counts finished steps: the first two steps have the learning rate of step 1.
-    assert seen.rates == pytest.approx([noam_lr(step, tiny_config().optimizer, 16) for step in (1, 1, 2, 3)], rel=1e-12)
-    assert seen.rates[0] == pytest.approx(1 / 4 / 10**1.5)
+    assert rates == pytest.approx([noam_lr(step, tiny_config().optimizer, 16) for step in (1, 1, 2, 3)], rel=1e-12)
+    assert rates[0] == pytest.approx(1 / 4 / 10**1.5)
 
 
 def stepped(

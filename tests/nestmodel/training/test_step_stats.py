@@ -2,7 +2,6 @@ import pytest
 import torch
 from torch import nn
 
-from nestdata import MicrobatchKey
 from nestmodel import SkippedStepWarning, TrainingError
 from nestmodel.nn.batch_norm import StepBatchNorm
 from nestmodel.nn.loss import LossStats, loss_stats
@@ -19,28 +18,15 @@ def stats_of(tokens: list[float], predicted: list[float]) -> LossStats:
 
 
 def input_of(num_samples: int) -> NetworkInput:
-    """Returns a microbatch of one silent utterance, of which nothing is masked."""
-    audio, nothing = torch.zeros(1, num_samples), torch.zeros(1, 1, dtype=torch.bool)
-    return NetworkInput(
-        audio=audio,
-        audio_len=torch.tensor([num_samples]),
-        noisy_audio=audio,
-        num_samples=num_samples,
-        is_masked=nothing,
-        is_scored=nothing,
-        scored_rows=torch.zeros(0, dtype=torch.int64),
-        sample_id=["a"],
-        mixes=[],
-        bad_cuts=[],
-        key=MicrobatchKey(0, 0),
-    )
+    network, batch = NestNetwork(tiny_config()), noise_batch((1, num_samples))
+    return NetworkInput.of(batch, network.draw_masks(batch), "cpu")
 
 
 def test_the_numbers_of_a_step_are_summed_over_microbatches_and_ranks() -> None:
     norm = StepBatchNorm(2)
     norm.start_collecting()
     vectors = []
-    for rank, num_samples in enumerate([(100, 60), (40, 39, 38)]):
+    for rank, num_samples in enumerate([(3200, 1600), (800, 799, 798)]):
         step = StepStats([norm], num_codebooks=1)
         for number in num_samples:
             norm(torch.full((1, 2, 3), 1.0 + rank))
@@ -51,7 +37,7 @@ def test_the_numbers_of_a_step_are_summed_over_microbatches_and_ranks() -> None:
         "num_nonfinite": 0,
         "num_preempted": 1,
         "num_out_of_time": 0,
-        "num_samples": 277,
+        "num_samples": 7197,
         "num_microbatches": 5,
     }
     assert stats.num_tokens.item() == 5

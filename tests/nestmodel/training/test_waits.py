@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 import torch
 
-from nestmodel import NestConfig, NestModel, Throughput
+from nestmodel import NestModel, Throughput
 from nestmodel.training import module
 from tests.conftest import MessyCorpora
 from tests.fake_gpu import needs_fake_gpu
+from tests.nestmodel.networks import CAUSAL
 from tests.training import messy_data, tiny_config, trainer
 from tests.waits import Wait, count_waits
 
@@ -24,7 +25,7 @@ SUMS = Wait("copy to the CPU", "step_stats.py:fetch")
     "settings",
     [
         {"num_steps": 2, "seconds_between_lines": 0.0},  # the second step is logged, with lines of progress
-        {"config": NestConfig.preset("demo", "unified")},
+        {"config": tiny_config(num_layers=1, att_context_size=((-1, -1), (6, 2)), **CAUSAL)},
         {"gradient_clip_val": 1.0},
     ],
     ids=["logged", "for live speech", "clipped"],
@@ -35,7 +36,6 @@ def test_the_cpu_waits_once_in_a_step_for_the_sums_of_the_step(settings: dict[st
 
 @pytest.mark.gpu
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_steps_on_a_gpu_wait_only_where_their_sums_are_read(
     messy_corpora: MessyCorpora, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

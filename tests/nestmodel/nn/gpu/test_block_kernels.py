@@ -233,7 +233,6 @@ def test_heads_compile_and_stay_in_registers(num_heads: int, head_dim: int, name
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("preset", CONFIGS)
 def test_a_block_on_a_gpu_is_as_exact_as_operations_of_torch(preset: str, dtype: torch.dtype) -> None:

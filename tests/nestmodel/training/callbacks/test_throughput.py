@@ -8,21 +8,7 @@ from nestmodel.training.callbacks import throughput
 from nestmodel.training.callbacks.throughput import encoder_operations
 from tests.addressed import WebServer, addressed_copy
 from tests.conftest import MessyCorpora
-from tests.training import Recorder, fit, messy_data, tiny_config, trainer
-
-
-def test_throughput_counts_the_audio_of_every_microbatch(messy_corpora: MessyCorpora, tmp_path: Path) -> None:
-    class Seen(Recorder):
-        def on_train_batch_end(self, trainer, module, outputs, batch, index):  # type: ignore[no-untyped-def]
-            super().on_train_batch_end(trainer, module, outputs, batch, index)
-            self.padding = trainer.callback_metrics.get("padding")
-
-    seen = Seen()
-    fit(messy_corpora, tmp_path, max_steps=1, callbacks=[Throughput(), seen], log_every_n_steps=1)
-    data = messy_data(messy_corpora)
-    batches = [data.train_dataset[0, microbatch] for microbatch in range(2)]
-    samples = sum(int(batch.audio_len.sum()) for batch in batches)
-    assert float(seen.padding) == pytest.approx(1 - samples / sum(batch.audio.numel() for batch in batches), abs=1e-6)
+from tests.training import fit, messy_data, tiny_config, trainer
 
 
 def test_reading_from_object_stores_is_counted_and_is_no_setting_of_the_run(
@@ -43,17 +29,18 @@ def test_reading_from_object_stores_is_counted_and_is_no_setting_of_the_run(
     assert data.settings == messy_data(messy_corpora).settings
 
 
-def test_the_utilisation_follows_from_the_shapes_where_the_peak_is_known(
+def test_padding_and_utilisation_follow_from_the_shapes_where_the_peak_is_known(
     messy_corpora: MessyCorpora, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(throughput, "peak_of_run", lambda _gpu, precision: 1e12 if precision == "32-true" else None)
-    callbacks, config = [Throughput()], tiny_config()
-    runner = trainer(tmp_path, callbacks, max_steps=1, log_every_n_steps=1)
+    config = tiny_config()
+    model, _ = fit(messy_corpora, tmp_path, max_steps=1, callbacks=[Throughput()], log_every_n_steps=1)
+    logged = {name: float(value) for name, value in model.trainer.callback_metrics.items()}
     data = messy_data(messy_corpora)
-    runner.fit(NestModel(config), datamodule=data)
-    logged = {name: float(value) for name, value in runner.callback_metrics.items()}
-    shapes = [data.train_dataset[0, microbatch].audio.shape for microbatch in range(2)]
-    frames = [(cuts, config.features.num_padded_frames(samples)) for cuts, samples in shapes]
-    operations = sum(encoder_operations(config.encoder, config.features.num_mels, *shape) for shape in frames)
-    seconds = sum(int(data.train_dataset[0, i].audio_len.sum()) for i in range(2)) / 16000 / logged["audio_s_per_s"]
+    batches = [data.train_dataset[0, microbatch] for microbatch in range(2)]
+    samples = sum(int(batch.audio_len.sum()) for batch in batches)
+    assert logged["padding"] == pytest.approx(1 - samples / sum(batch.audio.numel() for batch in batches), abs=1e-6)
+    shapes = [(len(batch.audio), config.features.num_padded_frames(batch.audio.shape[1])) for batch in batches]
+    operations = sum(encoder_operations(config.encoder, config.features.num_mels, *shape) for shape in shapes)
+    seconds = samples / 16000 / logged["audio_s_per_s"]
     assert logged["mfu"] == pytest.approx(operations / seconds / 1e12, rel=1e-5)

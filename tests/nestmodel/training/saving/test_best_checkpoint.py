@@ -4,8 +4,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import pytorch_lightning as pl
 import torch
+from pytorch_lightning.callbacks import LambdaCallback
 
 from nestmodel import CheckpointConfig, Checkpoints
 from nestmodel.training.saving.best_checkpoint import BestCheckpoint
@@ -110,15 +110,14 @@ def test_the_best_checkpoint_of_a_validation_is_kept(messy_corpora: MessyCorpora
     saver = Checkpoints(CheckpointConfig(every_n_steps=1, keep=1, directory=tmp_path / "saved", monitor="val_loss"))
     losses: list[float] = []
 
-    class Losses(pl.Callback):
-        def on_validation_end(self, trainer: pl.Trainer, _module: pl.LightningModule) -> None:
-            losses.append(float(trainer.callback_metrics["val_loss"]))
-
+    seen = LambdaCallback(
+        on_validation_end=lambda runner, *_: losses.append(float(runner.callback_metrics["val_loss"]))
+    )
     settings: dict[str, Any] = {
         "limit_val_batches": 1.0,
         "val_check_interval": 1,
         "check_val_every_n_epoch": None,
-        "callbacks": [Losses(), saver],
+        "callbacks": [seen, saver],
     }
     fit(messy_corpora, tmp_path, max_steps=3, enable_checkpointing=True, **settings)
     assert torch.load(tmp_path / "saved" / "best.ckpt", weights_only=False)["global_step"] == 1 + losses.index(

@@ -9,28 +9,26 @@ from tests.training import trainer
 
 
 @pytest.mark.parametrize(
-    ("settings", "message"),
+    ("every_n_steps", "limits", "validates", "message"),
     [
-        ({"validates": False}, "there is no validation: give data.val_corpus"),
-        ({"limit_val_batches": 0}, "leave limit_val_batches as it is"),
-        ({"every_n_steps": 7}, "validations come after steps without a checkpoint"),
-        ({"check_val_every_n_epoch": 1}, "validations come after steps without a checkpoint"),
-        ({}, ""),
-        ({"every_n_steps": 7, "monitor": None}, ""),
+        (10, {}, False, "there is no validation: give data.val_corpus"),
+        (10, {"limit_val_batches": 0}, True, "leave limit_val_batches as it is"),
+        (7, {}, True, "validations come after steps without a checkpoint"),
+        (10, {"check_val_every_n_epoch": 1}, True, "validations come after steps without a checkpoint"),
     ],
 )
 def test_the_best_checkpoint_needs_validations_at_steps_of_checkpoints(
-    tmp_path: Path, settings: dict[str, Any], message: str
+    tmp_path: Path, every_n_steps: int, limits: dict[str, Any], validates: bool, message: str
 ) -> None:
-    config = CheckpointConfig(
-        every_n_steps=settings.get("every_n_steps", 10), monitor=settings.get("monitor", "val_loss")
-    )
-    limits = {"check_val_every_n_epoch": settings.get("check_val_every_n_epoch"), "val_check_interval": 20}
-    limits["limit_val_batches"] = settings.get("limit_val_batches", 1)
-    runner = trainer(tmp_path, [Checkpoints(config)], enable_checkpointing=True, **limits)
-    arguments = {"steps_per_epoch": 45, "validates": settings.get("validates", True)}
-    if message:
-        with pytest.raises(ConfigError, match=message):
-            check_best(runner, **arguments)
-    else:
-        check_best(runner, **arguments)
+    def check(monitor: str | None, every_n_steps: int, limits: dict[str, Any]) -> None:
+        saver = Checkpoints(CheckpointConfig(every_n_steps=every_n_steps, monitor=monitor))
+        settings = {"check_val_every_n_epoch": None, "val_check_interval": 20, "limit_val_batches": 1, **limits}
+        check_best(
+            trainer(tmp_path, [saver], enable_checkpointing=True, **settings), steps_per_epoch=45, validates=validates
+        )
+
+    with pytest.raises(ConfigError, match=message):
+        check("val_loss", every_n_steps, limits)
+    check(None, every_n_steps, limits)
+    if validates:
+        check("val_loss", 10, {})

@@ -5,15 +5,7 @@ import soundfile
 from pytorch_lightning.loggers import CSVLogger
 
 from nestdata import PlanConfig, prepare_corpus
-from nestmodel import (
-    CheckpointConfig,
-    DataConfig,
-    ModelConfig,
-    NestDataModule,
-    NestModel,
-    RunConfig,
-    TrainerConfig,
-)
+from nestmodel import CheckpointConfig, DataConfig, ModelConfig, NestDataModule, NestModel, RunConfig, TrainerConfig
 from nestmodel.run import Run
 from nestmodel.training.starting.run_summary import summarise_run
 from tests.conftest import MessyCorpora
