@@ -1,5 +1,6 @@
 """Synthetic audio on disk, and corpora of it: the tests read only files that they or these functions write."""
 
+import io
 import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -41,10 +42,23 @@ def read_audio(path: Path) -> Samples:
     return samples
 
 
+def encoded(
+    samples: Samples, form: str = "WAV", rate: int = 16000, subtype: str | None = None, **options: Any
+) -> bytes:
+    """Returns the bytes of a file of samples, in a format of libsndfile."""
+    file = io.BytesIO()
+    soundfile.write(file, samples, rate, format=form, subtype=subtype, **options)
+    return file.getvalue()
+
+
 def write_jsonl(path: Path, rows: Iterable[Mapping[str, Any]]) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
     return path
+
+
+def read_jsonl(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 def folder_corpus(

@@ -1,6 +1,5 @@
 """Prepares every example in `manifests/`, with the root of the repository as the current directory."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +8,7 @@ import pytest
 
 from nestdata import Corpus, prepare_corpus
 from tests.nestdata.prepare.inputs.reading import format_of
-from tests.synthesis import read_audio
+from tests.synthesis import read_audio, read_jsonl
 
 REPOSITORY = Path(__file__).parent.parent
 SPEECH = REPOSITORY / "manifests" / "demo" / "speech"
@@ -130,12 +129,13 @@ def test_one_corpus_of_all_formats_does_not_depend_on_the_number_of_processes(
 ) -> None:
     monkeypatch.chdir(REPOSITORY)
     inputs = [f"manifests/{name}" for name in EXAMPLES if name != "lhotse/recordings.jsonl"]
+    names = ("cuts.jsonl", "index.npy", "addresses.npy", "shards.jsonl")
     contents = []
     for jobs in (1, 2):
         prepare_corpus(inputs, tmp_path / "all.corpus", jobs=jobs, overwrite=True)
-        contents.append([(tmp_path / "all.corpus" / name).read_bytes() for name in ("cuts.jsonl", "index.npy")])
+        contents.append([(tmp_path / "all.corpus" / name).read_bytes() for name in names])
     assert contents[0] == contents[1]
-    rows = [json.loads(line) for line in contents[0][0].splitlines()]
+    rows = read_jsonl(tmp_path / "all.corpus" / "cuts.jsonl")
     # Lhotse cuts keep their ids; ids of files are relative to the folder that holds all inputs, so that two cuts of the
     # fairseq manifest repeat ids of the NeMo manifest.
     assert [rows[row]["id"] for row in (0, 4, 7, 9, 11)] == [

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import soundfile
 from hypothesis import strategies as st
 
 from nestdata import BatchPlan, Corpus, NestError, PlanConfig, PrepareConfig, prepare_corpus
@@ -23,7 +22,8 @@ from tests.fuzz.inputs import NUMBERS, TEXTS, VALUES, altered, mutated
 from tests.fuzz.target import Target
 from tests.nestdata.audio.ogg_pages import flac_in_ogg
 from tests.nestdata.bad_files import without_length
-from tests.synthesis import chirp
+from tests.nestdata.prepare.inputs.shards import tar_of
+from tests.synthesis import chirp, encoded
 from tests.test_manifests import EXAMPLES, REPOSITORY
 
 MANIFESTS = REPOSITORY / "manifests"
@@ -41,11 +41,7 @@ def audio_seeds() -> dict[str, bytes]:
         "law.wav": (mono, "WAV", "ULAW"), "a.aiff": (mono, "AIFF", "PCM_16"), "a.ogg": (mono, "OGG", "VORBIS"),
         "a.mp3": (mono, "MP3", "MPEG_LAYER_III"), "a.w64": (mono, "W64", "PCM_16"),
     }  # fmt: skip
-    found = {}
-    for name, (samples, kind, subtype) in kinds.items():
-        file = io.BytesIO()
-        soundfile.write(file, samples, 16000, format=kind, subtype=subtype)
-        found[name] = file.getvalue()
+    found = {name: encoded(samples, kind, subtype=subtype) for name, (samples, kind, subtype) in kinds.items()}
     # Files whose header does not give the length of all audio in them.
     for name in ("mono.flac", "a.ogg", "a.mp3", "plain.wav"):
         found[f"joined-{name}"] = 2 * found[name]
@@ -110,13 +106,7 @@ def read_tar(content: bytes, _: Path) -> bool:
 
 @cache
 def _webdataset(stem: str = "a") -> bytes:
-    file = io.BytesIO()
-    with tarfile.open(fileobj=file, mode="w") as tar:
-        for name, content in ((f"{stem}.wav", audio_seeds()["plain.wav"]), (f"{stem}.json", b'{"text": "a"}')):
-            info = tarfile.TarInfo(name)
-            info.size = len(content)
-            tar.addfile(info, io.BytesIO(content))
-    return file.getvalue()
+    return tar_of((f"{stem}.wav", audio_seeds()["plain.wav"]), (f"{stem}.json", b'{"text": "a"}'))
 
 
 NEMO = [{"audio_filepath": "a.wav", "offset": 0.0, "duration": 0.3, "text": "a", "lang": "en"}]

@@ -1,20 +1,12 @@
 """Parquet files with audio in a column, as the Hub stores them."""
 
-import io
 from pathlib import Path
 from typing import Any
 
 import pyarrow
-import soundfile
 from pyarrow import parquet
 
-from tests.synthesis import Samples
-
-
-def encoded(samples: Samples, form: str = "WAV", rate: int = 16000, subtype: str | None = None) -> bytes:
-    file = io.BytesIO()
-    soundfile.write(file, samples, rate, format=form, subtype=subtype)
-    return file.getvalue()
+from tests.synthesis import Samples, encoded
 
 
 def write_parquet(path: Path, audio: list[dict[str, Any] | None], **labels: list[Any]) -> Path:

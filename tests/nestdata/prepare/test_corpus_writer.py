@@ -1,5 +1,3 @@
-import json
-import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
@@ -7,18 +5,17 @@ from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 import numpy as np
-import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from nestdata import Address
 from nestdata.corpus.addresses import NO_SHARD, AddressTable
 from nestdata.prepare.corpus_writer import CorpusStats, CorpusWriter
-from nestdata.prepare.found import Collector, Cut, Found, Note, Reject, Searched
+from nestdata.prepare.found import Collector, Cut, Found
 from nestdata.prepare.inputs.entry import Entry, Member, Unusable
 from nestdata.prepare.inputs.lines import LineSource, Manifest
-from nestdata.prepare.inputs.rows import Meaning
 from nestdata.storage import ObjectInfo
+from tests.synthesis import read_jsonl
 
 
 class Item(NamedTuple):
@@ -98,10 +95,6 @@ def write(directory: Path, items: Sequence[Item], part: int = 1000) -> CorpusSta
         return writer.finish([NamedSource("m")], 16000)
 
 
-def rejects_of(directory: Path) -> list[dict[str, str]]:
-    return [json.loads(line) for line in (directory / "rejected.jsonl").read_text().splitlines()]
-
-
 def contents(written: CorpusStats | None) -> tuple[Any, ...] | None:
     """Returns all statistics that must be equal for two corpora with the same cuts."""
     if written is None:
@@ -142,7 +135,7 @@ def test_a_corpus_with_duplicates_equals_the_corpus_without_them(items: list[Ite
         assert contents(written) == contents(expected)
         for name in ("cuts.jsonl", "index.npy") if items else ():
             assert (first / name).read_bytes() == (second / name).read_bytes()
-        assert [(r["where"], r["cut_id"], r["reason"]) for r in rejects_of(first)] == repeated
+        assert [(r["where"], r["cut_id"], r["reason"]) for r in read_jsonl(first / "rejected.jsonl")] == repeated
         assert not written or written.rejected == ({"duplicate_id": len(repeated)} if repeated else {})
 
 
@@ -189,7 +182,7 @@ def test_shards_are_numbered_in_the_order_of_first_use_and_named_below_their_com
     written = write(tmp_path, [*items, items[1]], part=2)
     assert written is not None
     assert written.shards == {"num_shards": 3, "root": "/data", "has_urls": False, "has_checksums": True}
-    rows = [json.loads(line) for line in (tmp_path / "shards.jsonl").read_text().splitlines()]
+    rows = read_jsonl(tmp_path / "shards.jsonl")
     assert [(row["name"], row["members"]) for row in rows] == [("b/2.tar", 2), ("a/1.tar", 1), ("b/c/3.tar", 1)]
     assert rows[0] == {"name": "b/2.tar", "size": 10**12, "etag": "tag of /data/b/2.tar", "members": 2}
     addresses = np.load(tmp_path / "addresses.npy")
@@ -197,45 +190,4 @@ def test_shards_are_numbered_in_the_order_of_first_use_and_named_below_their_com
     assert addresses["length"].tolist() == [5, 6, 7, 0, 9]
 
 
-MEANINGS = [Meaning("path", (), None, (("id", "id"),), ()), Meaning("wav", (), "channel", (("Text", "text"),), ())]
-READ_AS = [{("audio", "path"), ("labels", "id")}, {("audio", "wav"), ("channel", "channel"), ("text", "Text")}]
 NO_AUDIO = Unusable("missing", "")
-OUTCOMES: list[Cut | Reject | Searched | Note] = [
-    Cut(row_of(Item("a", 5, "de")), 5, 16000),
-    Cut(row_of(Item("b", 7)), 7, 8000, member_of(Item("b", 7, shard="s3://b/1.tar", offset=3))),
-    Reject("m:1", "caf\udce9", "missing", "gone"),
-    Searched(2.0, 0.5),
-    Note("no_end_mark", "m:2", "caf\udce9.ogg"),
-]
-
-
-@given(
-    entries=st.lists(
-        st.tuples(st.integers(1, 3), st.lists(st.sampled_from(OUTCOMES), max_size=5), st.booleans()), max_size=8
-    )
-)
-def test_what_a_task_found_is_in_order_of_numbers_and_restored_from_bytes(
-    entries: list[tuple[int, list[Any], bool]],
-) -> None:
-    collector, expected, num_entries = Collector(), dict[int, list[Any]](), 0
-    for number, outcomes, replaces in entries:
-        entry = Entry(f"m:{number}", "", NO_AUDIO, number=number if replaces else None, meaning=MEANINGS[number % 2])
-        collector.add(outcomes, number, entry)
-        num_entries += not (replaces and number in expected)
-        expected[number] = outcomes if replaces else expected.get(number, []) + outcomes
-    found, in_order = collector.collected(), [one for number in sorted(expected) for one in expected[number]]
-    again = Found.from_bytes(found.to_bytes())
-    for one in (found, again):
-        assert one.num_entries == num_entries
-        assert one.rejects == [each for each in in_order if isinstance(each, Reject)]
-        assert one.notes == [each for each in in_order if isinstance(each, Note)]
-        cuts = [each for each in in_order if isinstance(each, Cut)]
-        assert one.records["num_samples"].tolist() == [cut.num_samples for cut in cuts]
-        assert one.searched.seconds == pytest.approx(sum(e.seconds for e in in_order if isinstance(e, Searched)))
-    assert again.lines == found.lines
-    np.testing.assert_array_equal(again.records, found.records)
-    names = {(what, name) for number, _, _ in entries for what, name in READ_AS[number % 2]}
-    for one in (found, again):
-        assert {(what, name) for what, found_names in one.read_as.items() for name in found_names} == names
-    with pytest.raises((ValueError, zlib.error)):
-        Found.from_bytes(found.to_bytes()[:-5])

@@ -1,6 +1,5 @@
 """`prepare` with cuts at pauses, and with limits on speech, on real speech."""
 
-import json
 import re
 import tarfile
 from pathlib import Path
@@ -9,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from nestdata import ConfigError, Corpus, ManifestError, PrepareConfig, PrepareProgress, SegmentConfig, prepare_corpus
+from nestdata import Corpus, ManifestError, PrepareConfig, PrepareProgress, SegmentConfig, prepare_corpus
 from nestdata.prepare import divide
 from nestdata.prepare.speech import Speech, find_speech
 from tests.nestdata.prepare.recordings import RATE, Recording, joined, needs_vad, utterance
-from tests.synthesis import hiss, write_audio, write_jsonl
+from tests.synthesis import hiss, read_jsonl, write_audio, write_jsonl
 
 # Two groups of utterances, with three seconds of noise before, between and after them.
 PAUSES = [3.0, 0.4, 0.6, 3.0, 0.4]
@@ -63,7 +62,7 @@ def interrupt(found: PrepareProgress) -> None:
 
 
 def rows_of(corpus: Corpus) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (corpus.path / "cuts.jsonl").read_text().splitlines()]
+    return read_jsonl(corpus.path / "cuts.jsonl")
 
 
 def spans_of(corpus: Corpus) -> list[tuple[float, float]]:
@@ -71,8 +70,7 @@ def spans_of(corpus: Corpus) -> list[tuple[float, float]]:
 
 
 def rejects_of(path: Path) -> dict[str, str]:
-    rows = [json.loads(line) for line in (path / "rejected.jsonl").read_text().splitlines()]
-    return {row["cut_id"]: row["reason"] for row in rows}
+    return {row["cut_id"]: row["reason"] for row in read_jsonl(path / "rejected.jsonl")}
 
 
 def check_spans(spans: list[tuple[float, float]], talk: Recording) -> None:
@@ -153,46 +151,31 @@ def test_cuts_with_little_speech_are_left_out(tmp_path: Path) -> None:
 
 
 @needs_vad
-def test_audio_before_the_end_of_a_file_that_is_cut_off_is_used_with_a_note(
-    talk: Recording, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("damage", ["cut off", "zeros inside"])
+def test_audio_before_damage_is_used(
+    talk: Recording, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: str
 ) -> None:
-    path = write_audio(tmp_path / "talks" / "a.flac", talk.samples)
+    path, seconds = write_audio(tmp_path / "talks" / "a.flac", talk.samples), len(talk.samples) / RATE
     content = path.read_bytes()
-    path.write_bytes(content[: len(content) * 3 // 4])
+    begin = content[: len(content) * 3 // 4]
+    path.write_bytes(begin if damage == "cut off" else begin + bytes(50) + content[len(begin) + 50 :])
     monkeypatch.setattr("nestdata.prepare.speech._BLOCK_SECONDS", 1.0)
     config = PrepareConfig(segment=SegmentConfig(min_seconds=1.0, max_seconds=2.0))
-    prepare_corpus([path.parent], tmp_path / "a.corpus", config)
-    spans = spans_of(Corpus.open(tmp_path / "a.corpus"))
+    output = prepare_corpus([path.parent], tmp_path / "a.corpus", config).path
+    spans = spans_of(Corpus.open(output))
     assert spans[0][0] == pytest.approx(talk.utterances[0][0], abs=0.6)
-    assert rejects_of(tmp_path / "a.corpus") == {}
-    (note,) = map(json.loads, (tmp_path / "a.corpus" / "notes.jsonl").read_text().splitlines())
-    assert note["kind"] == "ends_early"
-    end = float(note["detail"].removesuffix(" s").rpartition(" ")[2])
-    assert 0.3 * len(talk.samples) / RATE < spans[-1][1] <= end + 0.05
-
-
-@needs_vad
-def test_audio_before_damage_is_used_and_the_rest_is_rejected(
-    talk: Recording, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = write_audio(tmp_path / "talks" / "a.flac", talk.samples)
-    content = bytearray(path.read_bytes())
-    middle = len(content) * 3 // 4
-    content[middle : middle + 50] = bytes(50)
-    path.write_bytes(content)
-    monkeypatch.setattr("nestdata.prepare.speech._BLOCK_SECONDS", 1.0)
-    config = PrepareConfig(segment=SegmentConfig(min_seconds=1.0, max_seconds=2.0))
-    prepare_corpus([path.parent], tmp_path / "a.corpus", config)
-    spans = spans_of(Corpus.open(tmp_path / "a.corpus"))
-    assert spans[0][0] == pytest.approx(talk.utterances[0][0], abs=0.6)
-    ((rest, reason),) = rejects_of(tmp_path / "a.corpus").items()
-    assert reason in ("truncated", "unreadable")
-    start, duration = map(float, rest.removeprefix("a@").split("+"))
-    assert start + duration == pytest.approx(len(talk.samples) / RATE, abs=0.001)
-    assert spans[-1][1] <= start + 0.0005  # the id has milliseconds
-    assert start > 0.3 * len(talk.samples) / RATE
-    detail = json.loads((tmp_path / "a.corpus" / "rejected.jsonl").read_text())["detail"]
-    assert detail.startswith(f"decoded up to {start:.1f} s: ")
+    if damage == "cut off":
+        assert rejects_of(output) == {}
+        (note,) = read_jsonl(output / "notes.jsonl")
+        assert note["kind"] == "ends_early"
+        end = float(note["detail"].removesuffix(" s").rpartition(" ")[2])
+    else:
+        (reject,) = read_jsonl(output / "rejected.jsonl")
+        assert reject["reason"] in ("truncated", "unreadable")
+        end, duration = map(float, reject["cut_id"].removeprefix("a@").split("+"))
+        assert end + duration == pytest.approx(seconds, abs=0.001)
+        assert reject["detail"].startswith(f"decoded up to {end:.1f} s: ")
+    assert 0.3 * seconds < spans[-1][1] <= end + 0.05
 
 
 @needs_vad
@@ -216,16 +199,3 @@ def test_results_of_searched_files_are_kept_when_a_run_is_interrupted(
     prepare_corpus([talks], output, other, overwrite=True)
     assert searched == ["talk", "talk", "wind"]
     assert len(Corpus.open(output)) == 1
-
-
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        ({"segment": SegmentConfig(), "window_seconds": 20.0}, "segment and window_seconds exclude each other"),
-        ({"min_speech_share": 0.1, "probe": "missing"}, "finding speech decodes all audio: leave out --probe"),
-        ({"segment": SegmentConfig(), "max_seconds": 20.0}, r"max_seconds \(20\) is below segment.max_seconds \(30\)"),
-    ],
-)
-def test_settings_that_contradict_each_other_are_errors(values: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        PrepareConfig(**values)

@@ -3,7 +3,6 @@ import os
 import random
 import struct
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -11,24 +10,21 @@ import soundfile
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nestdata.audio import encoded as encoded_audio
 from nestdata.audio.parts import SoundFileAudio
 from nestdata.prepare import read
 from nestdata.prepare.inputs.entry import HEAD_BYTES, File, Member, Unusable
 from nestdata.prepare.read import AudioInfo, read_header
 from nestdata.storage import FileVersion, ObjectInfo
-from tests.synthesis import hiss
+from tests.synthesis import encoded, hiss
 
 FORMS = [("FLAC", "PCM_16"), ("FLAC", "PCM_24"), ("FLAC", "PCM_S8"), ("WAV", "PCM_16"), ("WAV", "PCM_24")]
 
 
-def encoded(form: str, subtype: str, num_channels: int = 1) -> bytes:
-    stream = io.BytesIO()
-    soundfile.write(stream, np.stack([hiss(3000, 1)] * num_channels, axis=1), 22050, format=form, subtype=subtype)
-    return stream.getvalue()
+def file_of(form: str, subtype: str, num_channels: int = 1) -> bytes:
+    return encoded(np.stack([hiss(3000, 1)] * num_channels, axis=1), form, 22050, subtype)
 
 
-CONTENTS = [encoded(*form, num_channels) for form in FORMS for num_channels in (1, 2)]
+CONTENTS = [file_of(*form, num_channels) for form in FORMS for num_channels in (1, 2)]
 
 
 def with_block(content: bytes, kind: int, size: int) -> bytes:
@@ -63,23 +59,8 @@ def test_a_damaged_header_that_is_parsed_here_is_read_by_libsndfile_to_the_same_
     assert found is None or found == by_libsndfile(bytes(damaged))
 
 
-def test_plain_members_are_read_without_libsndfile_and_others_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    opened: list[Any] = []
-
-    def noting(stream: Any) -> Any:
-        opened.append(stream)
-        return SoundFileAudio(stream)
-
-    monkeypatch.setattr(encoded_audio, "SoundFileAudio", noting)
-    plain, other = encoded("FLAC", "PCM_16"), encoded("WAV", "FLOAT")
-    assert read_header(member_of(plain)) == AudioInfo(22050, 3000, 1)
-    assert not opened
-    assert read_header(member_of(other)) == AudioInfo(22050, 3000, 1)
-    assert len(opened) == 1
-
-
 def test_the_header_of_a_file_whose_metadata_is_long_is_read_by_libsndfile(tmp_path: Path) -> None:
-    content = with_block(encoded("FLAC", "PCM_16"), 1, HEAD_BYTES)
+    content = with_block(file_of("FLAC", "PCM_16"), 1, HEAD_BYTES)
     (tmp_path / "a.flac").write_bytes(content)
     assert read._plain_header(content[:HEAD_BYTES], len(content)) is None
     assert read_header(File(str(tmp_path / "a.flac")))[:4] == (22050, 3000, 1, False)
@@ -88,7 +69,7 @@ def test_the_header_of_a_file_whose_metadata_is_long_is_read_by_libsndfile(tmp_p
 
 
 def test_a_wav_file_that_is_shorter_than_its_header_says_ends_early(tmp_path: Path) -> None:
-    content = encoded("WAV", "PCM_16")
+    content = file_of("WAV", "PCM_16")
     (tmp_path / "a.wav").write_bytes(content[:-1000])
     assert read_header(File(str(tmp_path / "a.wav")))[:4] == (22050, 2500, 1, True)
     no_samples = content[:40] + struct.pack("<I", 0)
@@ -117,13 +98,13 @@ def with_wav_size(content: bytes, size: int) -> bytes:
 def test_only_the_sizes_that_programs_write_to_pipes_excuse_a_wav_file_that_ends_early(
     size: int, subtype: str, num_channels: int, ends_early: bool
 ) -> None:
-    content = with_wav_size(encoded("WAV", subtype, num_channels), size)
+    content = with_wav_size(file_of("WAV", subtype, num_channels), size)
     assert read_header(member_of(content)) == AudioInfo(22050, 3000, num_channels, ends_early=ends_early)
 
 
 def test_a_wav_file_of_more_than_two_gigabytes_is_read(tmp_path: Path) -> None:
     num_bytes = 2_500_000_000
-    content = with_wav_size(encoded("WAV", "PCM_16"), num_bytes)
+    content = with_wav_size(file_of("WAV", "PCM_16"), num_bytes)
     begin, frames = content.index(b"data") + 8, num_bytes // 2
     path = tmp_path / "a.wav"
     with path.open("wb") as file:  # a hole takes no space on the disk
@@ -146,7 +127,7 @@ def with_flac_length(content: bytes, num_samples: int) -> bytes:
 
 @pytest.mark.parametrize("is_plain", [True, False])
 def test_a_flac_header_that_gives_more_samples_than_there_are_does_not_decide(tmp_path: Path, is_plain: bool) -> None:
-    content = encoded("FLAC", "PCM_16")
+    content = file_of("FLAC", "PCM_16")
     content = content if is_plain else with_block(content, 2, 100)  # a block that libsndfile has to interpret
     assert (read._plain_header(content, len(content)) is not None) == is_plain
     for length in (3001, 10**6, 2**36 - 1):

@@ -27,7 +27,7 @@ def check_that_every_recording_is_a_cut(corpus: Corpus, recordings: list[Samples
     assert len({corpus.line(index)["id"] for index in range(len(corpus))}) == len(corpus)
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("kind", ["folder", "manifest", "tars", "corpora", "lhotse"])
 def test_equal_names_in_several_inputs_are_distinct_cuts(tmp_path: Path, kind: str, seed: int) -> None:
     chosen = random.Random(seed)
@@ -84,19 +84,6 @@ def test_windows_of_an_entry_with_another_id_have_that_id(tmp_path: Path) -> Non
     assert ids_in(corpus.path) == [*(f"a{span}" for span in spans), *(f"y/a{span}" for span in spans)]
     cut = next(corpus.line(i) for i in range(4) if corpus.line(i)["id"] == "y/a@1.000+1.000")
     assert cut["recording"]["id"] == "y/a"
-
-
-def test_two_forms_of_a_recording_and_a_line_twice_are_rejected(tmp_path: Path) -> None:
-    for name in ("a.wav", "a.flac"):
-        write_audio(tmp_path / "d" / name, hiss(RATE, 1))
-    rows: list[dict[str, Any]] = [{"audio_filepath": "d/a.wav"}, {"audio_filepath": "d/a.flac"}]
-    cuts, rejects = prepared(write_jsonl(tmp_path / "m.json", [*rows, rows[0]]))
-    assert list(cuts) == ["d/a"]
-    assert [(reject["where"][-8:], reject["reason"]) for reject in rejects] == [
-        ("m.json:2", "duplicate_id"), ("m.json:3", "duplicate_id"),
-    ]  # fmt: skip
-    assert "is taken by" in rejects[1]["detail"]
-    assert "m.json:1" in rejects[1]["detail"]
 
 
 @pytest.mark.parametrize("form", ["m.json", "m.csv"])

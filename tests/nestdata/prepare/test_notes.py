@@ -1,6 +1,7 @@
 """Notes on entries that are used, but not as a person may expect."""
 
-import json
+import re
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -8,14 +9,14 @@ import pytest
 
 from nestdata import PrepareConfig, load_audio, prepare_corpus
 from nestdata.prepare.finish import PrepareReport
-from tests.synthesis import hiss, write_audio, write_jsonl
+from tests.nestdata.prepare.inputs.shards import write_tar
+from tests.synthesis import encoded, hiss, read_jsonl, write_audio, write_jsonl
 
 
 def noted(report: PrepareReport) -> list[tuple[str, str]]:
     """Returns the kind and position of each note."""
     path = report.path / "notes.jsonl"
-    lines = path.read_text().splitlines() if path.exists() else []
-    return [(note["kind"], note["where"]) for note in map(json.loads, lines)]
+    return [(note["kind"], note["where"]) for note in read_jsonl(path)] if path.exists() else []
 
 
 def test_entries_of_which_only_the_first_channel_is_used_are_listed(tmp_path: Path) -> None:
@@ -56,3 +57,33 @@ def test_ogg_that_is_cut_off_is_listed_if_it_is_decoded(tmp_path: Path, subtype:
     assert noted(report) == [("no_end_mark", f"{folder}/b.ogg")]
     assert noted(prepare_corpus(folder, tmp_path / "b.corpus")) == []
     assert report.num_cuts == 3
+
+
+def test_files_with_the_bytes_of_another_are_listed_and_kept(tmp_path: Path) -> None:
+    folder, config = tmp_path / "m", PrepareConfig(probe="decode")
+    first = write_audio(folder / "a.wav", hiss(16000, 1))
+    for name in ("b.wav", "deep/c.wav"):
+        (folder / name).parent.mkdir(exist_ok=True)
+        shutil.copy(first, folder / name)
+    shutil.copy(write_audio(folder / "d.flac", hiss(9000, 2)), folder / "e.flac")
+    other = hiss(16000, 1)
+    other[8000] += 0.1  # the same size and the same ends
+    write_audio(folder / "f.wav", other)
+    report = prepare_corpus(folder, tmp_path / "m.corpus", config)
+    assert report.num_cuts == 6
+    expected = f"files byte-equal to another one: 3, such as {folder}/b.wav, a copy of {folder}/a.wav; see notes.jsonl"
+    assert expected in report.notes
+    assert [(note["kind"], note["detail"]) for note in read_jsonl(report.path / "notes.jsonl")] == [
+        ("copy", f"{folder}/{copy}, a copy of {folder}/{first}")
+        for copy, first in (("b.wav", "a.wav"), ("deep/c.wav", "b.wav"), ("e.flac", "d.flac"))
+    ]
+    assert prepare_corpus(folder, tmp_path / "m.corpus", config, overwrite=True, jobs=2).notes == report.notes
+
+
+def test_members_of_tars_are_compared(tmp_path: Path) -> None:
+    content = [encoded(hiss(8000, seed)) for seed in range(2)]
+    tar = write_tar(tmp_path / "t.tar", [("a.wav", content[0]), ("b.wav", content[1]), ("c.wav", content[0])])
+    report = prepare_corpus(tar, tmp_path / "t.corpus", PrepareConfig(probe="decode"))
+    ((kind, where),) = noted(report)
+    assert (report.num_cuts, kind) == (3, "copy")
+    assert re.fullmatch(r"\S+/t\.tar \(byte \d+\)", where)

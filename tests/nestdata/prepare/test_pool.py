@@ -36,11 +36,6 @@ def end_process(number: int) -> int:
     return number
 
 
-def test_one_job_runs_in_the_calling_process() -> None:
-    with open_pool(1) as jobs:
-        assert list(jobs.map(square, range(5))) == [(n**2, os.getpid()) for n in range(5)]
-
-
 @pytest.mark.multiprocess
 def test_several_jobs_return_their_results_in_order() -> None:
     before = multiprocessing.active_children()

@@ -68,26 +68,9 @@ def lhotse_entry(
     return Entry(where="cuts.jsonl:1", cut_id="a", audio=LhotseCut(cut.to_dict()))
 
 
-def test_a_span_without_a_duration_extends_to_the_end_of_the_file(tmp_path: Path) -> None:
-    cut = cut_of(entry_of(write_audio(tmp_path / "a.wav", hiss(24000, 1)), offset=0.5))
-    assert (cut.start, cut.num_samples) == (0.5, 16000)
-
-
 def test_a_duration_that_was_rounded_up_is_cut_to_the_file(tmp_path: Path) -> None:
     cut = cut_of(entry_of(write_audio(tmp_path / "a.wav", hiss(15300, 1)), duration=1.0))
     assert cut.num_samples == 15300
-
-
-@pytest.mark.parametrize("rate", [8000, 11025, 44100])
-@pytest.mark.parametrize("num_samples", [5003, 30001])
-def test_a_resampled_cut_has_as_many_samples_as_are_loaded(tmp_path: Path, rate: int, num_samples: int) -> None:
-    path = write_audio(tmp_path / "a.wav", tone(200, num_samples / rate, rate), rate)
-    cut = cut_of(entry_of(path))
-    assert cut.sampling_rate == 16000
-    assert abs(cut.num_samples - num_samples * 16000 / rate) <= 1
-    samples = load_samples(cut)
-    assert len(samples) == cut.num_samples
-    assert samples[-1] != 0  # the tone reaches the end, so no zeros were appended
 
 
 @pytest.mark.parametrize("name", ["a.wav", "a\0b.wav", "caf\udce9.wav"])
@@ -142,14 +125,6 @@ def test_a_file_of_a_low_rate_is_rejected(tmp_path: Path) -> None:
         assert cut_of(lhotse_entry(path, recording=variant), replace(LIMITS, min_rate=8000)).num_samples == 16000
 
 
-def test_a_lhotse_cut_keeps_its_span_and_gets_an_absolute_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_audio(tmp_path / "a.wav", hiss(16000, 1))
-    monkeypatch.chdir(tmp_path)
-    cut = cut_of(lhotse_entry(Path("a.wav"), start=0.25, duration=0.5))
-    assert (cut.start, cut.num_samples) == (0.25, 8000)
-    assert cut.recording.sources[0].source == str(tmp_path / "a.wav")
-
-
 def test_the_header_of_the_file_behind_a_lhotse_cut_is_read(tmp_path: Path) -> None:
     path = write_audio(tmp_path / "a.wav", hiss(12000, 1))
     assert reject_of(lhotse_entry(path)) == (
@@ -196,13 +171,6 @@ def test_a_span_as_long_as_a_limit_is_accepted_at_any_offset(
         assert reject_of(entry, longer)[0] == "too_short"
         shorter = replace(limits, min_seconds=0.0, max_seconds=max(0.0, length_ms / 1000 - 1e-4))
         assert reject_of(entry, shorter)[0] == "too_long"
-
-
-def test_a_file_is_opened_if_the_manifest_gives_no_duration(tmp_path: Path) -> None:
-    path = write_audio(tmp_path / "a.wav", hiss(24000, 1), 8000)
-    cut = cut_of(entry_of(path, offset=0.5), TRUSTING)
-    assert (cut.num_samples, cut.recording.transforms[0].source_sampling_rate) == (40000, 8000)
-    assert reject_of(entry_of(tmp_path / "gone.wav", offset=0.5), TRUSTING)[0] == "missing"
 
 
 @given(

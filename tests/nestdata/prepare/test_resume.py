@@ -1,21 +1,20 @@
 """Runs of `prepare` that end early, and the next ones, which take what is finished."""
 
-import json
 import os
 import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
-from nestdata import ManifestError, OutputError, PrepareConfig, PrepareProgress, prepare_corpus
+from nestdata import Corpus, ManifestError, OutputError, PrepareConfig, PrepareProgress, prepare_corpus
 from tests.nestdata.full_disk import files_up_to
+from tests.nestdata.prepare.corpora import tree
 from tests.nestdata.prepare.inputs.shards import shar_cut, write_tar
 from tests.nestdata.prepare.parquet_files import embedded, write_parquet
-from tests.synthesis import hiss, tone, write_audio, write_jsonl
+from tests.synthesis import hiss, read_jsonl, tone, write_audio, write_jsonl
 
 NUM_FILES = 4
 # Prepares a folder of Parquet files, prints the name of each one that is read, and waits after `sys.argv[3]` of them.
@@ -50,12 +49,6 @@ def run(data: Path, output: Path, *, kill_after: int = 0) -> list[str]:
     return names
 
 
-def tree(corpus: Path) -> dict[str, bytes]:
-    """Returns the content of all files but the report, by relative path."""
-    files = (path for path in sorted(corpus.rglob("*")) if path.is_file() and path.name != "report.html")
-    return {str(path.relative_to(corpus)): path.read_bytes() for path in files}
-
-
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
     """A folder of Parquet files, each with two files of audio and a bad one."""
@@ -81,9 +74,11 @@ def test_a_killed_run_is_continued_without_reading_finished_files_again(data: Pa
     assert sorted(path.name for path in tmp_path.iterdir()) == ["data", "speech.corpus", "unbroken"]
 
 
-def interrupted(data: Path, output: Path, config: PrepareConfig | None = None, *, after: int = 3) -> None:
+def interrupted(data: Path, output: Path, config: PrepareConfig | None = None, *, after: int = 0) -> None:
+    """Interrupts a run after this many Parquet files, or after the first entry."""
+
     def interrupt(found: PrepareProgress) -> None:
-        if found.shards == after:
+        if found.entries and after in (0, found.shards):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -99,14 +94,14 @@ def reads(data: Path, output: Path, config: PrepareConfig | None = None) -> int:
 
 def test_changed_inputs_and_settings_are_read_again(data: Path, tmp_path: Path) -> None:
     output, config = tmp_path / "speech.corpus", PrepareConfig(min_seconds=0.2)
-    interrupted(data, output)
+    interrupted(data, output, after=3)
     kept = sorted(path.name for path in (tmp_path / "speech.corpus.partial").rglob("*") if path.is_file())
     assert len(kept) == 7  # the mark, the results and the tars of three files
     os.utime(data / "1.parquet", (1, 1))
     assert reads(data, output) == NUM_FILES - 2
-    interrupted(data, tmp_path / "other.corpus")
+    interrupted(data, tmp_path / "other.corpus", after=3)
     assert reads(data, tmp_path / "other.corpus", config) == NUM_FILES
-    assert meta_of(tmp_path / "other.corpus")["fingerprint"] == meta_of(output)["fingerprint"]
+    assert Corpus.open(tmp_path / "other.corpus").fingerprint == Corpus.open(output).fingerprint
 
 
 def test_rejected_audio_that_was_repaired_is_probed_again(tmp_path: Path) -> None:
@@ -118,14 +113,8 @@ def test_rejected_audio_that_was_repaired_is_probed_again(tmp_path: Path) -> Non
     rows[1]["recording"]["sources"][0] |= {"type": "file", "source": str(bad)}
     bad.write_bytes(b"not audio")
     manifest, output = write_jsonl(tmp_path / "cuts.jsonl", rows), tmp_path / "speech.corpus"
-
-    def interrupt(found: PrepareProgress) -> None:
-        if found.entries:
-            raise KeyboardInterrupt
-
     for _ in range(2):
-        with pytest.raises(KeyboardInterrupt):
-            prepare_corpus([manifest], output, on_progress=interrupt)
+        interrupted(manifest, output)
     assert len([*(tmp_path / "speech.corpus.partial" / "tasks").iterdir()]) == 1
     bad.write_bytes(good.read_bytes())
     report = prepare_corpus([manifest], output)
@@ -133,19 +122,17 @@ def test_rejected_audio_that_was_repaired_is_probed_again(tmp_path: Path) -> Non
 
 
 def test_files_that_were_decoded_are_not_decoded_again(tmp_path: Path) -> None:
-    first, *_ = [write_audio(tmp_path / "in" / f"{number:02}.wav", hiss(8000, number)) for number in range(30)]
+    for number in range(30):
+        write_audio(tmp_path / "in" / f"{number:02}.wav", hiss(8000, number))
+    first = write_audio(tmp_path / "in" / "00.wav", np.stack([hiss(8000, 0)] * 2, axis=1))
     output, config = tmp_path / "speech.corpus", PrepareConfig(probe="decode")
-
-    def interrupt(found: PrepareProgress) -> None:
-        if found.entries:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        prepare_corpus([tmp_path / "in"], output, config, jobs=1, on_progress=interrupt)
+    interrupted(tmp_path / "in", output, config)
     changed_at = first.stat().st_mtime_ns
-    write_audio(first, np.zeros(8000, np.float32))  # rejected as silent, if it is decoded
+    write_audio(first, np.zeros((8000, 2), np.float32))  # rejected as silent, if it is decoded
     os.utime(first, ns=(changed_at, changed_at))
     assert prepare_corpus([tmp_path / "in"], output, config, jobs=1).rejected == {}
+    (note,) = read_jsonl(output / "notes.jsonl")
+    assert (note["kind"], note["where"]) == ("first_channel", str(first))
 
 
 def test_bad_files_alone_leave_nothing_behind(tmp_path: Path) -> None:
@@ -157,7 +144,7 @@ def test_bad_files_alone_leave_nothing_behind(tmp_path: Path) -> None:
 
 def test_damaged_results_and_tars_that_are_gone_are_made_again(data: Path, tmp_path: Path) -> None:
     output = tmp_path / "speech.corpus"
-    interrupted(data, output)
+    interrupted(data, output, after=3)
     first, second, _ = sorted((tmp_path / "speech.corpus.partial" / "tasks").iterdir())
     first.write_bytes(first.read_bytes()[:-20])
     second.write_bytes(b"")
@@ -167,7 +154,7 @@ def test_damaged_results_and_tars_that_are_gone_are_made_again(data: Path, tmp_p
 
 
 def test_tars_of_files_that_are_no_longer_inputs_do_not_get_into_the_corpus(data: Path, tmp_path: Path) -> None:
-    interrupted(data, tmp_path / "speech.corpus")
+    interrupted(data, tmp_path / "speech.corpus", after=3)
     prepare_corpus([data / "0.parquet"], tmp_path / "speech.corpus")
     assert [path.name for path in (tmp_path / "speech.corpus").rglob("*.tar")] == ["0-000001.tar"]
 
@@ -181,8 +168,3 @@ def test_finished_work_survives_a_full_disk_and_says_so(
         prepare_corpus([data], output)
     assert "the results of 3 finished tasks are kept in" in caplog.text
     assert reads(data, output) == 1
-
-
-def meta_of(corpus: Path) -> dict[str, Any]:
-    meta: dict[str, Any] = json.loads((corpus / "meta.json").read_text())
-    return meta

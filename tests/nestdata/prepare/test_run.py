@@ -1,5 +1,4 @@
 import gzip
-import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +9,6 @@ import pytest
 from lhotse import CutSet
 
 from nestdata import (
-    ConfigError,
     Corpus,
     ManifestError,
     PrepareConfig,
@@ -19,11 +17,7 @@ from nestdata import (
 from tests.conftest import MessyCorpora
 from tests.nestdata.bad_files import BAD_FILES_CONFIG, bad_files
 from tests.nestdata.prepare.corpora import CORPUS_FILES, names_in, tree
-from tests.synthesis import hiss, read_audio, write_audio, write_jsonl
-
-
-def rejects_of(corpus: Path) -> list[dict[str, str]]:
-    return [json.loads(line) for line in (corpus / "rejected.jsonl").read_text().splitlines()]
+from tests.synthesis import hiss, read_audio, read_jsonl, write_audio, write_jsonl
 
 
 def test_a_nemo_manifest_is_prepared_with_its_relative_paths_and_labels(manifest: Path, tmp_path: Path) -> None:
@@ -43,8 +37,8 @@ def test_several_inputs_of_different_formats_make_one_corpus(
 ) -> None:
     write_audio(tmp_path / "folder" / "deep" / "x.ogg", hiss(16000, 7))
     cuts = write_jsonl(tmp_path / "cuts.jsonl", _cuts_as_json(messy_corpora.speech, "speech-1"))
-    packed = tmp_path / "packed.jsonl.gz"
-    packed.write_bytes(gzip.compress("".join(map(_line, _cuts_as_json(messy_corpora.speech, "stereo"))).encode()))
+    packed = write_jsonl(tmp_path / "packed.jsonl.gz", _cuts_as_json(messy_corpora.speech, "stereo"))
+    packed.write_bytes(gzip.compress(packed.read_bytes()))
     seen: list[tuple[int, int | None]] = []
     report = prepare_corpus(
         [manifest, tmp_path / "folder", cuts, packed],
@@ -60,21 +54,16 @@ def test_several_inputs_of_different_formats_make_one_corpus(
 
 
 def _cuts_as_json(corpus: Path, prefix: str) -> list[dict[str, Any]]:
-    rows = map(json.loads, (corpus / "cuts.jsonl").read_text().splitlines())
-    return [row for row in rows if row["id"].startswith(prefix)]
-
-
-def _line(row: dict[str, Any]) -> str:
-    return json.dumps(row) + "\n"
+    return [row for row in read_jsonl(corpus / "cuts.jsonl") if row["id"].startswith(prefix)]
 
 
 def test_rejects_are_listed_with_position_reason_and_detail(tmp_path: Path) -> None:
     reasons = bad_files(tmp_path / "bad")
     manifest = tmp_path / "bad" / "speech.json"
     report = prepare_corpus([manifest], tmp_path / "speech.corpus", BAD_FILES_CONFIG)
-    rejects = rejects_of(tmp_path / "speech.corpus")
+    rejects = read_jsonl(report.path / "rejected.jsonl")
     assert {reject["cut_id"]: reject["reason"] for reject in rejects} == reasons
-    names = [Path(row["audio_filepath"]).stem for row in map(json.loads, manifest.read_text().splitlines())]
+    names = [Path(row["audio_filepath"]).stem for row in read_jsonl(manifest)]
     for reject in rejects:
         path, number = reject["where"].rsplit(":", 1)
         assert (path, names[int(number) - 1]) == (str(manifest), reject["cut_id"])
@@ -88,27 +77,23 @@ def test_rejects_are_listed_with_position_reason_and_detail(tmp_path: Path) -> N
 
 def test_headers_are_read_by_default_and_samples_with_probe_decode(tmp_path: Path) -> None:
     reasons = bad_files(tmp_path / "bad")
-    prepare_corpus([tmp_path / "bad" / "speech.json"], tmp_path / "all.corpus", replace(BAD_FILES_CONFIG, probe="all"))
-    found = {reject["cut_id"] for reject in rejects_of(tmp_path / "all.corpus")}
-    decoded = {"not_finite-nan", "not_finite-inf", "silent"}
-    assert set(reasons) - found == decoded
+    config = replace(BAD_FILES_CONFIG, probe="all")
+    report = prepare_corpus([tmp_path / "bad" / "speech.json"], tmp_path / "all.corpus", config)
+    found = {reject["cut_id"] for reject in read_jsonl(report.path / "rejected.jsonl")}
+    assert set(reasons) - found == {"not_finite-nan", "not_finite-inf", "silent"}
 
 
 def test_durations_in_the_manifest_are_trusted_with_probe_missing(tmp_path: Path) -> None:
-    rows = [{"audio_filepath": f"gone/{i}.flac", "duration": 1 + i / 1000, "lang": "de"} for i in range(600)]
+    rows = [{"audio_filepath": f"gone/{i}.flac", "duration": 1 + i / 1000, "lang": "de"} for i in range(60)]
     write_audio(tmp_path / "there.wav", hiss(8000, 1))
     rows += [{"audio_filepath": "there.wav"}, {"audio_filepath": "gone.wav"}]
     manifest = write_jsonl(tmp_path / "m.json", rows)
     report = prepare_corpus([manifest], tmp_path / "speech.corpus", PrepareConfig(probe="missing"))
-    assert (report.num_cuts, report.rejected) == (601, {"missing": 1})
-    assert report.hours_by_language == {"de": pytest.approx(sum(1 + i / 1000 for i in range(600)) / 3600)}
+    assert (report.num_cuts, report.rejected) == (61, {"missing": 1})
+    assert report.hours_by_language == {"de": pytest.approx(sum(1 + i / 1000 for i in range(60)) / 3600)}
     corpus = Corpus.open(tmp_path / "speech.corpus")
-    assert corpus.num_samples.tolist() == [8000, *(16000 + 16 * i for i in range(600))]
-    assert corpus[-1].recording.sources[0].source == str(tmp_path / "gone" / "599.flac")
-
-
-def reasons_in(path: Path) -> list[str]:
-    return [json.loads(line)["reason"] for line in path.read_text().splitlines()]
+    assert corpus.num_samples.tolist() == [8000, *(16000 + 16 * i for i in range(60))]
+    assert corpus[-1].recording.sources[0].source == str(tmp_path / "gone" / "59.flac")
 
 
 def test_any_reject_is_an_error_with_strict(manifest: Path, tmp_path: Path) -> None:
@@ -122,27 +107,11 @@ def test_any_reject_is_an_error_with_strict(manifest: Path, tmp_path: Path) -> N
     )
     with pytest.raises(ManifestError, match=message):
         prepare_corpus([bad], tmp_path / "speech.corpus", strict)
-    assert reasons_in(tmp_path / "speech.corpus.rejected.jsonl") == ["missing", "missing", "duplicate_id"]
+    rejects = read_jsonl(tmp_path / "speech.corpus.rejected.jsonl")
+    assert [reject["reason"] for reject in rejects] == ["missing", "missing", "duplicate_id"]
     prepare_corpus([bad], tmp_path / "speech.corpus")
     shutil.rmtree(tmp_path / "speech.corpus")
     assert tree(tmp_path) == before
-
-
-def test_hours_count_only_cuts_that_are_kept(tmp_path: Path) -> None:
-    labels = [
-        ("a", 5, "de"),
-        ("b", 7, "en"),
-        ("a", 11, "de"),
-        ("c", 13, "de"),
-        ("a", 1, "fr"),
-    ]
-    rows = [{"audio_filepath": f"{n}.wav", "duration": d, "lang": lang} for n, d, lang in labels]
-    manifest = write_jsonl(tmp_path / "m.json", [*rows, {"audio_filepath": "d.wav", "duration": 3}])
-    report = prepare_corpus([manifest], tmp_path / "speech.corpus", PrepareConfig(probe="missing"))
-    assert (report.num_cuts, report.rejected) == (4, {"duplicate_id": 2})
-    assert report.hours * 3600 == pytest.approx(28)
-    seconds = {name: round(hours * 3600) for name, hours in report.hours_by_language.items()}
-    assert list(seconds.items()) == [("de", 18), ("en", 7)]
 
 
 @pytest.fixture
@@ -184,20 +153,6 @@ def test_a_corpus_prepared_on_a_dask_cluster_equals_one_prepared_locally(
             prepare_corpus([bad], tmp_path / "bad.corpus", dask=cluster.scheduler_address)
     assert tree(tmp_path / "dask.corpus") == tree(tmp_path / "here.corpus")
     assert not (tmp_path / "bad.corpus.partial").exists()
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"sampling_rate": 0}, "sampling_rate is 0"),
-        ({"min_seconds": 2.0, "max_seconds": 1.0}, r"max_seconds \(1\) is below min_seconds \(2\)"),
-        ({"min_seconds": 2.0, "window_seconds": 1.0}, r"window_seconds \(1\) is below min_seconds \(2\)"),
-        ({"report_samples": 101}, "report_samples"),
-    ],
-)
-def test_settings_out_of_range_are_errors_that_name_the_setting(changes: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        PrepareConfig(**changes)
 
 
 def test_cuts_of_more_than_a_minute_are_counted_with_what_divides_them(tmp_path: Path) -> None:

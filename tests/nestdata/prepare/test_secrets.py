@@ -1,6 +1,5 @@
 """Secrets in URLs of manifests and of command lines: nothing that `prepare` writes or prints contains them."""
 
-import json
 import logging
 from pathlib import Path
 from typing import Any
@@ -8,7 +7,7 @@ from typing import Any
 import pytest
 
 from nestdata import NestError, PrepareConfig, ProbeMode, prepare_corpus
-from tests.synthesis import hiss, write_audio, write_jsonl
+from tests.synthesis import hiss, read_jsonl, write_audio, write_jsonl
 
 SECRET = "hunter2"
 URLS = [
@@ -59,7 +58,7 @@ def test_no_secret_of_a_line_is_in_a_file_of_the_corpus(
     files = [path for path in (tmp_path / "out").rglob("*") if path.is_file()]
     assert [path for path in files if SECRET.encode() in path.read_bytes()] == []
     assert SECRET not in caplog.text
-    rejects = [json.loads(line) for line in (report.path / "rejected.jsonl").read_text().splitlines()]
+    rejects = read_jsonl(report.path / "rejected.jsonl")
     assert len(rejects) >= len(URLS)
     assert all(manifest.name in row["where"] and "***" in row["detail"] for row in rejects)
 

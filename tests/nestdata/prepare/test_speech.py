@@ -2,17 +2,13 @@
 
 import importlib.util
 from itertools import pairwise
-from pathlib import Path
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from nestdata import ConfigError, SegmentConfig
-from nestdata.prepare.speech import RATE, Span, Speech, detector_name, find_speech, join_speech
-from tests.nestdata.prepare.recordings import needs_vad
-from tests.synthesis import Samples, hiss, tone, write_audio
+from nestdata.prepare.speech import RATE, Span, Speech, detector_name, join_speech
 
 CONFIG = SegmentConfig(min_seconds=5.0, max_seconds=20.0, max_pause=2.0, padding_seconds=0.25)
 
@@ -52,23 +48,6 @@ def test_cuts_hold_all_speech_in_order_and_within_limits(gaps: list[tuple[int, i
     assert all(0 <= start < stop <= found.num_samples and stop - start <= 20 * RATE for start, stop in cuts)
     assert all(before[1] <= after[0] for before, after in pairwise(cuts))
     assert sum(found.within(*cut) for cut in cuts) == sum(stop - start for start, stop in spans)
-
-
-def row_of(path: str, samples: Samples) -> dict[str, object]:
-    recording = {
-        "sources": [{"type": "file", "channels": [0], "source": path}],
-        "sampling_rate": RATE,
-        "num_samples": len(samples),
-        "duration": len(samples) / RATE,
-    }
-    return {"id": "a", "start": 0.0, "duration": len(samples) / RATE, "channel": 0, "recording": recording}
-
-
-@needs_vad
-def test_noise_and_tones_are_no_speech(tmp_path: Path) -> None:
-    for samples in (hiss(2 * RATE, 0), tone(440, 2.0), np.zeros(2 * RATE, np.float32)):
-        row = row_of(str(write_audio(tmp_path / "a.wav", samples)), samples)
-        assert find_speech(row, None, 30.0).spans == []
 
 
 def test_a_missing_package_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,5 @@
 """Helpers that read inputs as `prepare` does, and write small inputs."""
 
-import json
 import pickle
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from nestdata import Corpus, InputFormat, PrepareConfig, prepare_corpus
 from nestdata.prepare.inputs.entry import Entry, Source, Unusable
 from nestdata.prepare.inputs.format import GivenInput, InputOptions, open_input, open_sources
 from nestdata.prepare.inputs.formats.folder import AudioFolder
-from tests.synthesis import hiss, write_audio
+from tests.synthesis import hiss, read_jsonl, write_audio
 
 
 def format_of(path: Path | str, form: InputFormat | None = None) -> InputFormat:
@@ -37,6 +36,11 @@ def entries_of(path: Path, form: InputFormat | None = None, **options: Any) -> l
     return [entry for number, item in enumerate(items, start=1) for entry in copy.entries(number, item)]
 
 
+def latest(entries: list[Entry]) -> dict[int, Entry]:
+    """Returns the entries by number, in their order, as a corpus has them: a later one replaces an earlier one."""
+    return dict(sorted({entry.number or 0: entry for entry in entries}.items()))
+
+
 def content_or_reason(entry: Entry) -> str:
     """Returns the bytes of the audio of an entry as text, or the reason why it is rejected."""
     return entry.audio.reason if isinstance(entry.audio, Unusable) else (entry.audio.read() or b"").decode()
@@ -57,8 +61,8 @@ def prepared(path: Path, **config: Any) -> tuple[dict[str, dict[str, Any]], list
     output = path.with_name(path.name + ".corpus")
     prepare_corpus([path], output, PrepareConfig(**config))
     corpus = Corpus.open(output)
-    rejects = [json.loads(line) for line in (output / "rejected.jsonl").read_text().splitlines()]
-    return {line["id"]: line for line in map(corpus.line, range(len(corpus)))}, rejects
+    cuts = {line["id"]: line for line in map(corpus.line, range(len(corpus)))}
+    return cuts, read_jsonl(output / "rejected.jsonl")
 
 
 def some_audio(path: Path) -> Path:

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from nestdata import Corpus, PrepareConfig, prepare_corpus
 from tests.synthesis import hiss, write_audio, write_jsonl
 
 RATE = 16000
@@ -49,15 +50,32 @@ def row_of(span: Span, **more: Any) -> dict[str, Any]:
     return {key: value for key, value in {**values, **more}.items() if value is not None}
 
 
+def tar_of(*members: tuple[str | tarfile.TarInfo, bytes], form: int = tarfile.PAX_FORMAT, **options: Any) -> bytes:
+    """Returns the bytes of a tar."""
+    file = io.BytesIO()
+    with tarfile.open(fileobj=file, mode="w", format=form, **options) as tar:
+        for name, content in members:
+            info = tarfile.TarInfo(name) if isinstance(name, str) else name
+            info.size = len(content)
+            tar.addfile(info, io.BytesIO(content))
+    return file.getvalue()
+
+
 def write_tar(path: Path, members: Iterable[tuple[str, bytes]], *, form: int = tarfile.PAX_FORMAT) -> Path:
     """Writes a tar; its members have the times of files, so that each has a PAX header in PAX format."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with tarfile.open(path, "w", format=form) as tar:
-        for name, content in members:
-            info = tarfile.TarInfo(name)
-            info.size, info.mtime = len(content), 1700000000.25
-            tar.addfile(info, io.BytesIO(content))
+    infos = [(tarfile.TarInfo(name), content) for name, content in members]
+    for info, _ in infos:
+        info.mtime = 1700000000.25
+    path.write_bytes(tar_of(*infos, form=form))
     return path
+
+
+def tar_corpus(folder: Path, config: PrepareConfig | None = None) -> Corpus:
+    """Packs a folder of audio into `FOLDER.tar` and prepares the corpus `FOLDER.tarred` of it."""
+    names = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+    tar = write_tar(folder.with_suffix(".tar"), [(name, (folder / name).read_bytes()) for name in names])
+    return Corpus.open(prepare_corpus([tar], folder.with_suffix(".tarred"), config, overwrite=True).path)
 
 
 def tarred_rows(spans: Sequence[Span]) -> list[dict[str, Any]]:

@@ -34,21 +34,34 @@ def test_the_first_line_that_is_not_blank_decides_between_json_formats(
     assert [format_of(tmp_path / name) for name in ("m.any", "m.gz")] == [form, form]
 
 
-@pytest.mark.parametrize("content", ["/nowhere\na.wav\t100\n", "/nowhere\r\n", "\ufeff/nowhere\n"])
-def test_a_tsv_is_a_fairseq_manifest(tmp_path: Path, content: str) -> None:
-    (tmp_path / "train.tsv").write_text(content)
-    (tmp_path / "train.tsv.gz").write_bytes(gzip.compress(content.encode()))
-    assert [format_of(tmp_path / name) for name in ("train.tsv", "train.tsv.gz")] == ["fairseq", "fairseq"]
-
-
-def test_a_file_that_begins_with_an_existing_folder_is_a_fairseq_manifest(tmp_path: Path) -> None:
-    (tmp_path / "wavs").mkdir()
-    (tmp_path / "train.txt").write_text("wavs\na.wav\t100\n")
-    assert format_of(tmp_path / "train.txt") == "fairseq"
-
-
-def test_a_tsv_with_json_lines_is_not_a_fairseq_manifest(tmp_path: Path) -> None:
-    assert format_of(write_jsonl(tmp_path / "m.tsv", [{"audio_filepath": "a.wav"}])) == "nemo"
+@pytest.mark.parametrize(
+    ("form", "content", "names"),
+    [
+        ("fairseq", "/nowhere\na.wav\t100\n", ["m.tsv"]),
+        ("fairseq", "/nowhere\r\n", ["m.tsv"]),
+        ("fairseq", "\ufeff/nowhere\n", ["m.tsv"]),
+        ("fairseq", "a folder\na.wav\t100\n", ["m.txt", "m.tsv", "m"]),
+        ("fairseq", "s3://b/audio\na.wav\t16000\n", ["m"]),
+        ("nemo", '{"audio_filepath": "a.wav"}\n', ["m.tsv"]),
+        ("csv", "path,text\n", ["m.csv", "m.tsv", "m"]),
+        ("csv", "text;file\n", ["m.csv", "m"]),
+        ("csv", '"text","audio"\n', ["m.csv", "m"]),
+        ("csv", "client_id\tpath\tsentence\n", ["m.csv", "m.tsv", "m"]),
+        ("list", "\n/data/a.FLAC\n", ["m"]),
+        ("list", "a name without suffix\n", ["m.txt"]),
+        ("list", "a file\n", ["m"]),
+        ("list", "https://h/a.wav?download=true\n", ["m.txt"]),
+        ("list", "https://h/download/17\nhttps://h/download/18\n", ["m"]),
+        ("list", "caf\udce9.wav\n", ["m"]),  # Latin-1
+    ],
+)
+def test_the_first_line_of_a_text_decides_its_format(tmp_path: Path, form: str, content: str, names: list[str]) -> None:
+    (tmp_path / "a folder").mkdir()
+    (tmp_path / "a file").touch()
+    for name in names:
+        (tmp_path / name).write_bytes(content.encode(errors="surrogateescape"))
+        (tmp_path / f"{name}.gz").write_bytes(gzip.compress((tmp_path / name).read_bytes()))
+        assert [format_of(tmp_path / name), format_of(tmp_path / f"{name}.gz")] == [form, form]
 
 
 def test_the_files_in_a_directory_decide_its_format(tmp_path: Path) -> None:

@@ -43,14 +43,14 @@ def test_all_forms_give_the_entries_of_one_object_per_line(tmp_path: Path, form:
 _values = st.recursive(
     st.none() | st.booleans() | st.integers(-(10**20), 10**20) | st.floats() | st.text(),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
-    max_leaves=8,
+    max_leaves=4,
 )
 
 
 @given(
     st.lists(st.dictionaries(st.text(), _values, max_size=4), max_size=5), st.sampled_from([None, 0, 3]), st.booleans()
 )
-@settings(max_examples=30)
+@settings(max_examples=20)
 def test_what_json_dump_writes_is_read(
     tmp_path_factory: pytest.TempPathFactory, rows: list[dict[str, Any]], indent: int | None, is_array: bool
 ) -> None:
@@ -78,12 +78,8 @@ def test_what_is_not_an_object_is_an_error_that_names_its_number(tmp_path: Path,
 
 def test_arrays_and_objects_may_follow_each_other(tmp_path: Path) -> None:
     (tmp_path / "m.json").write_text('[{"a": 1}]\n{"b": 2}\n[{"c": 3},\n{"d": 4}]')
-    assert [json.loads(item) for item in Manifest(tmp_path / "m.json").objects()] == [
-        {"a": 1},
-        {"b": 2},
-        {"c": 3},
-        {"d": 4},
-    ]
+    found = [json.loads(item) for item in Manifest(tmp_path / "m.json").objects()]
+    assert found == [{"a": 1}, {"b": 2}, {"c": 3}, {"d": 4}]
 
 
 @pytest.mark.parametrize("content", ['[{"a": 1}', '{"a": 1}\n[{"b": 2}', '{"a": 1}]]]', '[{"a": 1}]]'])

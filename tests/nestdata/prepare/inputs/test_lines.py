@@ -21,6 +21,26 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lines_module, "MAX_LINE_BYTES", LIMIT)
 
 
+@pytest.mark.parametrize("name", ["m.json", "m.json.gz"])
+@pytest.mark.parametrize("mark", [b"", b"\xef\xbb\xbf"])
+def test_lines_of_plain_and_compressed_files_are_read_without_the_byte_order_mark(
+    tmp_path: Path, name: str, mark: bytes
+) -> None:
+    content = mark + b"one\r\n\ntwo\n"
+    (tmp_path / name).write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
+    assert list(Manifest(tmp_path / name).lines()) == [b"one\r\n", b"\n", b"two\n"]
+
+
+@pytest.mark.parametrize("damage", ["truncated", "not compressed"])
+def test_a_damaged_compressed_file_is_an_error(tmp_path: Path, damage: str) -> None:
+    lines = b"".join(b"line %d\n" % number for number in range(500))
+    (tmp_path / "m.json.gz").write_bytes(gzip.compress(lines)[:-20] if damage == "truncated" else lines)
+    with pytest.raises(ManifestError, match=r"m\.json\.gz: cannot be read \(.+\)\. Check the file and copy it again"):
+        list(Manifest(tmp_path / "m.json.gz").lines())
+    with pytest.raises(ManifestError, match=r"m\.json\.gz: cannot be read"):
+        Manifest(tmp_path / "m.json.gz").count()
+
+
 @pytest.mark.usefixtures("short")
 def test_the_longest_line_that_is_allowed_is_read_with_its_newline_or_without(tmp_path: Path) -> None:
     for content in (b"a" * (LIMIT - 1) + b"\n" + b"b" * LIMIT, b"a" * LIMIT):

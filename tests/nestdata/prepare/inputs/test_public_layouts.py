@@ -1,6 +1,5 @@
 """Layouts of public data sets, in small, with the lines of `docs/formats.md` that read them."""
 
-import io
 import json
 import os
 from collections.abc import Callable
@@ -10,27 +9,14 @@ from typing import Any
 import pyarrow
 import pyarrow.parquet
 import pytest
-import soundfile
 
 from tests.nestdata.prepare.inputs.reading import prepared
 from tests.nestdata.prepare.inputs.shards import write_tar
-from tests.synthesis import Samples, hiss, write_audio
+from tests.synthesis import encoded, hiss, write_audio
 
 RATE = 16000
 CLIP = hiss(4 * RATE, 1)
 Found = dict[str, tuple[float | str, ...]]
-
-
-def encoded(samples: Samples, form: str = "FLAC") -> bytes:
-    buffer = io.BytesIO()
-    soundfile.write(buffer, samples, RATE, format=form)
-    return buffer.getvalue()
-
-
-def parquet(path: Path, rows: list[dict[str, Any]]) -> Path:
-    path.parent.mkdir(parents=True)
-    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path)
-    return path.parent
 
 
 def esc_50(root: Path) -> Path:
@@ -44,69 +30,37 @@ def esc_50(root: Path) -> Path:
 
 def desed(root: Path) -> Path:
     write_audio(root / "audio" / "Y00.wav", CLIP)
-    (root / "validation.tsv").write_text(
-        "filename\tonset\toffset\tevent_label\nY00.wav\t0.5\t2.0\tSpeech\nY00.wav\t1.0\t3.5\tDog\n"
-    )
+    rows = "Y00.wav\t0.5\t2.0\tSpeech\nY00.wav\t1.0\t3.5\tDog\n"
+    (root / "validation.tsv").write_text(f"filename\tonset\toffset\tevent_label\n{rows}")
     os.chdir(root / "audio")
     return root / "validation.tsv"
 
 
 def common_voice(root: Path) -> Path:
     write_audio(root / "clips" / "common_voice_en_1.mp3", CLIP)
-    header = ["client_id", "path", "sentence_id", "sentence", "sentence_domain", "up_votes", "down_votes", "age"]
-    header += ["gender", "accents", "variant", "locale", "segment"]
-    row = ["c0ffee", "common_voice_en_1.mp3", "5f", 'He said "no".', "", "2", "0", "", "", "", "", "en", ""]
-    (root / "validated.tsv").write_text("\t".join(header) + "\n" + "\t".join(row) + "\n")
+    header = "client_id path sentence_id sentence sentence_domain up_votes down_votes age gender accents variant locale"
+    row = ["c0ffee", "common_voice_en_1.mp3", "5f", 'He said "no".', "", "2", "0", "", "", "", "", "en"]
+    (root / "validated.tsv").write_text("\t".join(header.split()) + "\n" + "\t".join(row) + "\n")
     return root / "validated.tsv"
 
 
 def emilia(root: Path) -> Path:
-    row = {
-        "id": "EN_B00_S0_W0",
-        "wav": "EN_B00/x.mp3",
-        "text": "so",
-        "duration": 4.0,
-        "speaker": "S0",
-        "language": "en",
-    }
-    members = [
-        ("EN_B00_S0_W0.json", json.dumps(row | {"dnsmos": 3.3}).encode()),
-        ("EN_B00_S0_W0.mp3", encoded(CLIP, "MP3")),
-    ]
+    row = {"id": "EN_B00_S0_W0", "wav": "EN_B00/x.mp3", "text": "so", "duration": 4.0, "speaker": "S0", "dnsmos": 3.3}
+    members = [("EN_B00_S0_W0.json", json.dumps(row).encode()), ("EN_B00_S0_W0.mp3", encoded(CLIP, "MP3"))]
     return write_tar(root / "EN-B000000.tar", members)
 
 
-def mls(root: Path) -> Path:
-    row = {
-        "audio": {"bytes": encoded(CLIP), "path": "1.flac"},
-        "original_path": "http://a/b_64kb.mp3",
-        "begin_time": 401.76,
-    }
-    row |= {
-        "end_time": 405.76,
-        "transcript": "und",
-        "audio_duration": 4.0,
-        "speaker_id": "252",
-        "chapter_id": "1",
-        "id": "1",
-    }
-    return parquet(root / "data" / "train-00000-of-00001.parquet", [row])
+def rows(**row: Any) -> Callable[[Path], Path]:
+    """Returns a layout of Parquet files, with a row that holds its audio."""
 
+    def made(root: Path) -> Path:
+        (root / "data").mkdir()
+        audio = {"audio": {"bytes": encoded(CLIP, "FLAC"), "path": "1.flac"}}
+        table = pyarrow.Table.from_pylist([audio | row])
+        pyarrow.parquet.write_table(table, root / "data" / "train-00000-of-00001.parquet")
+        return root / "data"
 
-def gigaspeech(root: Path) -> Path:
-    row = {"segment_id": "POD_S1", "speaker": "N/A", "text": "AS", "audio": {"bytes": encoded(CLIP), "path": "1.wav"}}
-    row |= {"begin_time": 159.0, "end_time": 163.0, "audio_id": "POD", "url": "https://a", "category": 3}
-    return parquet(root / "data" / "train-0.parquet", [row])
-
-
-def peoples_speech(root: Path) -> Path:
-    row = {"id": "a/b.flac", "audio": {"bytes": encoded(CLIP), "path": "b.flac"}, "duration_ms": 4000, "text": "hi"}
-    return parquet(root / "data" / "train-0.parquet", [row])
-
-
-def yodas(root: Path) -> Path:
-    row = {"id": "0", "utt_id": "x-0-1", "audio": {"bytes": encoded(CLIP), "path": "x.wav"}, "text": "ja"}
-    return parquet(root / "data" / "train-0.parquet", [row])
+    return made
 
 
 def folder(name: str) -> Callable[[Path], Path]:
@@ -118,6 +72,18 @@ def folder(name: str) -> Callable[[Path], Path]:
     return made
 
 
+MLS = rows(
+    original_path="http://a/b_64kb.mp3", begin_time=401.76, end_time=405.76, transcript="und", audio_duration=4.0,
+    speaker_id="252", chapter_id="1", id="1",
+)  # fmt: skip
+GIGASPEECH = rows(
+    segment_id="POD_S1", speaker="N/A", text="AS", begin_time=159.0, end_time=163.0, audio_id="POD", url="https://a",
+    category=3,
+)  # fmt: skip
+PEOPLES_SPEECH = rows(id="a/b.flac", duration_ms=4000, text="hi")
+YODAS = rows(id="0", utt_id="x-0-1", text="ja")
+
+
 @pytest.mark.parametrize(
     ("layout", "expected"),
     [
@@ -125,10 +91,10 @@ def folder(name: str) -> Callable[[Path], Path]:
         (desed, {"Y00@0.500+1.500": (0.5, 1.5), "Y00@1.000+2.500": (1, 2.5)}),
         (common_voice, {"common_voice_en_1": (0, 4, 'He said "no".')}),
         (emilia, {"EN_B00_S0_W0": (0, 4, "so")}),
-        (mls, {"0": (0, 4, "und")}),
-        (gigaspeech, {"0": (0, 4, "AS")}),
-        (peoples_speech, {"0": (0, 4, "hi")}),
-        (yodas, {"0": (0, 4, "ja")}),
+        (MLS, {"0": (0, 4, "und")}),
+        (GIGASPEECH, {"0": (0, 4, "AS")}),
+        (PEOPLES_SPEECH, {"0": (0, 4, "hi")}),
+        (YODAS, {"0": (0, 4, "ja")}),
         (folder("noise/free-sound/a.wav"), {"a": (0, 4)}),
         (folder("p225/p225_001_mic1.flac"), {"p225_001_mic1": (0, 4)}),
         (folder("small/100/sea_fairies/01.flac"), {"01": (0, 4)}),

@@ -138,6 +138,7 @@ def test_a_row_without_one_meaning_is_an_error_that_names_its_column(
         ({"path": "a.wav", "offset": None, "duration": 2}, (0.0, 2.0, "a")),
         ({"path": "a.wav", "end": 3, "duration": 2}, (1.0, 2.0, "a@1.000+2.000")),
         ({"path": "a.wav", "channel": float("nan")}, (0.0, 4.0, "a")),
+        ({"path": "a.wav", "offset": 0}, (0.0, 4.0, "a@0.000")),
         ({"Audio_Filepath": "a.wav", "Start": 1}, (1.0, 3.0, "a@1.000")),
         ({"audio_filepath": None, "audio_filename": "a.wav"}, (0.0, 4.0, "a")),
         ({"path": "a.wav", "start_samples": 16000, "start": 2, "duration": 1}, (2.0, 1.0, "a@2.000+1.000")),

@@ -9,7 +9,6 @@ import soundfile
 
 from nestdata import Corpus, PrepareConfig, prepare_corpus
 from tests.nestdata.prepare.inputs.shards import (
-    SHARD_OF,
     write_nemo_tarred,
     write_shar,
     write_speech,
@@ -72,12 +71,3 @@ def test_webdataset_and_shar_give_the_corpus_of_a_folder(speech: Path, tmp_path:
     shar = write_shar(tmp_path / "shar", [cuts[:3], cuts[3:]])
     assert_same(corpus_of(shar, tmp_path / "shar.corpus"), expected)
     assert_same(corpus_of(write_webdataset(speech, tmp_path / "wds"), tmp_path / "wds.corpus"), expected)
-
-
-@pytest.mark.multiprocess
-def test_tars_are_shared_among_processes_by_shard(speech: Path, tmp_path: Path) -> None:
-    manifest = write_nemo_tarred(speech, tmp_path / "tarred")
-    first, second = (corpus_of(manifest, tmp_path / f"{jobs}.corpus", jobs=jobs) for jobs in (1, 2))
-    for name in ("cuts.jsonl", "index.npy", "addresses.npy", "shards.jsonl"):
-        assert (first.path / name).read_bytes() == (second.path / name).read_bytes()
-    assert len(SHARD_OF) < len(first) == 6

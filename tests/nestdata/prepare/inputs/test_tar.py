@@ -8,31 +8,18 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from nestdata.prepare.inputs import tar as tar_module
-from nestdata.prepare.inputs.entry import HEAD_BYTES, Member
 from nestdata.prepare.inputs.tar import (
-    OpenShard,
     TarError,
     TarMember,
     member_at,
-    open_shard,
     walk,
 )
 from nestdata.storage import ObjectInfo
+from tests.nestdata.prepare.inputs.shards import tar_of
 
 BLOCK = tarfile.BLOCKSIZE
 _FORMATS = [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT]
 _LONG = "long/" * 40 + "name"
-
-
-def tar_of(*members: tuple[str | tarfile.TarInfo, bytes], form: int = tarfile.PAX_FORMAT, **options: Any) -> bytes:
-    file = io.BytesIO()
-    with tarfile.open(fileobj=file, mode="w", format=form, **options) as tar:
-        for name, content in members:
-            info = tarfile.TarInfo(name) if isinstance(name, str) else name
-            info.size = len(content)
-            tar.addfile(info, io.BytesIO(content))
-    return file.getvalue()
 
 
 def info_of(name: str, **values: Any) -> tarfile.TarInfo:
@@ -88,24 +75,6 @@ def test_members_are_those_of_the_archive(
     members = members_of(content)
     assert [member[:3] for member in members if not member.problem.startswith("a symbolic")] == expected
     assert sum(bool(member.problem) for member in members) == num_links
-
-
-@pytest.mark.parametrize("is_remote", [False, True])
-def test_a_member_comes_with_its_start_or_whole_if_the_tar_is_a_stream(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_remote: bool
-) -> None:
-    monkeypatch.setattr(tar_module, "MAX_HELD", 50_000)
-    contents = [bytes([number]) * size for number, size in enumerate([20_000, 60_000, 10])]
-    archive = tar_of(*((info_of(f"{number}.wav", mtime=0.5), content) for number, content in enumerate(contents)))
-    (tmp_path / "a.tar").write_bytes(archive)
-    with open_shard(str(tmp_path / "a.tar")) as local:
-        info = ObjectInfo("s3://bucket/a.tar", len(archive), "etag") if is_remote else local.info
-        shard = OpenShard(info, local.file)
-        for found, content in zip(shard.members(), contents, strict=True):
-            member = shard.member(found)
-            assert archive[found.offset : found.offset + found.size] == content
-            start = content if is_remote and len(content) <= 50_000 else content[:HEAD_BYTES]
-            assert member == Member(info, found.offset, found.size, start=start)
 
 
 def test_the_member_at_a_header_is_found_in_the_middle_of_a_tar(tmp_path: Path) -> None:

@@ -27,15 +27,6 @@ def test_files_are_sorted_by_kind_and_name_and_come_before_those_of_subfolders(t
     assert ids_of(tmp_path) == ["a", "b", "Z", "a/e", "sub/c", "sub/deep/d"]
 
 
-def test_a_second_file_with_the_same_stem_is_rejected_as_a_duplicate_with_its_path(tmp_path: Path) -> None:
-    for name in ("a.flac", "a.wav", "b.wav"):
-        some_audio(tmp_path / "audio" / name)
-    cuts, (reject,) = prepared(tmp_path / "audio")
-    assert sorted(cuts) == ["a", "b"]
-    assert (reject["reason"], reject["where"]) == ("duplicate_id", f"{tmp_path}/audio/a.wav")
-    assert cuts["a"]["recording"]["sources"][0]["source"].endswith("a.flac")
-
-
 def test_of_files_with_the_same_stem_one_is_divided(tmp_path: Path) -> None:
     for name, num_samples in (("a.mp3", 9000), ("a.wav", 8000), ("b.mp3", 9000), ("b.wav", 0)):
         write_audio(tmp_path / "audio" / name, hiss(num_samples, 1))

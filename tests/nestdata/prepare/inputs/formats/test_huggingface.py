@@ -1,18 +1,15 @@
 import sys
-import tarfile
 from datetime import date
 from pathlib import Path
 from typing import Any
 
 import datasets
-import numpy as np
 import pyarrow
 import pytest
 
 from nestdata import ConfigError, Corpus, ManifestError, PrepareConfig, prepare_corpus
-from tests.nestdata.prepare.inputs.reading import decoded, entries_of, prepared, some_audio
-from tests.nestdata.prepare.parquet_files import encoded
-from tests.synthesis import hiss
+from tests.nestdata.prepare.inputs.reading import entries_of, prepared, some_audio
+from tests.synthesis import encoded, hiss
 
 _AUDIO = encoded(hiss(8000, 1))
 
@@ -45,33 +42,6 @@ def _no_progress_bars() -> None:
     datasets.disable_progress_bars()
 
 
-def test_embedded_audio_becomes_members_of_tars_in_the_corpus(tmp_path: Path) -> None:
-    noise = [hiss(8000 + 100 * i, i) for i in range(5)]
-    audio = [
-        embedded(encoded(noise[0]), "x/y.wav"),
-        embedded(encoded(noise[1], "FLAC"), "y.FLAC"),
-        embedded(encoded(noise[2], "OGG", 16000, "OPUS"), "https://host/z.opus"),
-        embedded(encoded(noise[3], "MP3"), "z.mp3?download=1"),
-        embedded(encoded(noise[4], "OGG"), None),
-    ]
-    data_set({"audio": audio}, "audio").save_to_disk(tmp_path / "train", num_shards=2)
-    cuts, rejects = prepared(tmp_path / "train")
-    assert (list(cuts), rejects) == ([f"train/{i}" for i in range(5)], [])
-    corpus = Corpus.open(tmp_path / "train.corpus")
-    names = []
-    for path in sorted((corpus.path / "shards" / "0").iterdir()):
-        with tarfile.open(path) as tar:
-            names += [(path.name, name) for name in tar.getnames()]
-    first, second = "0-000001.tar", "0-000002.tar"
-    assert names == [
-        (first, "000000000.wav"), (first, "000000001.flac"), (first, "000000002.opus"),
-        (second, "000000000.wav"), (second, "000000001.wav"),
-    ]  # fmt: skip
-    for row, one in enumerate(audio):
-        (tmp_path / "one").write_bytes(one["bytes"])
-        np.testing.assert_array_equal(corpus.load(row)[1], decoded(tmp_path / "one")[:, 0])
-
-
 @pytest.mark.parametrize("probe", ["missing", "all", "decode"])
 def test_embedded_audio_is_probed_before_the_corpus_is_in_place(tmp_path: Path, probe: Any) -> None:
     """Files of the corpus being replaced are not read, and unusable audio rejects only its own row."""
@@ -96,18 +66,6 @@ def test_audio_files_that_a_data_set_names_are_not_copied(tmp_path: Path, monkey
     assert {cut["recording"]["sources"][0]["source"] for cut in cuts.values()} == {str(path)}
     assert (reject["cut_id"], reject["reason"]) == ("train/2", "missing")
     assert not (tmp_path / "train.corpus" / "shards").exists()
-
-
-def test_rows_without_audio_are_rejected_as_missing(tmp_path: Path) -> None:
-    audio = [None, embedded(), {"bytes": None, "path": None}]
-    save(data_set({"audio": audio}, "audio"), tmp_path / "train")
-    cuts, rejects = prepared(tmp_path / "train")
-    assert list(cuts) == ["train/1"]
-    assert [(reject["where"], reject["reason"]) for reject in rejects] == [
-        (f"{tmp_path}/train (row 0)", "missing"),
-        (f"{tmp_path}/train (row 2)", "missing"),
-    ]
-    assert "neither bytes nor a path" in rejects[1]["detail"]
 
 
 def test_all_columns_but_those_of_bytes_are_labels_and_classes_are_given_by_name(tmp_path: Path) -> None:

@@ -1,13 +1,11 @@
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
-from nestdata import Corpus, ManifestError
+from nestdata import ManifestError
 from nestdata.prepare.inputs.entry import Entry, File
 from tests.nestdata.prepare.inputs.reading import entries_of, prepared, some_audio
-from tests.synthesis import hiss, read_audio, write_audio
 
 
 def kaldi(directory: Path, **files: str | bytes) -> Path:
@@ -87,20 +85,10 @@ def test_any_other_command_is_a_reject_and_is_not_run(
     assert not (tmp_path / "ran").exists()
 
 
-def test_the_channel_of_a_pipe_and_a_span_of_its_file_are_loaded(tmp_path: Path) -> None:
-    stereo = np.stack([hiss(8000, 1), hiss(8000, 2)], axis=1)
-    path = write_audio(tmp_path / "a.wav", stereo)
-    wav = f"r1 sph2pipe -f wav -p -c 2 {path} |\n"
-    prepared(kaldi(tmp_path / "data", wav=wav, segments="u1 r1 0.125 0.375\n"))
-    expected = read_audio(path)[2000:6000, 1]
-    np.testing.assert_array_equal(Corpus.open(tmp_path / "data.corpus").load(0)[1], expected)
-
-
 @pytest.mark.parametrize(
     ("files", "message"),
     [
         ({"wav": "u0 /a.wav\nu1\n"}, r"wav\.scp:2: not a recording and its file or command: b'u1"),
-        ({"wav": "u1 foo.ark:1234\n"}, r"wav\.scp:1: 'foo.ark:1234' is in a Kaldi archive. Write it to audio files"),
         ({"segments": "u1 r1 0 1\n\nu2 r2 0 1\n"}, r"segments:3: recording 'r2' is not in wav\.scp\. Add it there"),
         ({"segments": "u1 r1 0 1 -1\n"}, r"segments:1: .* 'u1 r1 0 1 -1'"),
         ({"segments": "u1 r1 zero 1\n"}, r"segments:1: 'zero' is not a number of seconds"),

@@ -1,4 +1,3 @@
-import json
 import tarfile
 from pathlib import Path
 from typing import Any
@@ -12,14 +11,10 @@ from pyarrow import parquet
 from nestdata import Corpus, ManifestError, PrepareConfig, prepare_corpus
 from nestdata.prepare.inputs.formats import huggingface
 from tests.nestdata.prepare.inputs.reading import format_of, some_audio, source_of
-from tests.nestdata.prepare.parquet_files import embedded, encoded, write_parquet
-from tests.synthesis import hiss, read_audio
+from tests.nestdata.prepare.parquet_files import embedded, write_parquet
+from tests.synthesis import encoded, hiss, read_audio, read_jsonl
 
 COLUMNS = ["bytes", "path"]
-
-
-def rejects_of(corpus: Path) -> list[dict[str, str]]:
-    return [json.loads(line) for line in (corpus / "rejected.jsonl").read_text().splitlines()]
 
 
 def test_embedded_audio_becomes_members_of_tars_in_the_corpus(tmp_path: Path) -> None:
@@ -76,7 +71,7 @@ def test_rows_without_bytes_are_read_by_their_path_or_rejected(tmp_path: Path) -
     write_parquet(tmp_path / "train.parquet", rows)
     report = prepare_corpus([tmp_path / "train.parquet"], tmp_path / "speech.corpus")
     assert report.rejected == {"missing": 1, "unreadable": 1}
-    assert [reject["where"] for reject in rejects_of(tmp_path / "speech.corpus")] == [
+    assert [reject["where"] for reject in read_jsonl(report.path / "rejected.jsonl")] == [
         f"{tmp_path}/train.parquet (row 2)",
         f"{tmp_path}/train.parquet (row 3)",
     ]

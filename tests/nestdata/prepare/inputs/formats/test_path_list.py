@@ -4,7 +4,7 @@ import pytest
 
 from nestdata import ManifestError
 from nestdata.prepare.inputs.entry import Entry, File
-from tests.nestdata.prepare.inputs.reading import entries_of, format_of
+from tests.nestdata.prepare.inputs.reading import entries_of
 
 
 def test_a_line_is_a_path(tmp_path: Path) -> None:
@@ -15,20 +15,6 @@ def test_a_line_is_a_path(tmp_path: Path) -> None:
         Entry(where=f"{path}:3", cut_id="/data/c", audio=File("/data/c.flac")),
         Entry(where=f"{path}:4", cut_id="d", audio=File(f"{tmp_path}/d.mp3")),
     ]
-
-
-@pytest.mark.parametrize(
-    ("name", "content"),
-    [
-        ("list", "\n/data/a.FLAC\n"),
-        ("list.txt", "a name without suffix\n"),
-        ("list", "here\n"),
-    ],
-)
-def test_a_list_is_detected_by_its_first_path_or_its_name(tmp_path: Path, name: str, content: str) -> None:
-    (tmp_path / "here").touch()
-    (tmp_path / name).write_text(content)
-    assert format_of(tmp_path / name) == "list"
 
 
 def test_null_characters_are_an_error_that_names_their_cause(tmp_path: Path) -> None:

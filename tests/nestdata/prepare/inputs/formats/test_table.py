@@ -1,63 +1,15 @@
-import gzip
 from pathlib import Path
 
 import pytest
 
 from nestdata import ManifestError
-from nestdata.input_format import InputFormat
-from nestdata.prepare.inputs.entry import Entry, File
-from tests.nestdata.prepare.inputs.reading import entries_of, format_of, prepared, some_audio
+from tests.nestdata.prepare.inputs.reading import entries_of, prepared, some_audio
 
 
 def table(path: Path, content: str) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(content)
     return path
-
-
-def test_a_row_has_a_file_a_span_and_labels(tmp_path: Path) -> None:
-    path = table(tmp_path / "m.csv", "text,audio_filepath,offset,duration,speaker,note\nhi,wavs/a.wav,0.5,1.5,tom,x\n")
-    assert [entry._replace(meaning=None) for entry in entries_of(path)] == [
-        Entry(
-            where=f"{path}:2", cut_id="wavs/a@0.500+1.500", audio=File(f"{tmp_path}/wavs/a.wav"),
-            offset=0.5, duration=1.5, labels={"text": "hi", "speaker": "tom", "note": "x"}, number=2,
-        )
-    ]  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("header", "form"),
-    [
-        ("path,text", "csv"),
-        ("text;file", "csv"),
-        ('"text","audio"', "csv"),
-        ("client_id\tpath\tsentence", "csv"),
-        ("a folder", "fairseq"),
-    ],
-)
-def test_a_header_with_an_audio_column_makes_a_table_whatever_its_name(
-    tmp_path: Path, header: str, form: InputFormat
-) -> None:
-    (tmp_path / "a folder").mkdir()
-    for name in ("m.csv", "m.tsv", "m.any") if form == "csv" else ("m.tsv", "m.any"):
-        assert format_of(table(tmp_path / name, f"{header}\n")) == form
-        (tmp_path / f"{name}.gz").write_bytes(gzip.compress((tmp_path / name).read_bytes()))
-        assert format_of(tmp_path / f"{name}.gz") == form
-
-
-def test_common_voice_is_read_from_its_folder_of_clips(tmp_path: Path) -> None:
-    some_audio(tmp_path / "en" / "clips" / "a.mp3")
-    header = "client_id\tpath\tsentence_id\tsentence\tage\tlocale\n"
-    path = table(tmp_path / "en" / "train.tsv", f'{header}7f3e\ta.mp3\ts1\t"Hello," she said.\t\ten\n')
-    cuts, rejects = prepared(path)
-    assert (list(cuts), rejects) == (["a"], [])
-    (supervision,) = cuts["a"]["supervisions"]
-    assert {key: supervision[key] for key in ("text", "speaker", "language")} == {
-        "text": '"Hello," she said.',
-        "speaker": "7f3e",
-        "language": "en",
-    }
-    assert cuts["a"]["custom"] == {"sentence_id": "s1"}
 
 
 def test_each_row_of_file_begin_and_end_is_a_span(tmp_path: Path) -> None:
@@ -98,12 +50,3 @@ def test_a_bad_row_is_an_error_that_names_its_line(tmp_path: Path, row: str, mes
     path = table(tmp_path / "m.csv", f"path,duration,text\n{row}\n")
     with pytest.raises(ManifestError, match=message):
         entries_of(path)
-
-
-def test_nothing_in_a_table_is_run(tmp_path: Path) -> None:
-    some_audio(tmp_path / "a.wav")
-    command = f"touch {tmp_path}/ran |"
-    path = table(tmp_path / "m.csv", f"path,text\n{command},x\n$(touch {tmp_path}/ran),x\na.wav,=cmd\n")
-    cuts, rejects = prepared(path)
-    assert [*cuts, *(reject["reason"] for reject in rejects)] == ["a", "missing", "missing"]
-    assert not (tmp_path / "ran").exists()

@@ -16,6 +16,7 @@ from tests.nestdata.prepare.inputs.reading import (
     content_or_reason,
     entries_of,
     format_of,
+    latest,
     some_audio,
     source_of,
 )
@@ -25,14 +26,11 @@ from tests.nestdata.prepare.inputs.shards import write_tar
 def samples(folder: Path, *names: str) -> list[tuple[str, str]]:
     """Returns the id of each sample of a tar with these members, and its audio or the reason why it is rejected."""
     entries = entries_of(write_tar(folder / "a.tar", [(name, name.encode()) for name in names]))
-    return found_in(sorted(entries, key=lambda entry: entry.number or 0))  # as a corpus has them
+    return found_in([*latest(entries).values()])
 
 
 def found_in(entries: list[Entry]) -> list[tuple[str, str]]:
-    found = []
-    for entry in entries:
-        found.append((entry.cut_id, content_or_reason(entry)))
-    return found
+    return [(entry.cut_id, content_or_reason(entry)) for entry in entries]
 
 
 @pytest.mark.parametrize(
@@ -93,11 +91,6 @@ def test_the_format_is_detected_by_what_is_in_a_folder(tmp_path: Path) -> None:
     assert format_of(tmp_path, "webdataset") == "webdataset"
     some_audio(tmp_path / "b.wav")
     assert [type(source) for source in open_sources([tmp_path], InputOptions())] == [AudioFolder, WebDataset]
-
-
-def latest(entries: list[Entry]) -> dict[int, Entry]:
-    """Returns the entries by number, as `Collector` keeps them: a later one replaces an earlier one."""
-    return {entry.number or 0: entry for entry in entries}
 
 
 @given(names=st.permutations([f"{key}.{suffix}" for key in "abc" for suffix in ("flac", "json", "txt")]))
