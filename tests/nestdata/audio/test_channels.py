@@ -9,7 +9,7 @@ from lhotse import AudioSource, CutSet, Recording
 
 from nestdata import Corpus, PrepareConfig, prepare_corpus
 from nestdata.audio.decode import load_samples
-from tests.shards import tar_corpus
+from tests.nestdata.prepare.inputs.shards import tar_corpus
 from tests.synthesis import Samples, folder_corpus, hiss, read_audio, write_audio, write_jsonl
 
 MIX = PrepareConfig(channel="mix")

@@ -39,26 +39,6 @@ def span_cut(directory: Path, path: Path, offset: float, duration: float, rate: 
     return Corpus.open(directory / "span.corpus")[0]
 
 
-@pytest.mark.parametrize("name", ["a.wav", "a.flac", "a.ogg"])
-def test_cut_of_a_whole_file_is_the_file_bit_for_bit(tmp_path: Path, speech: Samples, name: str) -> None:
-    corpus = folder_corpus(tmp_path / "speech", {name: speech})
-    samples = load_samples(corpus[0])
-    assert samples.dtype == np.float32
-    np.testing.assert_array_equal(samples, read_audio(tmp_path / "speech" / name))
-
-
-@pytest.mark.parametrize("name", ["a.wav", "a.flac"])
-@pytest.mark.parametrize(("first", "number"), [(0, 4800), (7777, 4001), (22399, 1601)])
-def test_cut_that_starts_inside_a_file_is_its_slice_bit_for_bit(
-    tmp_path: Path, speech: Samples, name: str, first: int, number: int
-) -> None:
-    path = write_audio(tmp_path / name, speech)
-    cut = span_cut(tmp_path, path, first / 16000, number / 16000)
-    samples = load_samples(cut)
-    assert len(samples) == number == cut.num_samples
-    np.testing.assert_array_equal(samples, read_audio(path)[first : first + number])
-
-
 @pytest.mark.parametrize(("start", "number"), [(0, 1), (0, 16000), (123, 4567), (15999, 1), (8000, 8000)])
 def test_span_of_a_cut_is_its_slice_bit_for_bit(tmp_path: Path, speech: Samples, start: int, number: int) -> None:
     cut = span_cut(tmp_path, write_audio(tmp_path / "a.flac", speech), 0.25, 1.0)
@@ -85,13 +65,6 @@ def test_resampling_gives_the_same_bits_on_any_number_of_threads(tmp_path: Path,
         for index in range(4):
             np.testing.assert_array_equal(load_samples(corpus[index]), expected[index])
         assert torch.get_num_threads() == num_threads
-
-
-@pytest.mark.parametrize("channel", [0, 1, 2])
-def test_channel_of_the_cut_is_read(tmp_path: Path, channel: int) -> None:
-    channels = np.stack([hiss(16000, seed) for seed in range(3)], axis=1)
-    corpus = folder_corpus(tmp_path / "speech", {"a.wav": channels}, PrepareConfig(channel=channel))
-    np.testing.assert_array_equal(load_samples(corpus[0]), read_audio(tmp_path / "speech" / "a.wav")[:, channel])
 
 
 def test_file_that_ends_before_the_cut_starts_is_an_error(tmp_path: Path, speech: Samples) -> None:
@@ -172,14 +145,6 @@ def test_no_file_stays_open_when_audio_cannot_be_read(tmp_path: Path, speech: Sa
                 with pytest.raises(AudioError):
                     load_samples(corpus[0])
     assert len(os.listdir("/proc/self/fd")) == before
-
-
-def test_given_array_is_filled(tmp_path: Path, speech: Samples) -> None:
-    cut = span_cut(tmp_path, write_audio(tmp_path / "a.wav", speech), 0.25, 1.0)
-    batch = np.full((3, 16000), np.nan, np.float32)
-    assert load_samples(cut, out=batch[1]) is not None
-    np.testing.assert_array_equal(batch[1], load_samples(cut))
-    assert np.isnan(batch[[0, 2]]).all()
 
 
 @pytest.mark.parametrize(("rate", "suffix"), [(4000, "wav"), (8000, "ogg"), (11025, "flac"), (44100, "wav")])

@@ -1,6 +1,5 @@
 """Where audio ends: what can be decoded decides, whatever the header says and whatever follows."""
 
-import json
 from pathlib import Path
 from typing import Literal
 
@@ -13,10 +12,11 @@ from nestdata import Corpus, PrepareConfig, prepare_corpus
 from nestdata.prepare.inputs.entry import File, Unusable
 from nestdata.prepare.read import AudioInfo, read_header
 from tests.nestdata.bad_files import without_length
-from tests.synthesis import Samples, hiss, read_audio, write_audio, write_jsonl
+from tests.synthesis import Samples, hiss, read_audio, read_jsonl, write_audio, write_jsonl
 
 RATE = 16000
 SPEECH = hiss(5 * RATE, 1, level=0.1)
+NOISE = np.random.default_rng(0).bytes(60_000)
 ID3V1 = b"TAG" + b"title".ljust(125, b"\0")
 ID3V2 = b"ID3\x04\0\0\0\0\x20\0" + bytes(0x1000)
 
@@ -31,6 +31,12 @@ def mpeg_in_wav(mpeg: bytes, claimed_samples: int, rate: int = RATE) -> bytes:
     return b"RIFF" + (4 + len(body)).to_bytes(4, "little") + b"WAVE" + body
 
 
+def damaged(content: bytes) -> bytes:
+    """Returns a file with 100 zeros in its middle."""
+    middle = len(content) // 2
+    return content[:middle] + bytes(100) + content[middle + 100 :]
+
+
 def check_that_all_of_it_loads(path: Path, seconds: float) -> Samples:
     """Prepares a file with two kinds of probes; the cut has to have this length, within 10 ms, and has to load."""
     for probe in ("all", "decode"):
@@ -43,7 +49,7 @@ def check_that_all_of_it_loads(path: Path, seconds: float) -> Samples:
 
 
 @pytest.mark.parametrize("has_length", [True, False])
-@pytest.mark.parametrize("behind", [b"", bytes(9000), ID3V1, b"junk" * 3000])
+@pytest.mark.parametrize("behind", [b"", bytes(9000), ID3V1, b"junk" * 3000, NOISE])
 def test_flac_ends_with_its_last_frame_whatever_follows(tmp_path: Path, behind: bytes, has_length: bool) -> None:
     path = write_audio(tmp_path / "a.flac", SPEECH)
     expected = read_audio(path)
@@ -62,7 +68,7 @@ def test_wav_of_either_byte_order_that_is_cut_off_ends_early(tmp_path: Path, end
     assert (info.num_frames, info.ends_early) == (len(SPEECH) - RATE // 2, True)
 
 
-@pytest.mark.parametrize("share", [0.2, 0.5, 0.777])
+@pytest.mark.parametrize("share", [0.2, 0.777])
 @pytest.mark.parametrize(
     ("name", "has_length"), [("a.flac", True), ("a.flac", False), ("a.wav", True), ("a.mp3", True)]
 )
@@ -81,8 +87,7 @@ def test_what_is_left_of_a_file_that_is_cut_off_is_used_with_a_note(
     if name != "a.mp3":
         np.testing.assert_array_equal(samples, expected[: len(samples)])
     if has_length:
-        notes = (tmp_path / "a.all.corpus" / "notes.jsonl").read_text().splitlines()
-        assert [json.loads(note)["kind"] for note in notes] == ["ends_early"]
+        assert [note["kind"] for note in read_jsonl(tmp_path / "a.all.corpus" / "notes.jsonl")] == ["ends_early"]
 
 
 def test_a_text_of_all_of_a_file_is_not_that_of_what_is_left_of_it(tmp_path: Path) -> None:
@@ -96,14 +101,6 @@ def test_a_text_of_all_of_a_file_is_not_that_of_what_is_left_of_it(tmp_path: Pat
     assert (report.num_cuts, report.rejected) == (1, {"truncated": 1})
 
 
-@pytest.mark.parametrize("num_files", [2, 3])
-def test_files_of_one_length_that_are_joined_are_read_to_the_end(tmp_path: Path, num_files: int) -> None:
-    path = write_audio(tmp_path / "a.flac", SPEECH)
-    expected = np.tile(read_audio(path), num_files)
-    path.write_bytes(path.read_bytes() * num_files)
-    np.testing.assert_array_equal(check_that_all_of_it_loads(path, 5.0 * num_files), expected)
-
-
 @pytest.mark.parametrize(("probe", "seconds"), [("all", 5.0), ("decode", 10.0)])
 def test_flac_files_of_one_length_that_are_mostly_silent_are_found_by_reading_all_bytes(
     tmp_path: Path, probe: Literal["all", "decode"], seconds: float
@@ -115,10 +112,7 @@ def test_flac_files_of_one_length_that_are_mostly_silent_are_found_by_reading_al
 
 
 def test_flac_without_a_length_that_goes_on_behind_damage_is_rejected(tmp_path: Path) -> None:
-    content = bytearray(without_length(write_audio(tmp_path / "a.flac", SPEECH).read_bytes()))
-    middle = len(content) // 2
-    content[middle : middle + 100] = bytes(100)
-    (tmp_path / "a.flac").write_bytes(content)
+    (tmp_path / "a.flac").write_bytes(damaged(without_length(write_audio(tmp_path / "a.flac", SPEECH).read_bytes())))
     found = read_header(File(str(tmp_path / "a.flac")))
     assert isinstance(found, Unusable)
     assert found.detail.endswith("s follow")
@@ -126,10 +120,8 @@ def test_flac_without_a_length_that_goes_on_behind_damage_is_rejected(tmp_path: 
 
 def test_damage_that_decoding_finds_is_the_end_of_a_cut_without_text(tmp_path: Path) -> None:
     path = write_audio(tmp_path / "a.flac", SPEECH)
-    expected, content = read_audio(path), bytearray(path.read_bytes())
-    middle = len(content) // 2
-    content[middle : middle + 100] = bytes(100)
-    path.write_bytes(content)
+    expected = read_audio(path)
+    path.write_bytes(damaged(path.read_bytes()))
     rows = [{"audio_filepath": "a.flac"}, {"audio_filepath": "a.flac", "offset": 0.0, "text": "all"}]
     report = prepare_corpus(
         write_jsonl(tmp_path / "m.json", rows), tmp_path / "c.corpus", PrepareConfig(probe="decode")
@@ -138,8 +130,7 @@ def test_damage_that_decoding_finds_is_the_end_of_a_cut_without_text(tmp_path: P
     samples = Corpus.open(tmp_path / "c.corpus").load(0)[1]
     assert 1.5 * RATE < len(samples) < 2.6 * RATE
     np.testing.assert_array_equal(samples, expected[: len(samples)])
-    (note,) = map(json.loads, (tmp_path / "c.corpus" / "notes.jsonl").read_text().splitlines())
-    assert note["kind"] == "damaged"
+    assert [note["kind"] for note in read_jsonl(report.path / "notes.jsonl")] == ["damaged"]
 
 
 @pytest.mark.parametrize("claimed", [1, 80_000, 10**7])
@@ -173,9 +164,7 @@ def test_labels_behind_damage_go_and_those_across_it_end_there(tmp_path: Path) -
     spans = [SupervisionSegment(str(i), "a", start, 1.5, speaker="x") for i, start in enumerate((0.0, 1.0, 4.0))]
     cut = recording.to_cut()
     cut.supervisions = spans
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2 : len(content) // 2 + 100] = bytes(100)
-    path.write_bytes(content)
+    path.write_bytes(damaged(path.read_bytes()))
     manifest = write_jsonl(tmp_path / "cuts.jsonl", [cut.to_dict()])
     prepare_corpus(manifest, tmp_path / "c.corpus", PrepareConfig(probe="decode"))
     row = Corpus.open(tmp_path / "c.corpus").line(0)

@@ -1,11 +1,9 @@
 import gzip
 import io
-import json
 import tarfile
 from pathlib import Path
 
 import pytest
-import soundfile
 
 from nestdata import PrepareConfig, prepare_corpus
 from nestdata.audio.encoded import EncodedAudio
@@ -13,7 +11,7 @@ from nestdata.audio.not_audio import HEAD_BYTES, kind_of, may_name_files
 from nestdata.errors import ManifestError
 from nestdata.prepare.inputs.entry import File, Unusable
 from nestdata.prepare.read import read_header
-from tests.synthesis import hiss, write_audio
+from tests.synthesis import encoded, hiss, read_jsonl, write_audio
 
 POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:" + b"0" * 63 + b"7\nsize 72862\n"
 
@@ -68,11 +66,9 @@ def test_audio_behind_zeros_is_not_taken_for_zeros() -> None:
 
 @pytest.mark.parametrize("form", ["WAV", "FLAC", "OGG", "MP3", "AIFF", "AU", "CAF", "W64", "NIST", "VOC", "RF64"])
 def test_audio_is_not_taken_for_something_else(form: str) -> None:
-    stream = io.BytesIO()
-    soundfile.write(stream, hiss(4000, 1), 16000, format=form)
-    head = stream.getvalue()[:HEAD_BYTES]
-    assert not kind_of(head) or form == "NIST"  # whose header is text; it is recognised before
-    assert not may_name_files(stream.getvalue())
+    content = encoded(hiss(4000, 1), form)
+    assert not kind_of(content[:HEAD_BYTES]) or form == "NIST"  # whose header is text; it is recognised before
+    assert not may_name_files(content)
 
 
 def test_prepare_says_what_the_files_are(tmp_path: Path) -> None:
@@ -82,5 +78,4 @@ def test_prepare_says_what_the_files_are(tmp_path: Path) -> None:
         prepare_corpus([tmp_path / "audio"], tmp_path / "out", PrepareConfig())
     write_audio(tmp_path / "audio" / "b.wav", hiss(16000, 1))
     prepare_corpus([tmp_path / "audio"], tmp_path / "out", PrepareConfig())
-    (line,) = (tmp_path / "out" / "rejected.jsonl").read_text().splitlines()
-    assert json.loads(line)["reason"] == "not_audio"
+    assert [reject["reason"] for reject in read_jsonl(tmp_path / "out" / "rejected.jsonl")] == ["not_audio"]

@@ -1,6 +1,5 @@
 """Transforms that Lhotse puts into manifests: equal samples at every load and in every process, or a refusal."""
 
-import json
 import os
 import subprocess
 import sys
@@ -16,16 +15,16 @@ from lhotse import CutSet, Recording
 from nestdata import ConfigError, Corpus, ManifestError, PrepareConfig, prepare_corpus
 from nestdata.audio import lhotse_audio
 from nestdata.audio.decode import load_samples
-from tests.synthesis import chirp, hiss, write_audio, write_jsonl
+from tests.synthesis import chirp, hiss, read_jsonl, write_audio, write_jsonl
 
 Change = Callable[[Recording], Recording]
 
 # The methods of Lhotse that put a transform into a recording, by its name.
-CHANGES: dict[str, dict[str, Change]] = {
-    "Resample": {"resample": lambda r: r.resample(24000)},
-    "Speed": {"speed": lambda r: r.perturb_speed(0.9)},
-    "Tempo": {"tempo": lambda r: r.perturb_tempo(1.1)},
-    "Volume": {"volume": lambda r: r.perturb_volume(0.5)},
+CHANGES: dict[str, Change] = {
+    "Resample": lambda r: r.resample(24000),
+    "Speed": lambda r: r.perturb_speed(0.9),
+    "Tempo": lambda r: r.perturb_tempo(1.1),
+    "Volume": lambda r: r.perturb_volume(0.5),
 }
 NEEDED = {"Tempo": "torchaudio.sox_effects"}
 
@@ -44,8 +43,7 @@ def test_cuts_with_other_transforms_are_rejected_and_saving_their_audio_helps(
     cuts.to_file(tmp_path / "cuts.jsonl")
     report = prepare_corpus(tmp_path / "cuts.jsonl", tmp_path / "a.corpus")
     assert (report.num_cuts, report.rejected) == (1, {"transform": 1})
-    (reject,) = map(json.loads, (tmp_path / "a.corpus" / "rejected.jsonl").read_text().splitlines())
-    assert reject["cut_id"] == "changed"
+    assert [reject["cut_id"] for reject in read_jsonl(report.path / "rejected.jsonl")] == ["changed"]
     cuts.save_audios(tmp_path / "saved", progress_bar=False).to_file(tmp_path / "saved.jsonl")
     report = prepare_corpus(tmp_path / "saved.jsonl", tmp_path / "b.corpus")
     assert (report.num_cuts, report.rejected) == (2, {})
@@ -67,17 +65,9 @@ def test_transforms_give_the_same_bits_at_every_load_and_in_every_process_or_are
     tmp_path: Path, recording: Recording
 ) -> None:
     changed = {}
-    for name in CHANGES:
-        for label, change in CHANGES[name].items():
-            if name in NEEDED and not lhotse_audio._has_module(NEEDED[name]):
-                manifest = write_jsonl(tmp_path / "refused.jsonl", [change(recording).to_dict()])
-                with pytest.raises(ManifestError, match=f"'{name}' needs {NEEDED[name]}") as caught:
-                    prepare_corpus(manifest, tmp_path / "refused.corpus")
-                assert "\n" not in str(caught.value)
-                continue
-            cut = change(recording).to_cut()
-            cut.id = label
-            changed[label] = cut
+    for name, change in CHANGES.items():
+        if name not in NEEDED or lhotse_audio._has_module(NEEDED[name]):
+            changed[name] = change(recording).to_cut().with_id(name)
     CutSet.from_cuts(changed.values()).to_file(tmp_path / "cuts.jsonl")
     prepare_corpus(tmp_path / "cuts.jsonl", tmp_path / "a.corpus", PrepareConfig(report_samples=0))
     paths = [str(tmp_path / name) for name in ("a.corpus", "elsewhere.npz")]
