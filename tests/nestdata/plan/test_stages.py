@@ -12,14 +12,10 @@ from numpy.typing import NDArray
 
 from nestdata import BatchPlan, MixtureStage, PlanConfig, microbatches, summarise_plan
 from nestdata.plan.stages import Interleaving
+from tests.nestdata.plan.plans import spread_lengths
 
 RATE = 100
 Lengths = list[NDArray[np.int64]]
-
-
-def spread_lengths(number: int, seed: int) -> NDArray[np.int64]:
-    lengths = np.random.default_rng(seed).lognormal(np.log(900), 0.6, number).clip(100, 4000)
-    return np.sort(lengths).astype(np.int64)
 
 
 # Dicts instead of configurations, for which the type checks of the test run would draw random numbers.
