@@ -104,6 +104,7 @@ class WebServer:
                 self.send_response(status)
                 if content_range is not None:
                     self.send_header("Content-Range", content_range)
+                    self.send_header("ETag", f'"tag of {Path(self.path).name}"')
                     self.send_header("Last-Modified", "Sun, 22 Nov 2026 12:00:00 GMT")
                 self.send_header("Content-Length", str(len(body)))
                 self.end_headers()

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nestdata import AudioError, Corpus, CorpusError, NoiseSampler, PrepareConfig, prepare_corpus
-from nestdata.stateless_rng import StatelessRng
+from nestdata import AudioError, Corpus, CorpusError, PrepareConfig, prepare_corpus
 from tests.synthesis import Samples, chirp, folder_corpus, hiss, read_audio, tone, write_audio
 
 WITH_BANK = PrepareConfig(pcm=True)
@@ -92,23 +91,6 @@ def test_cut_that_could_not_be_decoded_is_an_error_and_the_others_are_intact(
     with pytest.raises(AudioError, match=r"cut '12000' could not be decoded when the bank was written") as caught:
         corpus.load(1, start=5, num_samples=10)
     assert caught.value.reason == "unreadable"
-
-
-def test_noise_is_the_same_with_and_without_a_bank(tmp_path: Path) -> None:
-    half_silent = np.concatenate([np.zeros(30000, np.float32), hiss(30000, 7)])
-    audio: dict[str, Samples | tuple[Samples, int]] = {f"{i}.wav": hiss(3000 * (i + 1), i) for i in range(6)}
-    banked, plain = both(tmp_path / "noise", {**audio, "half.flac": half_silent, "silent.wav": 0 * half_silent})
-    kinds = set()
-    for i in range(60):
-        first, second = (NoiseSampler(corpus).draw(8000, StatelessRng(1, "noise", i)) for corpus in (banked, plain))
-        np.testing.assert_array_equal(first.samples, second.samples)
-        assert (first.kind, first.cut_id, first.num_silent_crops) == (
-            second.kind,
-            second.cut_id,
-            second.num_silent_crops,
-        )
-        kinds.add(first.kind)
-    assert kinds == {"noise", "white"}
 
 
 @pytest.mark.parametrize(("name", "rest"), [("bank.pcm", 0), ("bank.pcm", -2), ("bank.npy", -9)])

@@ -62,19 +62,6 @@ def test_span_of_a_cut_is_loaded_into_the_given_array(corpus: Corpus) -> None:
     np.testing.assert_array_equal(corpus.load(1, start=100)[1][:500], out)
 
 
-def test_pickled_corpus_is_opened_again(corpus: Corpus) -> None:
-    again = pickle.loads(pickle.dumps(corpus))
-    assert (again.path, again.meta) == (corpus.path, corpus.meta)
-    assert [again[index].id for index in range(3)] == ["b", "a", "c"]
-
-
-def test_corpus_can_be_moved(corpus: Corpus, tmp_path: Path) -> None:
-    moved = shutil.move(corpus.path, tmp_path / "elsewhere.corpus")
-    again = Corpus.open(str(moved))
-    assert again.fingerprint == corpus.fingerprint
-    assert again[0].id == "b"
-
-
 def test_length_index_is_read_only(corpus: Corpus) -> None:
     with pytest.raises(ValueError, match="read-only"):
         corpus.num_samples[0] = 1

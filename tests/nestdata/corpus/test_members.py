@@ -3,7 +3,6 @@ import pickle
 import shutil
 import tarfile
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -18,19 +17,20 @@ import nestdata.corpus.members
 from nestdata import Address, AudioError, Corpus, CorpusError, PrepareConfig, prepare_corpus
 from nestdata.audio.decode import load_samples
 from nestdata.errors import ManifestError, StorageError
-from nestdata.prepare.inputs.entry import File, Member
 from nestdata.storage import ObjectInfo, Storage
+from tests.addressed import WebServer
+from tests.extras import needs
 from tests.nestdata.bad_files import bad_files
-from tests.shards import corpus_of, entries_of, tar_corpus, write_tar
-from tests.synthesis import chirp, folder_corpus, hiss, write_audio, write_jsonl
+from tests.nestdata.prepare.inputs.shards import tar_corpus, write_tar
+from tests.synthesis import chirp, folder_corpus, hiss, read_jsonl, write_audio, write_jsonl
 
 DECODED = PrepareConfig(probe="decode")
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Files in which lengths and names have different orders; one is stereo, one is resampled."""
-    write_audio(tmp_path / "speech" / "a.flac", hiss(9000, 1))
+    """Files in which lengths and names have different orders; one is longer than a head, one stereo, one resampled."""
+    write_audio(tmp_path / "speech" / "a.flac", hiss(12000, 1))
     write_audio(tmp_path / "speech" / "b.wav", np.stack([hiss(4000, 2), hiss(4000, 3)], axis=1))
     write_audio(tmp_path / "speech" / "sub" / "c.ogg", hiss(48000, 4), 48000)
     return tmp_path / "speech"
@@ -180,8 +180,7 @@ def test_pointers_with_the_name_of_the_member_are_checked_and_other_keys_are_rej
     assert report.rejected == {"no_such_member": 2, "unknown_pointer": 2}
     again = Corpus.open(tmp_path / "again.corpus")
     assert [again.address(index) for index in range(3)] == [address] * 3
-    rejected = [*map(json.loads, (again.path / "rejected.jsonl").read_text().splitlines())]
-    assert pointer + "&x=1" in rejected[-1]["detail"]
+    assert pointer + "&x=1" in read_jsonl(again.path / "rejected.jsonl")[-1]["detail"]
     write_jsonl(manifest, rows[-1:])
     with pytest.raises(ManifestError, match=r"no usable cut among 1 entries .*unknown_pointer"):
         prepare_corpus([manifest], tmp_path / "none.corpus")
@@ -299,35 +298,29 @@ def test_moved_shards_are_found_under_another_root(
             assert moved[index].id == corpus[index].id
 
 
+@needs("remote", "obstore")
 def test_address_of_a_remote_object_names_its_url(folder: Path, tmp_path: Path) -> None:
-    entries = []
-    for i, entry in enumerate(entries_of(write_tar(tmp_path / "speech.tar", folder))):
-        assert isinstance(entry.audio, Member)
-        content = entry.audio.read()
-        shard = ObjectInfo(f"s3://bucket/speech/{entry.cut_id}.bin", len(content), f"tag-{i}")
-        member = replace(entry.audio, shard=shard, offset=0, start=content)
-        entries.append(entry._replace(audio=member))
-    # There is no such store, and no audio for the report.
-    corpus = corpus_of(tmp_path / "remote.corpus", entries, PrepareConfig(report_samples=0))
-    assert (corpus.is_remote, corpus.root, corpus.num_shards) == (True, "s3://bucket/speech", 3)
+    with WebServer(folder).running() as web:
+        rows = [{"audio_filepath": f"{web.url}/{path.relative_to(folder)}"} for path in sorted(folder.rglob("*.*"))]
+        prepare_corpus([write_jsonl(tmp_path / "m.json", rows)], tmp_path / "remote.corpus", DECODED)
+    corpus, content = Corpus.open(tmp_path / "remote.corpus"), (folder / "b.wav").read_bytes()
+    assert (corpus.is_remote, corpus.root, corpus.num_shards) == (True, web.url, 3)
     assert [shard.num_addresses for shard in corpus.shards()] == [1, 1, 1]
     address = corpus.address(0)
     assert address is not None
-    content = (folder / "b.wav").read_bytes()
-    assert address == ("s3://bucket/speech/b.bin", 0, len(content), len(content), "tag-1", crc32(content))
+    assert address == (f"{web.url}/b.wav", 0, len(content), len(content), "tag of b.wav", crc32(content))
     (source,) = corpus.line(0)["recording"]["sources"]
-    assert source == {"type": "url", "channels": [0, 1], "source": "s3://bucket/speech/b.bin"}
+    assert source == {"type": "url", "channels": [0, 1], "source": f"{web.url}/b.wav"}
     moved = Corpus.open(corpus.path, root="gs://other").address(0)
     assert moved is not None
-    assert moved == address._replace(location="gs://other/b.bin", etag=None)  # a copy has an ETag of its own
+    assert moved == address._replace(location="gs://other/b.wav", etag=None)  # a copy has an ETag of its own
     assert not Corpus.open(corpus.path, root=str(folder)).is_remote
 
 
 def test_corpus_may_mix_members_and_files(folder: Path, tmp_path: Path) -> None:
-    entries = entries_of(write_tar(tmp_path / "speech.tar", folder))
-    entries[1] = entries[1]._replace(audio=File(str(folder / "b.wav")))
-    corpus = corpus_of(tmp_path / "mixed.corpus", entries, DECODED)
-    files = folder_corpus(folder, {})
+    tar = write_tar(tmp_path / "speech.tar", [(name, (folder / name).read_bytes()) for name in ("a.flac", "sub/c.ogg")])
+    prepare_corpus([tar, folder / "b.wav"], tmp_path / "mixed.corpus", DECODED)
+    corpus, files = Corpus.open(tmp_path / "mixed.corpus"), folder_corpus(folder, {})
     assert [corpus.address(index) is None for index in range(3)] == [True, False, False]
     for index in range(3):
         np.testing.assert_array_equal(corpus.load(index)[1], files.load(index)[1])

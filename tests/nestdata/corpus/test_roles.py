@@ -1,4 +1,3 @@
-import json
 import logging
 from pathlib import Path
 
@@ -6,7 +5,7 @@ import pytest
 
 from nestdata import AudioNoiseDataset, BatchPlan, Corpora, Corpus, NoiseSampler, PlanConfig, prepare_corpus
 from nestdata.corpus.roles import warn_of_validation
-from tests.synthesis import hiss, write_audio
+from tests.synthesis import hiss, write_audio, write_jsonl
 
 
 def corpus_of(directory: Path, text: str, seed: int) -> Corpus:
@@ -15,9 +14,7 @@ def corpus_of(directory: Path, text: str, seed: int) -> Corpus:
     for number in range(4):
         audio = write_audio(directory / f"{number}.wav", hiss(32000, seed + number), 16000)
         lines.append({"audio_filepath": str(audio), "duration": 2.0, **({"text": text} if text else {})})
-    manifest = directory / "manifest.json"
-    manifest.write_text("\n".join(map(json.dumps, lines)))
-    prepare_corpus([manifest], directory.with_suffix(".corpus"))
+    prepare_corpus([write_jsonl(directory / "manifest.json", lines)], directory.with_suffix(".corpus"))
     return Corpus.open(directory.with_suffix(".corpus"))
 
 
