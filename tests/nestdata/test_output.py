@@ -34,6 +34,12 @@ def write_to(output: Path, *, overwrite: bool = False) -> AbstractContextManager
     return output_directory(output, kind="a corpus", names=NAMES, overwrite=overwrite, may_replace=is_corpus)
 
 
+def check_refused(output: Path, message: str, *, overwrite: bool = False) -> None:
+    """Checks that an output is refused before anything is written."""
+    with pytest.raises(OutputError, match=message), write_to(output, overwrite=overwrite):
+        pytest.fail("the block ran")
+
+
 def is_corpus(directory: Path) -> bool:
     return (directory / "meta.json").is_file()
 
@@ -51,8 +57,7 @@ def names(directory: Path) -> list[str]:
 
 def test_existing_directory_is_refused_before_the_block_runs_unless_overwrite_is_set(output: Path) -> None:
     fill(output, "old")
-    with pytest.raises(OutputError, match=r"speech\.corpus: exists already\. .*--overwrite"), write_to(output):
-        pytest.fail("the block ran")
+    check_refused(output, r"speech\.corpus: exists already\. .*--overwrite")
     assert (names(output.parent), (output / "meta.json").read_text()) == (["speech.corpus"], "old")
 
 
@@ -61,11 +66,7 @@ def test_existing_directory_is_refused_before_the_block_runs_unless_overwrite_is
 def test_path_of_another_kind_is_never_replaced(output: Path, make: Callable[[Path], None], overwrite: bool) -> None:
     make(output)
     reason = "and is not a corpus" if overwrite else "Choose another path"
-    with (
-        pytest.raises(OutputError, match=rf"speech\.corpus: exists already.* {reason}"),
-        write_to(output, overwrite=overwrite),
-    ):
-        pytest.fail("the block ran")
+    check_refused(output, rf"speech\.corpus: exists already.* {reason}", overwrite=overwrite)
     assert names(output.parent) == ["speech.corpus"]
 
 
@@ -179,8 +180,7 @@ def test_partial_directory_of_a_killed_run_is_cleared(output: Path) -> None:
 def test_second_run_into_one_target_is_refused_and_the_first_one_continues(output: Path) -> None:
     with write_to(output) as partial:
         fill(partial, "first")
-        with pytest.raises(OutputError, match=r"speech\.corpus: another run is writing it"), write_to(output):
-            pytest.fail("the block ran")
+        check_refused(output, r"speech\.corpus: another run is writing it")
         with write_to(output.with_name("other.corpus")):
             pass
     assert (output / "meta.json").read_text() == "first"
@@ -309,8 +309,7 @@ def mark_that_is_a_link(path: Path) -> None:
 def test_what_this_program_has_not_made_for_this_output_stays(output: Path, make: Callable[[Path], None]) -> None:
     make(output.with_name("speech.corpus.partial"))
     before = digests(output.parent)
-    with pytest.raises(OutputError, match=r"speech\.corpus\.partial: "), write_to(output):
-        pytest.fail("the block ran")
+    check_refused(output, r"speech\.corpus\.partial: ")
     with pytest.raises(OutputError, match=r"speech\.corpus\.partial: "), output_file(output, overwrite=True):
         pytest.fail("the block ran")
     assert digests(output.parent) == before
@@ -320,16 +319,14 @@ def test_what_this_program_has_not_made_for_this_output_stays(output: Path, make
 def test_the_folder_of_another_user_stays(output: Path) -> None:
     left = killed_in_the_block(output)
     os.chown(left, 12345, -1)
-    with pytest.raises(OutputError, match=r"speech\.corpus\.partial: is in the way"), write_to(output):
-        pytest.fail("the block ran")
+    check_refused(output, r"speech\.corpus\.partial: is in the way")
     assert names(left) == [MARK, "audio", "meta.json"]
 
 
 def test_an_output_with_a_file_of_a_user_is_not_replaced(output: Path) -> None:
     fill(output, "old")
     (output / "diary.txt").write_text("precious")
-    with pytest.raises(OutputError, match=r"'diary\.txt' is not a part of it"), write_to(output, overwrite=True):
-        pytest.fail("the block ran")
+    check_refused(output, r"'diary\.txt' is not a part of it", overwrite=True)
     assert (output / "diary.txt").read_text() == "precious"
 
 

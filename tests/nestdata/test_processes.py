@@ -23,7 +23,7 @@ from nestdata import (
 from nestdata.audio.encoded import EncodedAudio
 from nestdata.audio.torchcodec_audio import TorchcodecAudio
 from tests.nestdata.prepare.inputs.reading import lhotse_cut, lhotse_recording
-from tests.synthesis import folder_corpus, hiss, read_audio, write_audio, write_jsonl
+from tests.synthesis import folder_corpus, hiss, read_audio, read_jsonl, write_audio, write_jsonl
 
 REPOSITORY = Path(__file__).parents[2]
 # A SPHERE file with shorten, which libsndfile does not read.
@@ -82,8 +82,7 @@ def nothing_is_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, programs
 
 
 def rejects_of(corpus: Path) -> dict[str, tuple[str, str]]:
-    rows = [json.loads(line) for line in (corpus / "rejected.jsonl").read_text().splitlines()]
-    return {row["cut_id"]: (row["reason"], row["detail"]) for row in rows}
+    return {row["cut_id"]: (row["reason"], row["detail"]) for row in read_jsonl(corpus / "rejected.jsonl")}
 
 
 def corpus_with(directory: Path, source: dict[str, Any], transforms: list[dict[str, Any]] | None = None) -> Path:

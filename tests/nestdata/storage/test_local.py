@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from nestdata.errors import ConfigError, StorageError
+from nestdata.errors import StorageError
 from nestdata.storage import FileVersion, ObjectInfo, Storage, StorageConfig, clients
 
 CONTENT = bytes(range(256)) * 40
@@ -112,12 +112,6 @@ def test_a_pickle_holds_the_configuration_only(file: str) -> None:
     assert copy.config == store.config
     assert (store.stats.bytes_read, copy.stats.bytes_read) == (10, 0)
     assert copy.read_range(file, 0, 10) == CONTENT[:10]
-
-
-def test_wrong_settings_are_refused() -> None:
-    for settings in ({"patience_s": -1.0}, {"max_requests": 0}, {"stall_timeout_s": 0.0}):
-        with pytest.raises(ConfigError, match=f"storage.{next(iter(settings))}"):
-            StorageConfig(**settings)  # type: ignore[arg-type]
 
 
 def test_a_child_that_is_forked_during_the_first_request_to_a_store_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
