@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from nestdata import Storage
 from tests.remote.proxy import FaultProxy
 from tests.remote.server import OWNER, Identity, S3Server, find_weed, s3_server
 
@@ -44,6 +45,14 @@ def proxy(_proxy: FaultProxy) -> Iterator[FaultProxy]:
     """A proxy before the S3 server, without faults at first."""
     with _proxy.with_faults():
         yield _proxy
+
+
+def upload(folder: Path, url: str) -> None:
+    """Writes all files below a folder to the same names below a URL."""
+    store = Storage()
+    for path in sorted(folder.rglob("*")):
+        if path.is_file():
+            store.write(f"{url}/{path.relative_to(folder).as_posix()}", path)
 
 
 class Access:

@@ -7,6 +7,7 @@ import pytest
 from nestdata import PlanConfig, Storage, prepare_corpus
 from nestmodel import DataConfig, NestDataModule, NestModel, PreflightConfig, run_preflight
 from nestmodel.preflight.shards import check_shards
+from tests.remote.conftest import upload
 from tests.remote.server import S3Server
 from tests.speech_forms import write_forms
 from tests.training import tiny_config, trainer
@@ -25,9 +26,7 @@ def speech(s3: S3Server, tmp_path_factory: pytest.TempPathFactory) -> Path:
     with pytest.MonkeyPatch.context() as patch:
         for name, value in s3.environment().items():
             patch.setenv(name, value)
-        storage = Storage()
-        for path in sorted((folder / "forms" / "nemo").iterdir()):
-            storage.write(f"{BUCKET}/{path.name}", path)
+        upload(folder / "forms" / "nemo", BUCKET)
         prepare_corpus([f"{BUCKET}/speech.json"], folder / "speech.corpus")
     return folder / "speech.corpus"
 

@@ -1,7 +1,6 @@
 """`prepare` with inputs in a bucket: the corpus is that of the same files on disk."""
 
 import gzip
-import json
 import subprocess
 import sys
 from pathlib import Path
@@ -12,11 +11,12 @@ import pytest
 from nestdata import Corpus, ManifestError, PrepareConfig, prepare_corpus
 from nestdata.storage import storage
 from tests.cli import commands
+from tests.nestdata.prepare.corpora import tree
 from tests.nestdata.prepare.inputs.reading import lhotse_cut
 from tests.nestdata.prepare.inputs.shards import write_nemo_tarred, write_speech
-from tests.remote.conftest import Access
+from tests.remote.conftest import Access, upload
 from tests.remote.server import READER
-from tests.synthesis import hiss, write_audio, write_jsonl
+from tests.synthesis import hiss, read_jsonl, write_audio, write_jsonl
 
 BUCKET = "s3://speech/test_prepare"
 NUM_FILES = 60
@@ -36,7 +36,7 @@ def speech(tmp_path_factory: pytest.TempPathFactory) -> Path:
     lines = [f"{name}\t{4000 + 10 * i}\n" for i, name in enumerate(names)]
     (folder / "train.tsv").write_text("./\n" + "".join(lines))
     cuts = [lhotse_cut(f"cut-{i}", name) | {"duration": 0.25} for i, name in enumerate(names)]
-    (folder / "cuts.jsonl.gz").write_bytes(gzip.compress("".join(json.dumps(cut) + "\n" for cut in cuts).encode()))
+    (folder / "cuts.jsonl.gz").write_bytes(gzip.compress(write_jsonl(folder / "cuts.jsonl", cuts).read_bytes()))
     return folder
 
 
@@ -46,12 +46,6 @@ def uploaded(speech: Path, access: Access) -> str:  # noqa: ARG001, the access i
     if not any(storage().list_objects(BUCKET)):
         upload(speech, BUCKET)
     return BUCKET
-
-
-def upload(folder: Path, url: str) -> None:
-    for path in folder.rglob("*"):
-        if path.is_file():
-            storage().write(f"{url}/{path.relative_to(folder)}", path)
 
 
 @pytest.mark.parametrize(
@@ -94,7 +88,7 @@ def test_lines_of_a_local_manifest_may_be_urls(uploaded: str, tmp_path: Path) ->
     corpus = Corpus.open(tmp_path / "speech.corpus")
     assert {cut.id for cut in (corpus[0], corpus[1])} == {f"{uploaded}/wavs/01", "here"}
     assert [corpus.address(row) is None for row in range(2)] == [False, True]
-    assert "gone.flac" in json.loads((tmp_path / "speech.corpus" / "rejected.jsonl").read_text())["detail"]
+    assert "gone.flac" in read_jsonl(report.path / "rejected.jsonl")[0]["detail"]
 
 
 def test_durations_in_the_manifest_are_trusted_without_reading_audio(uploaded: str, tmp_path: Path) -> None:
@@ -134,14 +128,6 @@ def run(manifest: str, output: Path, *, kill_after: int = 0) -> list[list[int]]:
                 seen.append([int(word) for word in line.split()])
         process.wait(timeout=300)
     return seen
-
-
-def tree(corpus: Path) -> dict[str, bytes]:
-    return {
-        path.name: path.read_bytes()
-        for path in sorted(corpus.iterdir())
-        if path.is_file() and path.name != "report.html"
-    }
 
 
 @pytest.mark.multiprocess

@@ -23,11 +23,11 @@ from nestdata import (
     PrepareConfig,
     RemoteConfig,
     SpeakerNoiseMixer,
-    Storage,
     microbatches,
     prepare_corpus,
 )
 from tests.batches import digest
+from tests.remote.conftest import upload
 from tests.remote.proxy import FaultProxy
 from tests.remote.server import S3Server
 from tests.speech_forms import FORMS, write_forms
@@ -89,10 +89,7 @@ def site(s3: S3Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sit
         environment = s3.environment(endpoint=proxy.url)
         for name, value in environment.items():
             patch.setenv(name, value)
-        storage = Storage()
-        for path in sorted((folder / "speech").rglob("*")):
-            if path.is_file():
-                storage.write(f"{BUCKET}/{path.relative_to(folder / 'speech').as_posix()}", path)
+        upload(folder / "speech", BUCKET)
         for form in (*FORMS, "files spans", "nemo spans"):
             _prepare(str(folder / "speech"), form, folder / f"{form} local.corpus")
             _prepare(BUCKET, form, folder / f"{form} remote.corpus")
