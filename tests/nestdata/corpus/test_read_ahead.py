@@ -67,14 +67,6 @@ def test_all_bytes_of_a_microbatch_are_requested_at_once_and_then_those_of_the_n
     assert [ahead.take(request(number)) for number in (1, 2)] == [b"\1" * 10, b"\2" * 10]
 
 
-def test_requests_are_made_in_the_order_in_which_they_are_needed() -> None:
-    store = Store()
-    ahead = reader(store, num_threads=1)
-    ahead.begin([request(3), request(1)], [[request(2)], [request(0)]])
-    store.wait_for(3, 1, 2, 0)
-    assert store.asked == [3, 1, 2, 0]
-
-
 def test_nothing_is_requested_twice_while_it_is_needed() -> None:
     store = Store()
     ahead = reader(store)
@@ -126,15 +118,6 @@ def test_what_is_no_longer_needed_is_dropped_and_not_requested() -> None:
         assert ahead.held_bytes == 20
     assert ahead.take(request(4)) == b"\4" * 10
     store.wait_for(1, 4, 3)
-
-
-def test_bytes_that_were_not_announced_are_fetched_when_they_are_taken() -> None:
-    store = Store()
-    ahead = reader(store)
-    ahead.begin([], [])
-    waits = []
-    assert ahead.take(request(7), lambda: waits.append(7)) == b"\7" * 10
-    assert (store.asked, waits) == ([7], [7])
 
 
 def test_an_error_is_raised_where_its_bytes_are_taken() -> None:
