@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from nestdata import AudioNoiseBatch, AudioNoiseDataset, CorpusError, MicrobatchKey, StartMethod, microbatches
+from nestdata.batch.batch import SlotRing
 from nestdata.batch.loader import _SlotSampler
-from nestdata.batch.memory import SlotRing
 from tests.batches import STEPS_WITH_ALL_SHAPES, digest, full_dataset, messy_dataset
 from tests.conftest import MessyCorpora
 

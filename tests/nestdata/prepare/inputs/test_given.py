@@ -11,7 +11,7 @@ import pytest
 from lhotse import CutSet, MonoCut, Recording, RecordingSet
 
 from nestdata import Corpus, ManifestError, PrepareConfig, prepare_corpus
-from nestdata.prepare.inputs.given import audio_inputs
+from nestdata.prepare.inputs.format import audio_inputs
 from tests.nestdata.prepare.inputs.reading import format_of, prepared, some_audio
 from tests.nestdata.prepare.inputs.shards import write_tar
 from tests.synthesis import hiss, read_jsonl, write_audio, write_jsonl
@@ -132,7 +132,7 @@ def test_urls_in_one_text_are_several_inputs() -> None:
     assert audio_inputs("s3://b/a,c.json") == ["s3://b/a,c.json"]
 
 
-@pytest.mark.parametrize("name", ["input_cfg.yaml", "x.YML"])
+@pytest.mark.parametrize("name", ["input_cfg.yaml", "x.YML", "cuts.yaml.gz"])
 def test_a_configuration_is_an_error_that_says_what_to_give(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_text("- type: nemo\n  manifest_filepath: a.json\n")
     with pytest.raises(ManifestError, match=r"a configuration, .* as an argument of its own"):

@@ -217,7 +217,7 @@ def test_files_folders_and_patterns_are_detected(tmp_path: Path) -> None:
     for name, number in (("a", 3), ("a/x-*.parquet", 2), ("a/y.parquet", 1)):
         source = source_of(tmp_path / name)
         assert isinstance(source, huggingface.DataSetFiles)
-        assert (source.count(), source.folder) == (number, str(tmp_path / "a"))
+        assert (source.count(), source.names.base) == (number, str(tmp_path / "a"))
 
 
 @pytest.mark.parametrize(
@@ -225,7 +225,7 @@ def test_files_folders_and_patterns_are_detected(tmp_path: Path) -> None:
     [
         ("gone.parquet", r"gone\.parquet: no such Parquet file"),
         ("text.parquet", r"text\.parquet: not a file of a data set that can be read"),
-        ("numbers.parquet", r"numbers\.parquet: no audio_filepath among x"),
+        ("numbers.parquet", r"numbers\.parquet: no audio among the columns x \(int64\)"),
     ],
 )
 def test_files_that_cannot_be_read_are_errors(tmp_path: Path, name: str, message: str) -> None:
@@ -279,6 +279,13 @@ def test_audio_that_is_neither_bytes_nor_a_path_is_not_taken(tmp_path: Path, row
     with pytest.raises(ManifestError, match=message):
         prepare_corpus([tmp_path / "a.parquet"], tmp_path / "speech.corpus")
     assert not list(tmp_path.glob("speech.corpus*"))
+
+
+@pytest.mark.parametrize("audio", [[0.5] * 9, {"array": [0.5] * 9, "path": "a.wav"}, [embedded(hiss(800, 2))]])
+def test_audio_in_a_form_that_is_not_read_is_an_error_that_names_its_column(tmp_path: Path, audio: Any) -> None:
+    parquet.write_table(pyarrow.Table.from_pylist([{"audio": audio, "text": "x"}]), tmp_path / "a.parquet")
+    with pytest.raises(ManifestError, match=r"no audio among the columns audio \((list|struct)<.*text \(string\)"):
+        prepare_corpus(tmp_path / "a.parquet", tmp_path / "c.corpus")
 
 
 def test_signals_and_bytes_in_other_columns_are_not_read_and_named(tmp_path: Path) -> None:
