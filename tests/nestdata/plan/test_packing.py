@@ -60,7 +60,7 @@ def sorted_padding(lengths: NDArray[np.int64], budget: int) -> tuple[float, int]
     st.sampled_from([1, 2, 4, 8, 16]),
     st.integers(0, 1000),
 )
-@settings(deadline=None, max_examples=20)
+@settings(deadline=None, max_examples=40)
 def test_steps_are_full_have_equal_work_and_little_padding(
     kind: str, num_cuts: int, seconds: float, per_step: int, seed: int
 ) -> None:
