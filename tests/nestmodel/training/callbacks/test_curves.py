@@ -1,21 +1,13 @@
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from pytorch_lightning.loggers import CSVLogger
 
 from nestmodel import CheckpointConfig, Checkpoints, Curves, Preempted, PreemptionHandler
-from nestmodel.training.callbacks.curves import copy_earlier_metrics, draw_curves, read_metrics, smooth
+from nestmodel.training.callbacks.curves import copy_earlier_metrics, draw_curves, read_metrics
 from tests.conftest import MessyCorpora
 from tests.training import RequestPreemption, fit
-
-
-def test_smoothing_averages_neighbours_and_keeps_constants() -> None:
-    values = np.zeros(80)
-    values[40] = 5.0
-    assert smooth(values)[37:44].tolist() == [0.0, *[pytest.approx(1.0)] * 5, 0.0]
-    assert smooth(np.ones(7)) == pytest.approx(np.ones(7))
 
 
 def test_truncated_rows_and_files_of_other_programs_are_ignored(tmp_path: Path) -> None:
