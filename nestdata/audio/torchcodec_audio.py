@@ -85,7 +85,7 @@ class TorchcodecAudio(AudioReader):
             found.append(self._rest[:num_samples])
             self._rest = self._rest[num_samples:]
             num_samples -= len(found[-1])
-        return found[0] if len(found) == 1 else np.concatenate(found) if found else self._rest
+        return found[0] if len(found) == 1 else np.concatenate(found) if found else self._rest[:0]
 
     def _decoder(self) -> Any:
         """Returns a decoder that has decoded nothing yet: first the one that has read the header, then new ones."""

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from nestdata.audio import torchcodec_audio
@@ -46,6 +46,7 @@ if not torchcodec_audio.problem():
 @pytest.mark.parametrize("name", READERS)
 @pytest.mark.parametrize("num_channels", [1, 2])
 @given(start=st.integers(0, 12_000), lengths=st.lists(st.integers(0, 4000), max_size=4))
+@example(start=1, lengths=[0])
 def test_samples_are_read_in_order_from_any_position_to_the_end(
     name: str, num_channels: int, start: int, lengths: list[int]
 ) -> None:
