@@ -11,6 +11,7 @@ from torch import Tensor
 
 from nestmodel.config import EncoderConfig
 from nestmodel.nn.attention import Frames, describe_frames
+from nestmodel.nn.convolution import ConvModule
 from nestmodel.nn.encoder import ConformerEncoder
 from tests.kernel_definitions import code_for_gpus
 from tests.kernels import run_alone
@@ -78,6 +79,28 @@ def test_hidden_states_are_the_inputs_of_the_blocks_and_the_last_output() -> Non
     assert len(states) == 4
     assert all(torch.equal(state, seen) for state, seen in zip(states[:3], inputs[:3], strict=True))
     assert torch.equal(states[-1], encoded)
+
+
+def test_use_bias_false_removes_biases_of_feed_forward_attention_and_convolution_only() -> None:
+    with_bias = {name for name, _ in build().named_parameters()}
+    without = {name for name, _ in build(use_bias=False).named_parameters()}
+    dropped = {name.removeprefix("layers.0.") for name in with_bias - without if name.startswith("layers.0.")}
+    assert dropped == {
+        *(f"feed_forward{number}.linear{layer}.bias" for number in (1, 2) for layer in (1, 2)),
+        *(f"self_attn.linear_{part}.bias" for part in ("q", "k", "v", "out")),
+        *(f"conv.{part}.bias" for part in ("pointwise_conv1", "depthwise_conv", "pointwise_conv2")),
+    }
+    assert not without - with_bias
+    assert {name for name in with_bias if name.startswith("pre_encode")} <= without
+
+
+def test_xscaling_multiplies_the_input_of_the_first_block() -> None:
+    seen: list[Tensor] = []
+    for xscaling in (True, False):
+        encoder = build(xscaling=xscaling)
+        encoder.layers[0].register_forward_pre_hook(lambda _, args: seen.append(args[0]))
+        encoder(torch.ones(1, 20, 16), torch.tensor([16]))
+    assert torch.allclose(seen[0], seen[1] * 4.0)  # the square root of 16
 
 
 @pytest.mark.parametrize("conv_norm", ["batch_norm", "layer_norm"])
@@ -196,3 +219,12 @@ def test_compiled_blocks_give_the_same_output_and_gradients(code: str, num_graph
     counted = run_alone(COMPILED, code, TORCHINDUCTOR_CACHE_DIR=str(tmp_path))
     # One graph per length, shared by the blocks and by all microbatches of a step, and no graph breaks.
     assert counted.split() == [num_graphs, "0"]
+
+
+def test_layer_norm_in_the_convolution_normalises_each_frame_independently() -> None:
+    module, x = ConvModule(replace(TINY, conv_norm="layer_norm", conv_kernel_size=1)).train(), torch.randn(3, 7, 16)
+    whole = module(x, frames(x))
+    alone = module(x[1:2, 4:5], frames(x[1:2, 4:5]))
+    assert torch.allclose(whole[1, 4], alone[0, 0], atol=1e-6)
+    assert set(module.state_dict()) >= {"batch_norm.weight", "batch_norm.bias"}
+    assert "batch_norm.running_mean" not in module.state_dict()

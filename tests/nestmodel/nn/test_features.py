@@ -69,6 +69,26 @@ def test_features_are_float32_and_the_same_under_autocast() -> None:
     assert torch.equal(feats, expected)
 
 
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"sampling_rate": 8000},
+        {"n_fft": 1024},
+        {"window_length": 320},
+        {"hop_length": 80},
+        {"num_mels": 40},
+        {"pad_to": 1},
+        {"preemphasis": 0.0},
+        {"normalize": "NA"},
+    ],
+)
+def test_every_setting_changes_the_features(settings: dict[str, Any]) -> None:
+    audio, lens = chirps(8000), torch.tensor([8000])
+    default, _ = front_end()(audio, lens)
+    feats, _ = front_end(**settings)(audio, lens)
+    assert feats.shape != default.shape or not torch.allclose(feats, default, atol=1e-2)
+
+
 COMPILED = """
 import pickle
 import sys
