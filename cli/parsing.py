@@ -28,7 +28,7 @@ from tyro.constructors import (
 from nestdata import ConfigError, redacted
 from nestdata.field_docs import field_summaries
 from nestmodel.class_config import ClassConfig
-from nestmodel.plain_values import convert, name_here, read_yaml, to_plain
+from nestmodel.config_files import convert, name_here, read_yaml, to_plain
 
 Result = TypeVar("Result")
 

@@ -34,6 +34,8 @@ from .config import (
 from .config import (
     WeightParts as WeightParts,
 )
+from .config_files import preset_names as preset_names
+from .config_files import preset_path as preset_path
 from .errors import (
     ConfigError as ConfigError,
 )
@@ -172,8 +174,6 @@ from .nn.network_input import (
     NetworkInput as NetworkInput,
 )
 from .nn.streaming import StreamingEncoder as StreamingEncoder
-from .plain_values import preset_names as preset_names
-from .plain_values import preset_path as preset_path
 from .preflight.budget import (
     BudgetReport as BudgetReport,
 )

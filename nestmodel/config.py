@@ -23,8 +23,8 @@ from nestmodel.attention_context import (
     look_ahead,
 )
 from nestmodel.class_config import ClassConfig
+from nestmodel.config_files import build, check_size, preset_path, read_files
 from nestmodel.errors import ConfigError
-from nestmodel.plain_values import build, check_size, preset_path, read_files
 
 ExportFormat = Literal["nemo", "huggingface", "safetensors", "onnx", "onnx-streaming"]
 """File format of `export_model`."""

@@ -23,9 +23,9 @@ from nestdata.class_path import build_object, class_at
 from nestdata.config_checks import nearest_name_hint, require, require_instance
 from nestdata.output import replace_file
 from nestmodel.class_config import ClassConfig
+from nestmodel.config_files import build, read_yaml
 from nestmodel.errors import ConfigError
 from nestmodel.nn.encoder_base import Encoder
-from nestmodel.plain_values import build, read_yaml
 from nestmodel.run_config import LAST, RunConfig, parse_duration
 from nestmodel.training.callbacks.curves import Curves
 from nestmodel.training.callbacks.live_panel import renderer

@@ -25,8 +25,7 @@ from nestdata.field_docs import with_field_docs
 from nestguard import StallLimits
 from nestmodel.class_config import ClassConfig
 from nestmodel.config import BackendName, NestConfig, TrackerName, WeightParts
-from nestmodel.errors import ConfigError
-from nestmodel.plain_values import (
+from nestmodel.config_files import (
     PARTIAL_PRESETS,
     build,
     check_keys,
@@ -36,6 +35,7 @@ from nestmodel.plain_values import (
     read_files,
     to_plain,
 )
+from nestmodel.errors import ConfigError
 
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 

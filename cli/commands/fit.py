@@ -9,7 +9,7 @@ import yaml
 
 from nestdata.wrong_path import wrong_path
 from nestmodel import BudgetConfig, PreflightConfig
-from nestmodel.plain_values import preset_names
+from nestmodel.config_files import preset_names
 from nestmodel.run_config import LAST, RunConfig
 
 from ..options import AsJson, ConfigNames

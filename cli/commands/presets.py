@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from nestmodel import EncoderConfig, NestConfig
 from nestmodel.attention_context import Context, format_context
-from nestmodel.plain_values import LIVE_PRESETS, read_yaml
+from nestmodel.config_files import LIVE_PRESETS, read_yaml
 
 from ..output import console
 from ..parsing import Positionals, option

@@ -23,6 +23,7 @@ from torch import Tensor
 from nestdata import NestError
 from nestdata.wrong_path import kind_of, wrong_path
 from nestmodel.config import NestConfig
+from nestmodel.config_files import check_size
 from nestmodel.errors import WeightsError
 from nestmodel.formats.hub import fetch_from_hub, is_on_hub, parse_hub_name
 from nestmodel.formats.huggingface import WEIGHTS_FILE, is_huggingface
@@ -31,7 +32,6 @@ from nestmodel.formats.nemo_archive import config_of_section, read_nemo_config, 
 from nestmodel.formats.nemo_archive import our_names as names_from_nemo
 from nestmodel.formats.nemo_checkpoint import load_checkpoint, nemo_section
 from nestmodel.formats.safetensors import CONFIG_KEY, read_metadata, read_tensors
-from nestmodel.plain_values import check_size
 
 ModelFileKind = Literal["nemo", "nemo-checkpoint", "checkpoint", "safetensors"]
 # Errors that torch, tarfile, zlib and yaml raise for a file that is damaged or of another kind.

@@ -21,10 +21,10 @@ import yaml
 from torch import Tensor
 
 from nestmodel.config import NestConfig
+from nestmodel.config_files import read_yaml
 from nestmodel.errors import ConfigError, WeightsError
 from nestmodel.formats.nemo_checkpoint import check_zip
 from nestmodel.formats.nemo_config import config_from_nemo, config_to_nemo, is_nest_v2
-from nestmodel.plain_values import read_yaml
 
 CONFIG_MEMBER = "model_config.yaml"
 WEIGHTS_MEMBER = "model_weights.ckpt"

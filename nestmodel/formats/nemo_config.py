@@ -21,8 +21,8 @@ from nestmodel.config import (
     OptimizerConfig,
     QuantizerConfig,
 )
+from nestmodel.config_files import check_size, convert
 from nestmodel.errors import ConfigError
-from nestmodel.plain_values import check_size, convert
 
 
 def config_from_nemo(section: Mapping[str, Any]) -> NestConfig:

@@ -32,7 +32,7 @@ from nestmodel import (
     preset_names,
     preset_path,
 )
-from nestmodel.plain_values import LIVE_PRESETS
+from nestmodel.config_files import LIVE_PRESETS
 from tests.cli.commands import error_of, mistake_of, run
 from tests.conftest import MessyCorpora
 from tests.synthesis import hiss, write_audio

@@ -6,7 +6,7 @@ import pytest
 from nestcli.nestdata import main
 from nestdata import PrepareConfig, SegmentConfig
 from nestmodel import ConfigError, RunConfig
-from nestmodel.plain_values import build, name_here, names_elsewhere, places
+from nestmodel.config_files import build, name_here, names_elsewhere, places
 from tests.scripts import REPOSITORY
 
 PAGE = (REPOSITORY / "docs" / "from-nemo.md").read_text(encoding="utf-8")

@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from nestmodel import ConfigError, NestConfig, RunConfig, preset_names
-from nestmodel.plain_values import PARTIAL_PRESETS
+from nestmodel.config_files import PARTIAL_PRESETS
 from nestmodel.run_config import parse_duration, read_data
 
 CHANGED = """

@@ -14,8 +14,8 @@ from pytorch_lightning.utilities import rank_zero_info
 
 from nestdata import OutputError
 from nestdata.output import check_writable, locked_file
+from nestmodel.config_files import read_yaml
 from nestmodel.errors import ConfigError
-from nestmodel.plain_values import read_yaml
 from nestmodel.training.ranks import is_first_rank, is_started_by_lightning, launch_id
 from nestmodel.training.saving.checkpoint_files import NAMES, checkpoint_folders, list_checkpoints, step_in_name
 

@@ -5,7 +5,7 @@ import pytest
 import yaml
 
 from nestmodel import ConfigError, NestConfig, config_from_nemo
-from nestmodel.plain_values import check_size, read_yaml
+from nestmodel.config_files import check_size, read_yaml
 
 LAUGHS = "a0: &a0 [x, x]\n" + "".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]\n" for i in range(1, 12))
 MERGES = "a0: &a0 {x: 1}\n" + "".join(f"a{i}: &a{i} {{<<: [{', '.join([f'*a{i - 1}'] * 9)}]}}\n" for i in range(1, 12))
