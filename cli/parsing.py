@@ -69,6 +69,7 @@ _NO_OPTIONS = {
     ("PlanConfig", "seed"),
     ("NestConfig", "seed"),
     ("PrepareConfig", "segment"),
+    ("BudgetConfig", "timeout_s"),
 }
 """Fields without an option: they follow from the seed of the run or from options of the command."""
 

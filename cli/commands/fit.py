@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -53,7 +54,7 @@ def preflight_command(
     from .preflight import run_budget, run_checks
 
     if find_budget:
-        run_budget(run, budget, as_json=as_json)
+        run_budget(run, replace(budget, timeout_s=checks.timeout_s), as_json=as_json)
         return 0
     if budget.memory_limit is not None:
         raise UsageError("--memory-limit has no effect without --find-budget: add it, or leave both out.")

@@ -1,10 +1,9 @@
 """The search for a batch budget: a bisection over `max_batch_seconds`. Nothing is trained or written."""
 
 import math
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import closing
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,16 +13,10 @@ import torch
 from nestdata import AudioNoiseDataset, BatchPlan
 from nestmodel.errors import ConfigError, TrainingError
 from nestmodel.memory import available_bytes
+from nestmodel.preflight.memory import gigabytes
 from nestmodel.preflight.preflight_config import BudgetConfig, parse_bytes
-from nestmodel.preflight.trial import (
-    TrialStep,
-    clean_up,
-    describe_shapes,
-    gigabytes,
-    largest_shapes,
-    run_shapes,
-    usable_bytes,
-)
+from nestmodel.preflight.trial import describe_shapes, largest_shapes
+from nestmodel.preflight.trial_child import TrialChild, TrialSettings
 from nestmodel.training.data import NestDataModule
 from nestmodel.training.module import NestModel, check_sampling_rate
 
@@ -97,26 +90,25 @@ def find_budget(
 
     Raises:
         ConfigError: The trainer has several ranks, or the memory limit is missing or more than what is available.
-        TrainingError: Not even the smallest budget fits, or the loss of a trial is not finite.
+        TrainingError: Not even the smallest budget fits, or a trial failed for a reason other than memory.
     """
-    allowed, device = _allowed_bytes(model, data, trainer, config), trainer.strategy.root_device
+    _check(model, data, trainer, config)
     plan_config, rate = data.plan.config, data.sampling_rate
     source, longest_s, budget_s = _longest_cut(data)
     lowest = math.ceil(budget_s / _RESOLUTION_S)
     highest = max(lowest, _highest_units(data.train_dataset))
     show = on_line or (lambda _: None)
     trials: dict[int, BudgetTrial] = {}
+    allowed = 0
 
     def fits(units: int) -> bool:
+        nonlocal allowed
         seconds = float(units * _RESOLUTION_S)
         plan = BatchPlan.of(data.train_dataset.corpus, replace(plan_config, max_batch_seconds=seconds))
         shapes = largest_shapes(plan)
         show(f"trying {seconds:g} s: {describe_shapes(shapes, rate)}")
-        torch.compiler.reset()  # code for the shapes of earlier trials would count towards torch's limit
-        make_step = partial(TrialStep, model.config, model.backend_name, trainer, plan.config, shapes)
-        with clean_up(device):
-            # With DDP's copy of the gradients, so that a budget holds for any number of ranks.
-            result = run_shapes(make_step, shapes, device=device, allowed_bytes=allowed, with_ddp=True)
+        result = child.run(plan.config, shapes)
+        allowed = result.allowed_bytes
         too_large = describe_shapes([result.too_large], rate) if result.too_large else None
         trials[units] = BudgetTrial(
             max_batch_seconds=seconds,
@@ -129,7 +121,7 @@ def find_budget(
         show(f"  {too_large} does not fit" if too_large else f"  fits, {memory}")
         return too_large is None
 
-    with _limited(device, allowed):
+    with closing(TrialChild(_trial_settings(model, trainer, config))) as child:
         start = round(plan_config.max_batch_seconds / _RESOLUTION_S)
         largest = largest_fitting(fits, start=start, lowest=lowest, highest=highest)
     if largest is None:
@@ -140,7 +132,7 @@ def find_budget(
             "model.config.encoder.checkpoint_activations."
         )
     return BudgetReport(
-        device=str(device),
+        device=str(trainer.strategy.root_device),
         allowed_bytes=allowed,
         largest_seconds=float(largest * _RESOLUTION_S),
         is_limited_by_corpus=largest == highest,
@@ -166,37 +158,33 @@ def largest_fitting(fits: Callable[[int], bool], *, start: int, lowest: int, hig
     return low
 
 
-def _allowed_bytes(model: NestModel, data: NestDataModule, trainer: pl.Trainer, config: BudgetConfig) -> int:
-    """Checks the settings of a search, and returns the memory that a step may use: the limit without the margin."""
+def _check(model: NestModel, data: NestDataModule, trainer: pl.Trainer, config: BudgetConfig) -> None:
     if trainer.world_size > 1:
         raise ConfigError(
             f"a budget is searched by one process, and the trainer has {trainer.world_size} ranks. Add "
             "--trainer.devices 1 --trainer.num_nodes 1, and start it without torchrun or srun."
         )
     check_sampling_rate(model.config, data.sampling_rate)
-    device, available = trainer.strategy.root_device, available_bytes()
-    usable = usable_bytes(device)
-    limit = usable if config.memory_limit is None else parse_bytes(config.memory_limit)
-    if device.type == "cpu" and (config.memory_limit is None or limit > available):
+    available, limit = available_bytes(), config.memory_limit
+    if trainer.strategy.root_device.type == "cpu" and (limit is None or parse_bytes(limit) > available):
         raise ConfigError(
             f"on a CPU, give the memory that one rank may use, at most the {gigabytes(available)} that are available "
-            f"here: --memory-limit 8GiB, for example. It is {config.memory_limit or 'not set'}."
+            f"here: --memory-limit 8GiB, for example. It is {limit or 'not set'}."
         )
-    return round(min(limit, usable) * (1 - config.memory_margin))
 
 
-@contextmanager
-def _limited(device: torch.device, allowed_bytes: int) -> Iterator[None]:
-    """Makes torch's allocator enforce a limit on a GPU during the block."""
-    if device.type != "cuda":
-        yield
-        return
-    total = torch.cuda.get_device_properties(device).total_memory
-    torch.cuda.set_per_process_memory_fraction(min(1.0, allowed_bytes / total), device)
-    try:
-        yield
-    finally:
-        torch.cuda.set_per_process_memory_fraction(1.0, device)
+def _trial_settings(model: NestModel, trainer: pl.Trainer, config: BudgetConfig) -> TrialSettings:
+    limit = config.memory_limit
+    return TrialSettings(
+        model=model.config,
+        backend=model.backend_name,
+        precision=str(trainer.precision),
+        device=str(trainer.strategy.root_device),
+        num_threads=torch.get_num_threads(),
+        limit_bytes=None if limit is None else parse_bytes(limit),
+        margin=config.memory_margin,
+        timeout_s=config.timeout_s,
+    )
 
 
 def _longest_cut(data: NestDataModule) -> tuple[str, float, float]:

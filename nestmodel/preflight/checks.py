@@ -20,19 +20,13 @@ import torch
 
 from nestdata import BadCut, PlanConfig, last_error_line, microbatches, share_of_speech
 from nestmodel.errors import TrainingError
+from nestmodel.preflight.exchange import StoreExchange
+from nestmodel.preflight.memory import gigabytes, usable_bytes
 from nestmodel.preflight.preflight_config import MEMORY_MARGIN, PreflightConfig
 from nestmodel.preflight.preflight_report import CheckReport, CheckResult, PreflightReport, Status
-from nestmodel.preflight.ranks import StoreExchange, compare_ranks, rank_settings
+from nestmodel.preflight.ranks import compare_ranks, rank_settings
 from nestmodel.preflight.shards import check_shards
-from nestmodel.preflight.trial import (
-    TrialStep,
-    clean_up,
-    describe_shapes,
-    gigabytes,
-    largest_shapes,
-    run_shapes,
-    usable_bytes,
-)
+from nestmodel.preflight.trial import clean_up, describe_shapes, largest_shapes, run_shapes, trial_step_of
 from nestmodel.run_config import CheckpointConfig
 from nestmodel.training.data import NestDataModule
 from nestmodel.training.lightning_private import launched_processes, set_process_group_timeout
@@ -163,7 +157,7 @@ def check_step(model: NestModel, data: NestDataModule, trainer: pl.Trainer) -> C
     plan, device = data.plan, trainer.strategy.root_device
     shapes, rate = largest_shapes(plan), data.sampling_rate
     total = usable_bytes(device, max(1, trainer.world_size // trainer.num_nodes))
-    make_step = partial(TrialStep, model.config, model.backend_name, trainer, plan.config, shapes)
+    make_step = partial(trial_step_of, model.config, model.backend_name, trainer, plan.config, shapes)
     with clean_up(device):
         found = run_shapes(make_step, shapes, device=device, allowed_bytes=0, with_ddp=trainer.world_size > 1)
     budget = f"data.plan.max_batch_seconds (now {plan.config.max_batch_seconds:g})"

@@ -42,10 +42,14 @@ class BudgetConfig:
     """Share of the memory that a search (`--find-budget`) leaves free, in [0, 1): for fragmentation, buffers of NCCL,
     other processes."""
 
+    timeout_s: float = 300.0
+    """Longest time for one step of a trial, in seconds."""
+
     def __post_init__(self) -> None:
         if self.memory_limit is not None:
             parse_bytes(self.memory_limit)
         require(0.0 <= self.memory_margin < 1.0, "memory_margin", self.memory_margin, "a share in [0, 1)")
+        require(self.timeout_s > 0, "timeout_s", self.timeout_s, "a positive number of seconds")
 
 
 def parse_bytes(text: str) -> int:

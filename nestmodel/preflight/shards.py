@@ -9,8 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytorch_lightning as pl
 
 from nestdata import Corpus, ObjectInfo, Storage, StorageConfig, StorageError, is_url, redacted
+from nestmodel.preflight.memory import gigabytes
 from nestmodel.preflight.preflight_report import CheckResult, Status
-from nestmodel.preflight.trial import gigabytes
 from nestmodel.training.data import NestDataModule
 
 _AT_ONCE = 32
@@ -24,7 +24,7 @@ _MOST_UNANSWERED = 4
 """Number of requests without an answer after which no further shard is asked for."""
 
 _MOST_LISTED = 100_000
-"""If a corpus has at most this many cuts, all of its shards are asked for; otherwise, those of about as many cuts."""
+"""All shards of a corpus are asked for if there are at most this many; otherwise, the shards of about as many cuts."""
 
 _MOST_SHOWN = 3
 _PERMANENT = ("missing", "changed")
@@ -77,6 +77,8 @@ def _shards_of(corpus: Corpus) -> list[ObjectInfo]:
     """Returns the shards of a corpus, or an evenly spread sample of very many."""
     if corpus.has_bank:
         return []
+    if corpus.num_shards <= _MOST_LISTED:
+        return [shard.info for shard in corpus.shards()]
     addresses = (corpus.address(index) for index in range(0, len(corpus), max(1, len(corpus) // _MOST_LISTED)))
     infos = (ObjectInfo(each.location, each.shard_size, each.etag) for each in addresses if each is not None)
     return list(dict.fromkeys(infos))

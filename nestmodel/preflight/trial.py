@@ -1,15 +1,13 @@
 """Trials: optimizer steps of a second model on noise, which show whether shapes fit into memory, and their speed.
 
-The check `step` runs one on each rank, the search for a batch budget many on one.
+The check `step` runs one in the process of each rank, the search for a batch budget many in a child process.
 """
 
 import gc
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import cast
 
 import pytorch_lightning as pl
@@ -18,54 +16,12 @@ import torch
 from nestdata import AudioNoiseBatch, BatchPlan, MicrobatchKey, Mix, PlanConfig
 from nestmodel.config import BackendName, NestConfig
 from nestmodel.errors import TrainingError, is_out_of_memory
-from nestmodel.memory import available_bytes, read_kib
-from nestmodel.nn.backend import choose_backend
+from nestmodel.nn.backend import TORCH, Backend, choose_backend
+from nestmodel.preflight.memory import PeakMemory
 from nestmodel.training.module import NestModel
-from nestmodel.training.run_state import max_rss_bytes
 
 Shape = tuple[int, int]
 """Number of cuts in a microbatch, and number of samples to which each cut is padded."""
-
-
-def gigabytes(number: int | float) -> str:
-    """Returns a number of bytes as text in GB, or in MB if it is below 1 GB."""
-    return f"{number / 1e9:.1f} GB" if number >= 1e9 else f"{number / 1e6:.1f} MB"
-
-
-class PeakMemory:
-    """Measures the peak memory that torch reserves on a GPU, or the peak resident memory of this process.
-
-    The measurement starts now or, if the system does not allow that, at the start of the process. Reserved memory
-    includes what fragmentation makes unusable; the sum of all tensors would be too small a measure.
-    """
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        gc.collect()
-        if device.type == "cuda":
-            torch.cuda.empty_cache()
-            torch.cuda.reset_peak_memory_stats(device)
-        elif sys.platform == "linux":
-            with suppress(OSError):  # hardened containers forbid it
-                Path("/proc/self/clear_refs").write_text("5")
-
-    def peak_bytes(self) -> int:
-        """Returns the peak since the start of the measurement."""
-        if self._device.type == "cuda":
-            return torch.cuda.max_memory_reserved(self._device)
-        return 1024 * read_kib("/proc/self/status", "VmHWM") or max_rss_bytes()
-
-
-def usable_bytes(device: torch.device, num_ranks: int = 1) -> int:
-    """Returns the memory that a step may use in this process, including what the process uses already; 0 if unknown.
-
-    On a GPU, it is what torch may reserve; the CUDA context and the memory of other processes are not part of it. On a
-    CPU, the ranks of this machine share what is available.
-    """
-    if device.type == "cuda":
-        free, _ = torch.cuda.mem_get_info(device)
-        return free + torch.cuda.memory_reserved(device)
-    return 1024 * read_kib("/proc/self/status", "VmRSS") + available_bytes() // num_ranks
 
 
 def largest_shapes(plan: BatchPlan) -> list[Shape]:
@@ -89,17 +45,12 @@ class TrialStep:
 
     Args:
         config: Sizes and settings of the model.
-        name: `model.backend`.
         trainer: The trainer, configured as for the run.
-        plan: Settings of the batches.
-        shapes: The shapes that it will be called with.
+        backend: What computes the step.
     """
 
-    def __init__(
-        self, config: NestConfig, name: BackendName, trainer: pl.Trainer, plan: PlanConfig, shapes: Sequence[Shape]
-    ) -> None:
+    def __init__(self, config: NestConfig, trainer: pl.Trainer, *, backend: Backend = TORCH) -> None:
         self._device, self._precision = trainer.strategy.root_device, trainer.precision_plugin
-        backend = choose_backend(name, config, self._device, trainer.precision, plan.num_shapes, shapes)
         # The schedule of the run may need its last step, which a trial does not have.
         config = replace(config, optimizer=replace(config.optimizer, schedule="noam"))
         model = cast(NestModel, self._precision.convert_module(NestModel(config)))
@@ -156,6 +107,15 @@ def noise_batch(shape: Shape) -> AudioNoiseBatch:
     )
 
 
+def trial_step_of(
+    config: NestConfig, name: BackendName, trainer: pl.Trainer, plan: PlanConfig, shapes: Sequence[Shape]
+) -> TrialStep:
+    """Returns the trial step of a run with these settings and shapes, by the backend of the run."""
+    device = trainer.strategy.root_device
+    backend = choose_backend(name, config, device, trainer.precision, plan.num_shapes, shapes)
+    return TrialStep(config, trainer, backend=backend)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrialResult:
     """The outcome of a trial."""
@@ -166,11 +126,14 @@ class TrialResult:
     peak_bytes: int
     """Peak memory; 0 if the trial does not fit."""
 
+    allowed_bytes: int
+    """Memory that the steps were allowed to use: the limit without the margin; 0 if there was no limit."""
+
     seconds: tuple[float, ...]
     """Seconds of the second step of each shape, in the order of the shapes; fewer if one did not fit."""
 
     error: str = ""
-    """Message of the allocation that failed."""
+    """Message of the allocation that failed, if this process made it."""
 
 
 def run_shapes(
@@ -180,6 +143,7 @@ def run_shapes(
     device: torch.device,
     allowed_bytes: int,
     with_ddp: bool,
+    on_step: Callable[[], None] = lambda: None,
 ) -> TrialResult:
     """Runs two optimizer steps of each shape, in order, until one of them does not fit.
 
@@ -192,12 +156,15 @@ def run_shapes(
         device: The device of the steps.
         allowed_bytes: Peak memory above which a shape does not fit; 0 if only a failed allocation counts.
         with_ddp: Whether DDP's copy of the gradients is in memory.
+        on_step: Called after each step.
     """
     memory, seconds = PeakMemory(device), list[float]()
 
     def result(too_large: Shape | None, error: str = "") -> TrialResult:
         peak = 0 if too_large else memory.peak_bytes()
-        return TrialResult(too_large=too_large, peak_bytes=peak, seconds=tuple(seconds), error=error)
+        return TrialResult(
+            too_large=too_large, peak_bytes=peak, allowed_bytes=allowed_bytes, seconds=tuple(seconds), error=error
+        )
 
     try:
         step = make_step()
@@ -205,6 +172,7 @@ def run_shapes(
         for shape in shapes:
             for _ in range(2):
                 last_s = step(noise_batch(shape))
+                on_step()
             if allowed_bytes and memory.peak_bytes() > allowed_bytes:
                 return result(shape)
             seconds.append(last_s)

@@ -54,24 +54,37 @@ def test_the_search_finds_the_largest_number_that_fits_to_two_percent(
     assert all(lowest <= number <= highest for number in tried)
 
 
-def fake_run(_: object, shapes: list[Shape], *, allowed_bytes: int, **_others: object) -> TrialResult:
-    """Stands in for trial steps: memory is 1 MB for each second of audio, and a step takes 0.01 s for it."""
-    needed = {shape: shape[0] * shape[1] / RATE for shape in shapes}
-    too_large = next((shape for shape in shapes if 1e6 * needed[shape] > allowed_bytes), None)
-    return TrialResult(
-        too_large=too_large,
-        peak_bytes=0 if too_large else round(1e6 * max(needed.values())),
-        seconds=tuple(0.01 * seconds for seconds in needed.values()),
-    )
+class FakeChild:
+    """Stands in for the child process: memory is 1 MB for each second of audio, and a step takes 0.01 s for it."""
+
+    def __init__(self, allowed_mb: int) -> None:
+        self._allowed_mb = allowed_mb
+
+    def __call__(self, _settings: object) -> "FakeChild":
+        return self
+
+    def close(self) -> None:
+        pass
+
+    def run(self, _: PlanConfig, shapes: list[Shape]) -> TrialResult:
+        needed = {shape: shape[0] * shape[1] / RATE for shape in shapes}
+        too_large = next((shape for shape in shapes if needed[shape] > self._allowed_mb), None)
+        return TrialResult(
+            too_large=too_large,
+            peak_bytes=0 if too_large else round(1e6 * max(needed.values())),
+            allowed_bytes=10**6 * self._allowed_mb,
+            seconds=tuple(0.01 * seconds for seconds in needed.values()),
+        )
 
 
 def search(
     allowed_mb: int, data: NestDataModule, directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> tuple[BudgetReport, list[str]]:
     lines: list[str] = []
-    monkeypatch.setattr(budget, "run_shapes", fake_run)
-    limits = BudgetConfig(memory_limit=f"{allowed_mb}MB", memory_margin=0.0)
-    return find_budget(NestModel(tiny_config()), data, trainer(directory), limits, lines.append), lines
+    monkeypatch.setattr(budget, "TrialChild", FakeChild(allowed_mb))
+    model = NestModel(tiny_config())
+    report = find_budget(model, data, trainer(directory), BudgetConfig(memory_limit="1GB"), lines.append)
+    return report, lines
 
 
 def test_the_budget_is_the_largest_whose_largest_shapes_fit(
@@ -95,7 +108,7 @@ def test_the_budget_is_the_largest_whose_largest_shapes_fit(
 def test_a_budget_above_which_no_batch_changes_is_said_to_be_limited_by_the_corpus(
     messy_corpora: MessyCorpora, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    report, _ = search(1000, data_of(messy_corpora), tmp_path, monkeypatch)
+    report, _ = search(10**6, data_of(messy_corpora), tmp_path, monkeypatch)
     assert report.is_limited_by_corpus
     assert all(trial.fits for trial in report.trials)
 

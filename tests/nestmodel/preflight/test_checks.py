@@ -188,6 +188,24 @@ def test_a_sum_over_ranks_that_does_not_end_is_an_error(monkeypatch: pytest.Monk
         compare_ranks([{}, {}], 0, torch.device("cpu"), 0.1)
 
 
+@pytest.mark.parametrize(
+    ("microbatches", "peak", "num_ranks", "options"),
+    [
+        (16, 36, 8, "--max-batch-seconds 4000 --microbatches-per-step 8"),
+        (16, 37, 8, None),  # twice of it leaves less than a tenth of 81
+        (16, 36, 16, None),
+        (15, 36, 1, None),
+        (1, 36, 1, None),
+    ],
+)
+def test_twice_the_budget_is_named_if_memory_and_ranks_allow_it(
+    microbatches: int, peak: int, num_ranks: int, options: str | None
+) -> None:
+    plan = PlanConfig(max_batch_seconds=2000.0, microbatches_per_step=microbatches)
+    notes = budget_note(plan, peak, 81, num_ranks)
+    assert [note.rpartition(", ")[2] for note in notes] == ([] if options is None else [options])
+
+
 def test_a_check_has_the_status_of_its_worst_rank_and_shows_its_value() -> None:
     check = CheckReport(name="audio", ranks=(result(value="fast", s=1.0), result(value="slow", s=3.0)))
     assert (check.status, check.summary) == ("ok", "slow (rank 1)")
@@ -204,7 +222,7 @@ from pathlib import Path
 import nestmodel.preflight.checks
 from nestdata import AudioNoiseDataset
 from nestmodel import NestModel, PreflightConfig, run_preflight
-from nestmodel.preflight.ranks import StoreExchange
+from nestmodel.preflight.exchange import StoreExchange
 from tests.conftest import MessyCorpora
 from tests.training import messy_data, tiny_config, trainer
 
@@ -257,21 +275,3 @@ def test_a_rank_that_does_not_answer_is_named_and_does_not_block_the_others(
     (problem,) = json.loads((tmp_path / "0.json").read_text())
     assert problem.startswith("failed: audio, rank 1: did not answer within 200 s")
     assert json.loads((tmp_path / "1.json").read_text()) == [problem]
-
-
-@pytest.mark.parametrize(
-    ("microbatches", "peak", "num_ranks", "options"),
-    [
-        (16, 36, 8, "--max-batch-seconds 4000 --microbatches-per-step 8"),
-        (16, 37, 8, None),  # twice of it leaves less than a tenth of 81
-        (16, 36, 16, None),
-        (15, 36, 1, None),
-        (1, 36, 1, None),
-    ],
-)
-def test_twice_the_budget_is_named_if_memory_and_ranks_allow_it(
-    microbatches: int, peak: int, num_ranks: int, options: str | None
-) -> None:
-    plan = PlanConfig(max_batch_seconds=2000.0, microbatches_per_step=microbatches)
-    notes = budget_note(plan, peak, 81, num_ranks)
-    assert [note.rpartition(", ")[2] for note in notes] == ([] if options is None else [options])

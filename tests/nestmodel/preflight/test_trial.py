@@ -46,8 +46,10 @@ def run(step: Any, **options: Any) -> TrialResult:
 
 def test_each_shape_runs_twice_so_that_moments_are_in_memory_and_the_second_step_is_timed() -> None:
     step = FakeStep()
-    result = run(step)
+    steps: list[int] = []
+    result = run(step, on_step=lambda: steps.append(len(step.shapes)))
     assert step.shapes == [SHAPES[0], SHAPES[0], SHAPES[1], SHAPES[1]]
+    assert steps == [1, 2, 3, 4]
     assert result.too_large is None
     assert result.peak_bytes > 0
     assert result.seconds == (2.0, 4.0)
