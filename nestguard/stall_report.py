@@ -196,15 +196,15 @@ def write_report(parent: Path, node_rank: int, decision: StopDecision, dumps: Ma
         OSError: The report cannot be written.
     """
     suffix = f"-node-{node_rank}" if node_rank else ""
-    directory = first = parent / f"stall-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}{suffix}"
-    number = 1
-    while True:
+    name = f"stall-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}{suffix}"
+    parent.mkdir(parents=True, exist_ok=True)
+    directory = parent / name
+    for number in range(2, 100):
         try:
-            directory.mkdir(parents=True)
+            directory.mkdir()
             break
         except FileExistsError:  # of another run that was ended in the same second
-            number += 1
-            directory = first.with_name(f"{first.name}-{number}")
+            directory = parent / f"{name}-{number}"
     for file, text in dumps.items():
         # A dump may come from another node: only the last part of its name is used as a path.
         (directory / Path(file).name).write_text(text, encoding="utf-8")

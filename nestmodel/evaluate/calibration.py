@@ -73,7 +73,8 @@ def calibrate_batch_norm(
         for hook in hooks:
             hook.remove()
     for norm in norms:
-        _set_statistics(norm, sums[norm], num_frames[norm])
+        if num_frames[norm]:  # an encoder of another author may have one that this pass does not use
+            _set_statistics(norm, sums[norm], num_frames[norm])
 
 
 def _set_statistics(norm: StepBatchNorm, sums: Tensor, num_frames: int) -> None:

@@ -21,7 +21,7 @@ from torch import Tensor
 from nestdata import AudioError, AudioInputs, Corpus, load_audio
 from nestmodel.errors import ConfigError, ExtractError, is_out_of_memory
 from nestmodel.evaluate.evaluation_config import Layers, check_batch_seconds, check_window
-from nestmodel.evaluate.inputs import RejectedUtterance, open_inputs, reject_cut
+from nestmodel.evaluate.inputs import RejectedUtterance, check_rate, open_inputs, reject_cut
 from nestmodel.evaluate.windows import check_memory, longest_whole_s, needed_bytes, states_in_windows
 from nestmodel.formats.weights import load_network
 from nestmodel.nn.encoder import ConformerEncoder
@@ -142,7 +142,11 @@ def iterate_features(
     compute = layer_function(model, layers, window_seconds)
     if rows is not None and not isinstance(inputs, Corpus):
         raise ConfigError("rows are indices of a Corpus: open one with Corpus.open, or leave them out.")
-    return _iterate_inputs(model, inputs, compute, max_batch_seconds, device, rows, on_reject or _raise_rejected)
+    on_reject = on_reject or _raise_rejected
+    if isinstance(inputs, Corpus):
+        check_rate(inputs, model.config.features.sampling_rate)
+        return iterate_corpus(model, inputs, compute, max_batch_seconds, device, rows=rows, on_reject=on_reject)
+    return _iterate_inputs(model, inputs, compute, max_batch_seconds, device, on_reject)
 
 
 def iterate_corpus(
@@ -376,13 +380,12 @@ def _iterate_inputs(
     compute: BatchFunction,
     max_batch_seconds: float,
     device: str,
-    rows: Sequence[int] | None,
     on_reject: OnReject,
 ) -> Iterator[Utterance]:
-    """Does the work of `iterate_corpus` for a corpus, or for inputs that are prepared into a temporary one."""
+    """Does the work of `iterate_corpus` for inputs that are prepared into a temporary corpus."""
     rate = model.config.features.sampling_rate
     with TemporaryDirectory() as name, open_inputs(inputs, rate, Path(name), on_reject) as corpus:
-        yield from iterate_corpus(model, corpus, compute, max_batch_seconds, device, rows=rows, on_reject=on_reject)
+        yield from iterate_corpus(model, corpus, compute, max_batch_seconds, device, on_reject=on_reject)
 
 
 def _load(corpus: Corpus, row: int, reject: OnReject) -> NDArray[np.float32] | None:

@@ -63,8 +63,10 @@ def node_run_id(cluster_environment: Any) -> str:
     Args:
         cluster_environment: Lightning's cluster environment; None if the strategy has none.
     """
-    if isinstance(cluster_environment, TorchElasticEnvironment | SLURMEnvironment):
+    if isinstance(cluster_environment, TorchElasticEnvironment):
         return launch_id()
+    if isinstance(cluster_environment, SLURMEnvironment):
+        return f"{launch_id()}/{os.environ.get('SLURM_STEP_ID', '')}"  # two steps of a job may share a node
     # A container that shares /dev/shm may have the same process id in its own namespace.
     namespace = Path("/proc/self/ns/pid")
     return f"{local_run_id()}-{namespace.stat().st_ino if namespace.exists() else ''}"

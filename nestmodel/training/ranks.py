@@ -70,15 +70,12 @@ def local_run_id() -> str:
 
 
 def launch_id() -> str:
-    """Returns what the ranks of one start have in common, by the variables of torchrun and SLURM."""
-    names = (
-        "TORCHELASTIC_RUN_ID",
-        "TORCHELASTIC_RESTART_COUNT",
-        "SLURM_JOB_ID",
-        "SLURM_STEP_ID",
-        "SLURM_RESTART_COUNT",
-    )
-    return "/".join(os.environ.get(name, "") for name in (*names, "MASTER_PORT"))
+    """Returns what the ranks of one start have in common, by the variables of torchrun and SLURM.
+
+    The step of SLURM is not part of it: torchrun may be started on each node by an srun of its own.
+    """
+    names = ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "SLURM_JOB_ID", "SLURM_RESTART_COUNT", "MASTER_PORT")
+    return "/".join(os.environ.get(name, "") for name in names)
 
 
 def is_first_rank() -> bool:

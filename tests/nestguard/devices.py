@@ -1,4 +1,4 @@
-"""A device that runs beside the process, as a GPU does: a stand-in made of a thread.
+"""Devices that run beside the process, as a GPU does: a stand-in made of a thread, and the GPU itself.
 
 Kernels run in the order in which they are launched. A kernel that hangs never ends.
 """
@@ -50,6 +50,10 @@ class StandIn:
         """Launches a kernel; returns at once."""
         self.put(hang_on_device if hang else lambda: time.sleep(0.01))
 
+    def launch_collective(self, kernel: Callable[[], None]) -> None:
+        """Launches a kernel that waits for other ranks."""
+        self.put(kernel)
+
     def wait(self) -> None:
         """Waits until the device has done all of its work."""
         done = threading.Event()
@@ -59,3 +63,34 @@ class StandIn:
     def _run(self) -> None:
         while True:
             self._work.get()()
+
+
+class CudaDevice:
+    """The first GPU. Ranks that share it cannot use NCCL, so a collective waits on the CPU."""
+
+    def __init__(self) -> None:
+        import torch
+
+        from nestmodel.training.callbacks.stall_guard import CudaEvent
+
+        self._torch = torch
+        self.new_event = CudaEvent
+        self._collectives: list[Callable[[], None]] = []
+        torch.cuda.init()
+
+    def launch(self, *, hang: bool = False) -> None:
+        """Launches a kernel, which runs for about a millisecond or, if it hangs, for minutes."""
+        # The argument is an int32 number of cycles in some versions, so that a long wait needs several kernels.
+        for _ in range(200 if hang else 1):
+            self._torch.cuda._sleep(2_000_000_000 if hang else 1_000_000)
+
+    def launch_collective(self, kernel: Callable[[], None]) -> None:
+        """Notes a collective, which takes place in `wait`, once the device has done what was launched before."""
+        self._collectives.append(kernel)
+
+    def wait(self) -> None:
+        """Waits until the device has done all of its work, and then for the other ranks."""
+        self._torch.cuda.current_stream().synchronize()
+        for kernel in self._collectives:
+            kernel()
+        self._collectives.clear()

@@ -25,7 +25,7 @@ from nestguard import (
     start_monitor,
     start_worker,
 )
-from tests.nestguard.devices import StandIn
+from tests.nestguard.devices import CudaDevice, StandIn
 
 
 def sleep_in_forward() -> None:
@@ -80,7 +80,7 @@ def inject(fault: str, directory: Path) -> None:
 def train_on_device(options: dict[str, Any], identity: Identity, directory: Path) -> None:
     """Runs steps on a device: the host only launches kernels, and waits for the device once in each step."""
     heartbeat = current()
-    device = StandIn()
+    device = StandIn() if options["device"] == "stand-in" else CudaDevice()
     heartbeat.watch_device(device.new_event, lambda: json.dumps(options["trace"]))
     hung = options["fault"] if identity.rank == options["faulty_rank"] else None
     for step in range(options["steps"]):
@@ -90,7 +90,7 @@ def train_on_device(options: dict[str, Any], identity: Identity, directory: Path
             heartbeat.beat(phase)
             device.launch(hang=is_faulty and hung == phase.name)
         heartbeat.mark_device(Phase.COLLECTIVE)
-        device.put(lambda step=step: barrier(directory, identity.rank, identity.world_size, step))
+        device.launch_collective(lambda step=step: barrier(directory, identity.rank, identity.world_size, step))
         device.launch(hang=is_faulty and hung == Phase.COLLECTIVE.name)
         heartbeat.beat_collective(step)
         device.wait()
@@ -128,7 +128,7 @@ def main(argv: list[str]) -> None:
         if options["token"] is not None:
             monitor.set_token(options["token"])
     try:
-        (train_on_device if options["on_device"] else train)(options, identity, directory)
+        (train if options["device"] is None else train_on_device)(options, identity, directory)
     except Exception as error:
         heartbeat.finish(Phase.FAILED, f"{type(error).__name__}: {error}", traceback.format_exc())
         sys.exit(1)

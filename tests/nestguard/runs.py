@@ -108,13 +108,13 @@ def run(
     limits: dict[str, float] | None = None,
     error_files: bool = False,
     passes_token: bool = False,
-    on_device: bool = False,
+    device: str | None = None,
     trace: dict[int, Any] | None = None,
     tokens: Sequence[str] = (),
 ) -> Iterator[Run]:
     """Starts a run; if a fault is given, it is injected into one rank in its third step.
 
-    With `on_device`, the ranks run on a stand-in for a GPU, and the fault is the phase whose kernel hangs.
+    With `device`, the ranks run on a stand-in or on a GPU ("cuda"), and the fault is the phase whose kernel hangs.
     `trace` is what the flight recorder of each rank returns.
 
     The monitors have their token from the environment; with `passes_token`, from the ranks that start them. With
@@ -141,7 +141,7 @@ def run(
                 "steps": steps,
                 "step_s": step_s,
                 "peers": peers,
-                "on_device": on_device,
+                "device": device,
                 "trace": (trace or {}).get(rank, {}),
                 "token": TOKEN if passes_token else None,
             }

@@ -1,4 +1,4 @@
-"""Runs whose ranks launch kernels on a device that runs beside them, a stand-in for a GPU.
+"""Runs whose ranks launch kernels on a device that runs beside them: a stand-in or, in tests marked `gpu`, a real GPU.
 
 The host of every rank launches the whole step and then waits for the device, in the phase COLLECTIVE.
 """
@@ -25,7 +25,7 @@ def test_the_rank_whose_device_hangs_is_named_although_all_hosts_wait_in_the_col
     tmp_path: Path, phase: str
 ) -> None:
     traces = {rank: {"entries": [{"collective_seq_id": 31 + rank}]} for rank in (0, 1)}
-    with run(tmp_path, fault=phase, faulty_rank=1, on_device=True, trace=traces) as started:
+    with run(tmp_path, fault=phase, faulty_rank=1, device="stand-in", trace=traces) as started:
         assert started.exit_codes() == [EXIT_STALLED] * 2
         ranks = processes(started)
         assert [ranks[rank]["phase"] for rank in (0, 1)] == ["COLLECTIVE", "COLLECTIVE"]
@@ -42,3 +42,19 @@ def test_the_rank_whose_device_hangs_is_named_although_all_hosts_wait_in_the_col
         for rank, trace in traces.items():
             assert json.loads((report / f"rank-{rank}.flight-recorder.json").read_text()) == trace
         assert f"unfinished collectives: {report}/*.flight-recorder.json" in started.output
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("phase", ["FORWARD", "BACKWARD"])
+def test_a_kernel_that_hangs_on_a_gpu_is_named(tmp_path: Path, phase: str) -> None:
+    import torch
+
+    if not torch.cuda.is_available():
+        pytest.skip("needs a GPU")
+    limits = {"step_s": 10.0, "first_step_s": 60.0}
+    with run(tmp_path, fault=phase, faulty_rank=1, device="cuda", limits=limits) as started:
+        assert started.exit_codes(150) == [EXIT_STALLED] * 2
+        ranks = processes(started)
+        assert [ranks[rank]["diagnosis"] for rank in (0, 1)] == ["waiting", "stuck"]
+        assert ranks[1]["device"] == {"phase": phase, "step": 2, "microbatch": 0}
+        assert ranks[1]["phase"] == "COLLECTIVE"

@@ -74,3 +74,9 @@ def test_two_reports_in_one_second_have_folders_of_their_own(tmp_path: Path, mon
         write_report(tmp_path / "stalls", 0, StopDecision({"processes": [], "cause": cause}, ""), {})
     found = {path.parent.name: json.loads(path.read_text())["cause"] for path in tmp_path.glob("stalls/*/stall.json")}
     assert found == {"stall-20261121T113227Z": "a", "stall-20261121T113227Z-2": "b"}
+
+
+def test_a_folder_that_cannot_be_made_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "runs").symlink_to("gone")
+    with pytest.raises(OSError, match="runs"):
+        write_report(tmp_path / "runs" / "stalls", 0, StopDecision({"processes": [], "cause": "a"}, ""), {})

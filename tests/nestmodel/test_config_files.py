@@ -17,7 +17,7 @@ def test_a_small_text_cannot_describe_a_large_value(text: str) -> None:
         read_yaml(text)
 
 
-@pytest.mark.parametrize("text", ["a: 2024-02-30", "a: " + "9" * 5000, "a: 0x_"])
+@pytest.mark.parametrize("text", ["a: 2024-02-30", "a: " + "9" * 5000, "a: 0x_", "a: !!map [x]", "a: !!map foo"])
 def test_a_value_that_does_not_exist_is_an_error_of_yaml(text: str) -> None:
     with pytest.raises(yaml.YAMLError):
         read_yaml(text)

@@ -104,3 +104,6 @@ def test_statistics_of_an_encoder_of_another_author_are_those_of_all_frames_of_a
     found = torch.cat(frames).double().numpy()
     assert_statistics(norm, found.mean(axis=0), found.var(axis=0))
     assert network.training
+    network.encoder.unused = StepBatchNorm(4)
+    calibrate_batch_norm(network, corpus, range(len(corpus)), 4.0, "cpu", on_reject=lambda _: None)
+    assert network.encoder.unused.running_var.tolist() == [1.0] * 4

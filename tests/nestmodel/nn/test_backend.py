@@ -1,11 +1,12 @@
 import re
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 
-from nestmodel import NestConfig, TrainingError
+from nestmodel import NestConfig, NestNetwork, TrainingError
 from nestmodel.config import BackendName
 from nestmodel.nn import backend as module
 from nestmodel.nn.backend import TORCH, Backend, choose_backend, naming_backend
@@ -46,6 +47,18 @@ def test_the_subsampling_keeps_its_activations_where_memory_is_free(monkeypatch:
         assert not chosen(large, name="torch", shapes=shapes).keeps_subsampling
         wanted = replace(large, encoder=replace(large.encoder, checkpoint_activations=True))
         assert not chosen(wanted, shapes=shapes).keeps_subsampling
+
+
+@pytest.mark.parametrize("encoder", [{}, {"checkpoint_activations": True}])
+def test_a_network_takes_each_backend_and_returns_to_that_of_torch(encoder: dict[str, Any]) -> None:
+    network = NestNetwork(tiny_config(**encoder))
+    for num_shapes in (None, 2):
+        backend = Backend(kernels=True, compiled=True, num_shapes=num_shapes)
+        network.use_backend(backend)
+        assert {layer.backend for layer in network.encoder.layers} == {replace(backend, compiled=not encoder)}
+    network.use_backend(TORCH)
+    assert {layer.backend for layer in network.encoder.layers} == {TORCH}
+    assert network.encoder.backend == network.encoder.pre_encode.backend == TORCH
 
 
 def test_an_error_of_compiled_code_names_the_setting_without_it() -> None:

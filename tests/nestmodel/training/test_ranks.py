@@ -4,11 +4,12 @@ from typing import Any
 
 import pytest
 from lightning_fabric.plugins.environments.kubeflow import KubeflowEnvironment
+from pytorch_lightning.plugins.environments import SLURMEnvironment
 from pytorch_lightning.strategies import DDPStrategy
 
 from nestmodel.errors import ConfigError
-from nestmodel.training.launcher import check_launcher
-from nestmodel.training.ranks import check_start, find_launch, find_own_rank, take_ranks
+from nestmodel.training.launcher import check_launcher, node_run_id
+from nestmodel.training.ranks import check_start, find_launch, find_own_rank, launch_id, take_ranks
 from tests.training import trainer
 
 Variables = dict[str, str]
@@ -204,3 +205,13 @@ def test_a_launcher_that_the_user_has_given_to_lightning_is_trusted(
         monkeypatch.setenv(name, value)
     made = trainer(tmp_path, num_nodes=2, strategy="ddp", plugins=[KubeflowEnvironment()])
     check_launcher(made)
+
+
+def test_nodes_of_one_start_agree_whatever_step_started_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    found, of_node = set(), set()
+    for step in ("0", "1"):  # torchrun may be started on each node by an srun of its own
+        monkeypatch.setenv("SLURM_JOB_ID", "7")
+        monkeypatch.setenv("SLURM_STEP_ID", step)
+        found.add(launch_id())
+        of_node.add(node_run_id(SLURMEnvironment()))
+    assert (len(found), len(of_node)) == (1, 2)
