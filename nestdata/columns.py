@@ -20,8 +20,8 @@ UNITS = {
 }  # fmt: skip
 """Units of times, as parts of a second; None for samples of the file."""
 
-_WORD_BOUNDARY = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|[ .\-/()\[\]]+(?=\w)")
-_END = re.compile(r"[ .\-/()\[\]]+$")
+_BETWEEN_WORDS = " .-/()[]"
+_WORD_BOUNDARY = re.compile(rf"(?<=[a-z0-9])(?=[A-Z])|[{re.escape(_BETWEEN_WORDS)}]+")
 
 
 class Column(NamedTuple):
@@ -40,7 +40,7 @@ def key_of(name: str) -> str:
 
     `Start Time (s)` becomes `start_time_s`.
     """
-    return _WORD_BOUNDARY.sub("_", _END.sub("", name)).lower()
+    return _WORD_BOUNDARY.sub("_", name.rstrip(_BETWEEN_WORDS)).lower()
 
 
 def stem_and_unit(key: str) -> tuple[str, float | None]:

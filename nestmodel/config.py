@@ -458,7 +458,7 @@ class NestConfig:
         Raises:
             ConfigError: No preset has that name, or the first one is not a whole model.
         """
-        require(names, "names", names, "the name of a preset, such as large")
+        require(len(names) > 0, "names", names, "the name of a preset, such as large")
         return cls.from_dict(read_files(map(preset_path, names))["model"]["config"])
 
     @classmethod

@@ -222,7 +222,7 @@ class AudioNoiseDataset(Dataset[AudioNoiseBatch]):
         Args:
             keys: The (step, microbatch) of every batch; `microbatches` returns them for one rank.
             num_workers: Number of loader processes; the batches do not depend on it.
-            pin_memory: Whether batches are in page-locked memory, for a GPU.
+            pin_memory: Whether batches are in page-locked memory, for a GPU; without one, it has no effect.
             start_method: How workers are started: "fork", "forkserver" or "spawn". By default, "forkserver" for audio
                 in object stores, whose client does not survive a fork, and otherwise as Python does.
             num_slots: Number of batches that the shared memory holds; by default, two for each worker and four for the

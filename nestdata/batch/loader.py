@@ -71,6 +71,9 @@ class BatchLoader(DataLoader[AudioNoiseBatch]):
         start_method: StartMethod | None = None,
         num_slots: int | None = None,
     ) -> None:
+        if pin_memory and not torch.cuda.is_available():
+            _log.warning("pin_memory has no effect, because there is no GPU.")
+            pin_memory = False
         super().__init__(
             dataset,
             batch_size=None,
@@ -101,7 +104,7 @@ class BatchLoader(DataLoader[AudioNoiseBatch]):
             yield self._pinned(dataset.load(task.key, None, task.upcoming))
 
     def _pinned(self, batch: AudioNoiseBatch) -> AudioNoiseBatch:
-        return batch.pin_memory() if self.pin_memory and torch.cuda.is_available() else batch
+        return batch.pin_memory() if self.pin_memory else batch
 
     def _from_workers(self) -> Iterator[AudioNoiseBatch]:
         ring, self._ring = self._ring, None
@@ -122,6 +125,7 @@ class BatchLoader(DataLoader[AudioNoiseBatch]):
             prefetch_factor=_PREFETCH_FACTOR,
             worker_init_fn=StartWorker(self.num_workers, nestguard.current().slot),
             multiprocessing_context=context,
+            generator=torch.Generator(),  # not the one of the process, which the consumer may use
         )
         with fork_server.blocked({_END_SIGNAL}):  # a worker unblocks it when it has its handler
             iterator: Any = iter(workers)

@@ -38,8 +38,9 @@ from nestdata.wrong_path import wrong_path
 class Corpus:
     """Cuts indexed by length: `corpus[0]` is the shortest, `corpus[-1]` the longest."""
 
-    def __init__(self, path: Path, root: str | None = None) -> None:
+    def __init__(self, path: str | Path, root: str | None = None) -> None:
         """Opens a corpus directory; `open` explains the arguments and errors."""
+        path = Path(path)
         if not (path / "meta.json").is_file():
             raise CorpusError(f"{path}: {wrong_path(path, 'a corpus')}")
         self.path = path

@@ -1,8 +1,8 @@
 """The result of one task: cuts, rejects and notes, as they are sent to the corpus writer and kept on disk.
 
-Results are kept until the corpus is complete, so that a run that was ended goes on where it stopped, if reading again
-would take long: results of audio in shards or at URLs, and of audio that was decoded or searched for speech. Headers of
-other files are read again.
+Results that take long are kept until the corpus is complete, so that a run that was ended goes on where it stopped:
+those of audio in shards or at URLs, and of audio that was decoded or searched for speech. Headers of other files are
+read again.
 """
 
 import json

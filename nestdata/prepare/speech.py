@@ -142,10 +142,10 @@ def share_of_speech(corpus: Corpus | Corpora) -> float | None:
     if not _is_installed() or corpus.is_remote:
         return None
     rate, num_speech, num_samples = corpus.sampling_rate, 0, 0
-    for own_corpus, index in spread_over(corpus, _MAX_CUTS_HEARD):
-        length = min(own_corpus.num_samples_of(index), round(_MAX_SECONDS_HEARD * rate))
+    for part, index in spread_over(corpus, _MAX_CUTS_HEARD):
+        length = min(part.num_samples_of(index), round(_MAX_SECONDS_HEARD * rate))
         with suppress(AudioError):
-            samples = resample(own_corpus.load(index, num_samples=length)[1], rate, RATE)
+            samples = resample(part.load(index, num_samples=length)[1], rate, RATE)
             num_speech += sum(span["end"] - span["start"] for span in _detector()(samples, _MAX_SECONDS_HEARD))
             num_samples += len(samples)
     return num_speech / num_samples if num_samples else None

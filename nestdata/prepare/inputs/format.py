@@ -144,8 +144,8 @@ The folder holds the audio or, if the format does not name such a folder, the ma
 that ids are relative to: the deepest one that holds the folders of all inputs. It returns a sequence of sources for a
 folder of audio, tars and Parquet files.
 
-The reader of a format is a function of a `GivenInput` of one of its kinds that returns this. Unless the caller knows
-the format, it returns None for an input of another one. It raises ManifestError if the input cannot be of this one."""
+The reader of a format is a function of a `GivenInput` of one of its kinds that returns this. If the caller gives no
+format, it returns None for an input of another format. It raises ManifestError if the input cannot be of this one."""
 
 
 @dataclass(frozen=True)

@@ -177,7 +177,7 @@ def _meaning_of(names: tuple[str, ...], columns: tuple[Column, ...], is_embedded
     suspects: dict[str, str] = {}
     for name, _ in labels:
         words = set(key_of(name).split("_"))
-        if not is_audio_sure and _AUDIO_WORDS & words:
+        if not is_audio_sure and _AUDIO_WORDS & words and not _COUNT_WORDS & words:
             suspects[name] = "audio"
         if channel is None and _CHANNEL_WORDS & words and not _COUNT_WORDS & words:
             suspects[name] = "channel"
@@ -477,13 +477,13 @@ def _given(value: Any) -> Any:
 
     pandas marks a missing number by NaN.
     """
-    if not isinstance(value, str):
-        return None if value != value else value
-    text = value.strip()
-    try:
-        return float(text) if text else None
-    except ValueError:
-        return text
+    if isinstance(value, str):
+        text = value.strip()
+        try:
+            value = float(text) if text else None
+        except ValueError:
+            return text
+    return None if value != value else value
 
 
 def _check_suspects(row: Mapping[str, Any], meaning: Meaning, where: str) -> None:

@@ -150,15 +150,30 @@ def test_a_corpus_that_is_cut_off_while_workers_read_it_is_named(messy_corpora: 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="page-locked memory needs a GPU")
-def test_slots_are_page_locked_and_reach_the_gpu_unchanged(messy: Messy) -> None:
+@pytest.mark.parametrize(("num_workers", "num_slots"), [(0, None), (2, None), (2, 0)])
+def test_batches_are_page_locked_and_reach_the_gpu_unchanged(
+    messy: Messy, num_workers: int, num_slots: int | None
+) -> None:
     found = []
-    for batch in messy.dataset.loader(messy.indices, num_workers=2, pin_memory=True):
+    for batch in messy.dataset.loader(messy.indices, num_workers=num_workers, pin_memory=True, num_slots=num_slots):
         # A tensor without elements has no memory.
         assert [name for name, one in batch.tensors().items() if one.numel() and not one.is_pinned()] == []
         moved = batch.to("cuda", non_blocking=True)
         del batch
         found.append(digest(moved.to("cpu")))
     assert found == messy.digests
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="for machines without a GPU")
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_page_locked_memory_is_a_warning_without_a_gpu_and_a_loader_draws_no_number_of_torch(
+    messy: Messy, num_workers: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    before = torch.get_rng_state()
+    loader = messy.dataset.loader(messy.indices[:2], num_workers=num_workers, pin_memory=True)
+    assert [digest(batch) for batch in loader] == messy.digests[:2]
+    assert "pin_memory has no effect" in caplog.text
+    assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_every_index_is_sent_with_the_next_ones_of_its_worker_and_no_further() -> None:

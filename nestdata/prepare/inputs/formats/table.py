@@ -10,7 +10,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
-from nestdata.columns import Column, key_of
+from nestdata.columns import TIMES, Column, key_of
 from nestdata.errors import ManifestError
 from nestdata.input_format import InputFormat
 from nestdata.prepare.inputs.entry import Entry, File, Unusable
@@ -92,7 +92,9 @@ class Table(LineSource):
         has_start = any(time.role == "start" for time in meaning.times)
         if not has_start and (found := slice_of(name, self.names)):
             cut_id, file, first, num_frames = found
-            entry = placed(where, cut_id, file, values, meaning._replace(times=()), labels, line)
+            suspects = tuple(suspect for suspect in meaning.suspects if suspect[1] not in TIMES)
+            without_times = meaning._replace(times=(), suspects=suspects)
+            entry = placed(where, cut_id, file, values, without_times, labels, line)
             yield entry._replace(first_frame=first, num_frames=num_frames, meaning=meaning)
         else:
             yield entry_of_row(where, values, meaning, self.names, labels, line)

@@ -138,6 +138,9 @@ def test_a_row_without_one_meaning_is_an_error_that_names_its_column(
         ({"path": "a.wav", "offset": None, "duration": 2}, (0.0, 2.0, "a")),
         ({"path": "a.wav", "end": 3, "duration": 2}, (1.0, 2.0, "a@1.000+2.000")),
         ({"path": "a.wav", "channel": float("nan")}, (0.0, 4.0, "a")),
+        ({"path": "a.wav", "channel": "NaN", "start": "nan", "duration": " NaN "}, (0.0, 4.0, "a")),
+        ({"path": "a.wav", "path_of_original": "b.wav"}, (0.0, 4.0, "a")),
+        ({"path": "a.wav", "-" * 100_000 + "!": 1}, (0.0, 4.0, "a")),  # not a second for each character
         ({"path": "a.wav", "offset": 0}, (0.0, 4.0, "a@0.000")),
         ({"Audio_Filepath": "a.wav", "Start": 1}, (1.0, 3.0, "a@1.000")),
         ({"audio_filepath": None, "audio_filename": "a.wav"}, (0.0, 4.0, "a")),

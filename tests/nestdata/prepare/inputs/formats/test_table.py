@@ -50,3 +50,19 @@ def test_a_bad_row_is_an_error_that_names_its_line(tmp_path: Path, row: str, mes
     path = table(tmp_path / "m.csv", f"path,duration,text\n{row}\n")
     with pytest.raises(ManifestError, match=message):
         entries_of(path)
+
+
+def test_nothing_in_a_table_is_run(tmp_path: Path) -> None:
+    some_audio(tmp_path / "a.wav")
+    command = f"touch {tmp_path}/ran |"
+    path = table(tmp_path / "m.csv", f"path,text\n{command},x\n$(touch {tmp_path}/ran),x\na.wav,=cmd\n")
+    cuts, rejects = prepared(path)
+    assert [*cuts, *(reject["reason"] for reject in rejects)] == ["a", "missing", "missing"]
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_slice_gives_the_span_whatever_other_columns_look_like(tmp_path: Path) -> None:
+    some_audio(tmp_path / "a.wav")
+    cuts, _ = prepared(table(tmp_path / "m.csv", "path,end_of_turn\na.wav:100:4000,3\n"))
+    (cut,) = cuts.values()
+    assert (cut["start"], cut["duration"], cut["custom"]) == (100 / 16000, 4000 / 16000, {"end_of_turn": "3"})
