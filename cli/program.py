@@ -255,8 +255,8 @@ def _known_cause(error: Exception) -> str | None:
     if isinstance(error, OSError) and error.errno == errno.ENOSPC and error.filename is None:
         _drop_output()
         return (
-            f"{error.strerror}, where the output of this command goes or is printed to, or in the folder for "
-            "temporary files (TMPDIR). Make space, and run it again."
+            f"{error.strerror}. Make space where the output goes, where it is printed to, and in the folder for "
+            "temporary files (TMPDIR), and run the command again."
         )
     if isinstance(error, FileNotFoundError) and error.filename is None:
         try:

@@ -198,8 +198,8 @@ def test_a_reader_that_leaves_gets_no_traceback(tmp_path: Path) -> None:
     ("streams", "code", "error"),
     [
         ("<&-", 0, ""), (">&-", 0, ""), ("<&- >&-", 0, ""), ("2>&-", 0, ""), ("<&- >&- 2>&-", 0, ""),
-        (">/dev/full", 1, "error: No space left on device, where the output of this command goes or is printed to. "
-         "Make space, and run it again.\n"),
+        (">/dev/full", 1, "error: No space left on device. Make space where the output goes, where it is printed to, "
+         "and in the folder for temporary files (TMPDIR), and run the command again.\n"),
     ],
 )  # fmt: skip
 def test_a_command_runs_without_streams_and_says_that_they_are_full(
