@@ -68,7 +68,7 @@ _MAX_WHOLE = 1 << 53
 _MAX_CHANNEL = 65_536.0
 # Largest difference, in seconds, between an end and the one that start and duration give.
 _ROUNDING_S = 0.02
-# Times that are no numbers, such as 0:01:30.5, 1,5 and 2.5s.
+# Times in text, such as 0:01:30.5, 1,5 and 2.5s.
 _CLOCK = re.compile(r"\d+(?:[:.,]\d+)*s?")
 # Number of names, and of relative ones among them, that are looked up to find the folder that ids are relative to.
 _MAX_NAMES, _MAX_LOOKUPS = 10_000, 100

@@ -9,6 +9,7 @@ import json
 import os
 import re
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
@@ -59,14 +60,8 @@ class LhotseManifest(ObjectSource):
 
     def entry(self, where: str, row: dict[str, Any]) -> Entry:
         """Returns the entry of a line; modifies `row`."""
-        try:
+        with _refused_by_lhotse(f"{where}: not a Lhotse cut or recording", "Fix this line."):
             cut = _parse_cut(row, where, self.channel)
-        except ManifestError:
-            raise
-        except Exception as error:  # Lhotse's constructors raise errors of many kinds
-            raise ManifestError(
-                f"{where}: not a Lhotse cut or recording ({in_one_line(error)}). Fix this line."
-            ) from error
         if isinstance(cut, Unusable):
             return Entry(where, row["id"], cut)
         hint = ""
@@ -256,15 +251,9 @@ class SharDirectory(ShardSource):
 
     def _entry(self, line: _SharLine, metadata: bytes, member: Member, name: str) -> Entry:
         where = self.where(line.number)
-        try:
+        with _refused_by_lhotse(f"{where}: not a cut with the recording {name}", "Write the shard again."):
             recording = json.loads(metadata)
             cut = _parse_cut(_without_fields(line.row) | {"recording": recording}, where, self.channel)
-        except ManifestError:
-            raise
-        except Exception as error:  # Lhotse's constructors raise errors of many kinds
-            raise ManifestError(
-                f"{where}: not a cut with the recording {name} ({in_one_line(error)}). Write the shard again."
-            ) from error
         if isinstance(cut, Unusable):
             return self._rejected(line, cut)
         return Entry(where, line.cut_id, LhotseCut(cut, member), number=line.number)
@@ -318,6 +307,17 @@ def _is_placeholder(value: Any) -> bool:
     array = value.get("array")
     stored = [value, array if isinstance(array, dict) else {}, *(value.get("sources") or [])]
     return any(isinstance(part, dict) and "shar" in (part.get("storage_type"), part.get("type")) for part in stored)
+
+
+@contextmanager
+def _refused_by_lhotse(problem: str, remedy: str) -> Iterator[None]:
+    """Turns an error of Lhotse's constructors, which may be of any kind, into a ManifestError."""
+    try:
+        yield
+    except ManifestError:
+        raise
+    except Exception as error:
+        raise ManifestError(f"{problem} ({in_one_line(error)}). {remedy}") from error
 
 
 def _parse_cut(row: dict[str, Any], where: str, channel: Channel | None) -> dict[str, Any] | Unusable:
